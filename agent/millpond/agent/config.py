@@ -10,9 +10,14 @@ from typing import Literal
 
 from millpond.agent.policy.settings import Policy, check_policy
 from millpond.base import toml
-from millpond.base.errors import ConfigError
+from millpond.base.errors import ConfigError, LocalError
+from millpond.base.sizes import bytes_of
 from millpond.energy import joules
 from millpond.energy.joules import Watts
+from millpond.fs.store.layout import PRIVATE
+from millpond.linux.limits.process_limits import PROCESSES, memory_for_jobs
+
+LEAST_PROCESSES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,7 @@ class LinkConfig:
     Either ``socket``, a Unix socket to listen at that the host reaches too, or ``ivshmem``, the PCI address
     of shared memory, "pci" for the only such device.
     ``peers`` is the fleet's network, which launched scripts may reach; without it, they reach the host alone.
+    ``confinement`` "best-effort" runs the tunnel where the kernel cannot confine its pumps too.
     """
 
     address: str
@@ -30,6 +36,7 @@ class LinkConfig:
     interface: str = "mp0"
     mtu: int = 65520
     peers: str = ""
+    confinement: Literal["required", "best-effort"] = "required"
 
     @property
     def transport(self) -> Literal["socket", "ivshmem"]:
@@ -48,6 +55,7 @@ class Privacy:
     ``at_rest`` "auto" encrypts the private part on the flash where that can be done, "required" starts only
     then, "off" never encrypts a new one.
     ``launch`` "private" shows a launched script, which has a network, the private part too.
+    ``landlock`` "best-effort" serves the volume where the kernel cannot restrict its server by Landlock too.
     """
 
     canaries: dict[str, str] = field(default_factory=dict)
@@ -56,16 +64,40 @@ class Privacy:
     encrypt: Literal["auto", "always"] = "auto"
     launch: Literal["public", "private"] = "public"
     at_rest: Literal["auto", "required", "off"] = "auto"
+    landlock: Literal["required", "best-effort"] = "required"
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The uids that serve the volume to the host, run jobs, run launched scripts, and reduction nodes."""
+    """The uids of the volume's server, jobs, launched scripts, reduction nodes and data services."""
 
     volume: int = 64001
     worker: int = 64002
     launch: int = 64004
     node: int = 64005
+    data: int = 64006
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """The fast tier: mini-epochs of a job's private data take ``fast`` of memory at most, such as "8 GiB"."""
+
+    fast: str = "1 GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Limits of the processes of one job: ``memory``, such as "6 GiB", "" for what the device can
+    spare, and the number of ``processes``, of which each thread is one.
+    """
+
+    memory: str = ""
+    processes: int = PROCESSES
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of memory."""
+        return bytes_of(self.memory) if self.memory else memory_for_jobs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +123,19 @@ class AgentConfig:
     privacy: Privacy = field(default_factory=Privacy)
     policy: Policy = field(default_factory=Policy)
     users: Users = field(default_factory=Users)
+    tier: Tier = field(default_factory=Tier)
+    limits: JobLimits = field(default_factory=JobLimits)
     board: Literal["emulated", "real"] = "real"
     watts: Watts | None = None
     public_quota: int | None = None
     files: str = ""
     files_cache: int = 8 << 30
     zygote_idle: float = 600.0
+
+    @property
+    def job_logs(self) -> Path:
+        """The directory of jobs' logs: in the private part, encrypted as it is, as they can hold its data."""
+        return Path(self.flash, PRIVATE, ".millpond-logs")
 
 
 def read(path: Path) -> AgentConfig:
@@ -114,6 +153,13 @@ def read(path: Path) -> AgentConfig:
         raise ConfigError(f"{path.name}: public_quota must be a number of bytes above 0")
     if config.files_cache < config.policy.largest_files:
         raise ConfigError(f"{path.name}: files_cache must not be less than policy.largest_files")
+    for key, size in (("tier: fast", config.tier.fast), ("limits: memory", config.limits.memory or "1 GiB")):
+        try:
+            bytes_of(size)
+        except LocalError as error:
+            raise ConfigError(f"{path.name}: {key}: {error}") from None
+    if config.limits.processes < LEAST_PROCESSES:
+        raise ConfigError(f"{path.name}: limits: processes must be {LEAST_PROCESSES} or more")
     check_policy(config.policy, f"{path.name}: policy")
     if not 1 <= config.zygote_idle <= 86400:
         raise ConfigError(f"{path.name}: zygote_idle must be 1 to 86400 seconds")

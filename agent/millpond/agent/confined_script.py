@@ -47,6 +47,8 @@ from millpond.wire.messages import Failure, Message
 log = logging.getLogger(__name__)
 
 SEND_SECONDS = 600.0
+DEATH_SECONDS = 2.0
+_DIED = "the first process of the script's sandbox died"
 SCRIPT_SECONDS = 60.0
 """Time for a script's process to send what it has begun: meanwhile nobody sees that the host leaves."""
 _ANSWERS: dict[type[Message], type[Message]] = {
@@ -64,7 +66,7 @@ def run_confined(config: AgentConfig, zygote: Zygote, request: Launch, host: Cha
     sandbox = _sandbox(config, request)
     output = None
     if config.privacy.errors != "full":
-        output = BoundedLog(Path(config.state, "jobs", f"{log_name(request.script)}.log"))
+        output = BoundedLog(config.job_logs / f"{log_name(request.script)}.log")
     try:
         own = replace(request, worker=config.name)  # by which its samples are in the same groups as in jobs
         script = LaunchedScript(zygote, sandbox, own, "", output.writer if output else None)
@@ -83,19 +85,23 @@ def log_name(script: str) -> str:
 
 
 def expect_exit(script: LaunchedScript) -> Exited:
-    """Return how a script has ended. Raises Refused if the first process of its sandbox has died, too."""
+    """Return how a script has ended, and what it had run out of. Raises Refused if the first process of its
+    sandbox has died, too.
+    """
     try:
-        return script.channel.expect(Exited, NEVER)
+        exited = script.channel.expect(Exited, NEVER)
     except ConnectionLost:
-        raise Refused("", "worker", "the first process of the script's sandbox died") from None
+        shortage = script.shortage(DEATH_SECONDS)
+        text = shortage.text or "; ".join(filter(None, (_DIED, script.hint)))
+        raise Refused("", shortage.value or "worker", text) from None
+    return Exited(exited.code, (script.shortage(code=exited.code).text or script.hint) if exited.code else "")
 
 
 class _Relay:
     """Passes one script's requests on to the host, and the answers back."""
 
     def __init__(self, config: AgentConfig, request: Launch, script: LaunchedScript, host: Channel) -> None:
-        assert script.group
-        self._script, self._group, self._host = script, script.group, host
+        self._script, self._group, self._host = script, script.requests, host
         self._code = sources(request.files)
         self._guard = GroupGuard(config.policy, self._code)
         self._errors, self._error = config.privacy.errors, ""
@@ -129,8 +135,9 @@ class _Relay:
         return bool(data)
 
     def _end(self) -> None:
-        code = expect_exit(self._script).code & 0xFF
-        self._host.send(Exited(code, self._error), Deadline.after(SEND_SECONDS))
+        exited = expect_exit(self._script)
+        found = Exited(exited.code & 0xFF, exited.error or self._error)
+        self._host.send(found, Deadline.after(SEND_SECONDS))
         self._host.send(AllSaved(0, 0, 0), Deadline.after(SEND_SECONDS))
 
     def _exchange(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from millpond.agent import gate as gates
 from millpond.agent import load
 from millpond.agent.config import AgentConfig
+from millpond.agent.data_service.handle import DataServiceProcess
 from millpond.agent.job_files import JobFiles, LaidOutFiles
 from millpond.agent.job_worker import JobWorker
 from millpond.agent.launched_script import LaunchedScripts
@@ -24,6 +26,7 @@ from millpond.agent.node.memory import NodeMemory
 from millpond.agent.policy import signatures
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers, check_job
+from millpond.agent.supervision import SelfCheck
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
 from millpond.aggregate.messages import StartNode
@@ -31,9 +34,10 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.fs.store.usage import private_bytes
 from millpond.linux.zygote.client import Zygote
-from millpond.train.job import spec
+from millpond.train.job.check import check_work
 from millpond.train.job.files import check_job_files
 from millpond.train.protocol import PrepareWorker, WarmUp
+from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
     AtRest,
@@ -48,12 +52,14 @@ from millpond.wire.control_messages import (
     LogPosition,
     Ticket,
 )
+from millpond.wire.data_service_messages import StartDataService
 from millpond.wire.framing import Head
 from millpond.wire.launch_messages import Launch
 from millpond.wire.messages import Failure, Message, Ok
 
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0
+_DAY_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,24 @@ class Purpose:
 
     worker: JobWorker | None = None
     node: NodeProcess | None = None
+
+
+class HostTime:
+    """Leaves the host's time in the ``runtime`` directory, to the service of a board that sets its clock."""
+
+    def __init__(self, runtime: Path | None) -> None:
+        self._runtime, self._next = runtime, 0.0
+
+    def note(self, told: float, latest: float) -> None:
+        """Note what the host has ``told``, in seconds since 1970, once a day at most. A time after the
+        ``latest``, when the host's certificate expires, is none. Raises OSError.
+        """
+        now = time.monotonic()
+        if self._runtime and 0 < told < latest and now >= self._next:
+            new = self._runtime / "host-time.new"
+            new.write_text(f"{told} {time.clock_gettime(time.CLOCK_BOOTTIME)}\n")
+            new.replace(self._runtime / "host-time")
+            self._next = now + _DAY_SECONDS
 
 
 class AgentService:
@@ -78,13 +102,15 @@ class AgentService:
         at_rest: AtRest,
         zygote: Zygote,
         nodes_tally: gates.LedgerCounters,
+        data_tally: gates.LedgerCounters,
+        check: SelfCheck,
     ) -> None:
         self.config, self.software, self.gate, self.at_rest = config, software, gate, at_rest
-        self.nodes_tally = nodes_tally
+        self.nodes_tally, self.data_tally = nodes_tally, data_tally
         self.volume, self.launches, self.log_lines = volume, launches, log_lines
         self.boot = os.urandom(8).hex()
         self.tickets: Tickets[Purpose] = Tickets(lambda: os.urandom(32))
-        self.zygote = zygote
+        self.zygote, self._check = zygote, check
         self._meter = load.meter(config)
         self._answers = StateAnswers(config.policy.answers_per_state)
         self._draws = SecretDraws(Path(config.state, "draws.key"))
@@ -92,6 +118,8 @@ class AgentService:
         self._lock = threading.Lock()
         self._workers: list[JobWorker] = []
         self._greeted = False
+        runtime = os.environ.get("RUNTIME_DIRECTORY")
+        self._host_time = HostTime(Path(runtime) if runtime else None)
 
     def issue(self, purpose: Purpose, tls: bool) -> Ticket:
         """Issue a ticket for ``purpose``, encrypted if either side wants it."""
@@ -116,11 +144,16 @@ class AgentService:
             message = _without_payload(request)
             if isinstance(message, Attach):
                 return message
+            if isinstance(message, Hello) and isinstance(host.sock, ssl.SSLSocket):
+                self._host_time.note(message.time, tls.peer_expiry(host.sock))
             if isinstance(message, PrepareWorker):
                 self._run_job(message, host)
                 return None
             if isinstance(message, StartNode):
                 self._run_node(message, host)
+                return None
+            if isinstance(message, StartDataService):
+                self._serve_data(message, host)
                 return None
             if isinstance(message, Launch):
                 self.launches.serve(message, host)
@@ -140,7 +173,7 @@ class AgentService:
         with self._lock:
             names = [*(worker.name for worker in self._workers), *self.launches.names]
             self._note_greeting()
-            return load.measure(self.config, names, self._meter)
+            return load.measure(self.config, names, self._meter, self._check.fault)
 
     def _note_greeting(self) -> None:
         """Signal to a new slot's trial boot that the host has accepted this agent."""
@@ -149,7 +182,7 @@ class AgentService:
         self._greeted = True
 
     def _ledger(self, _request: Message) -> Message:
-        sent, seen = gates.ledger(self.gate, [self.volume.tally, self.nodes_tally])
+        sent, seen = gates.ledger(self.gate, [self.volume.tally, self.nodes_tally, self.data_tally])
         return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
 
     def _ticket(self, request: Message) -> Message:
@@ -206,10 +239,24 @@ class AgentService:
                     answer = Failure("device", f"the node cannot be started: {error}")
                 host.send(answer, Deadline.after(REPLY_SECONDS))
 
+    def _serve_data(self, request: StartDataService, host: Channel) -> None:
+        """Run a data service for as long as the host holds this connection."""
+        gate, tally = self.gate, self.data_tally
+        try:
+            made = DataServiceProcess(self.config, request.secret, gate.patterns, tally, self.zygote)
+        except Refused as error:
+            host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
+        except OSError as error:
+            text = f"the data service cannot be started: {error.strerror or error}"
+            host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
+        else:
+            with contextlib.closing(made):
+                made.serve(host)
+
     def _run_job(self, request: PrepareWorker, host: Channel) -> None:
         """Run a job's worker for as long as the host holds this connection."""
         try:
-            spec.check_work(request.work, "the job")
+            check_work(request.work, "the job")
             check_job_files(request.files, "the job: files")
             check_job(self.config.policy, self.config.name, request)
             if self.config.policy.code == "signed":
@@ -217,17 +264,20 @@ class AgentService:
             with self._files.laid_out(request.files, host) as files:
                 self._run_worker(request, files, host)
         except Refused as error:
+            if error.code == "worker":  # it has died
+                self._check.hurry()
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
         except ConfigError as error:
             host.send(Failure("model", str(error)), Deadline.after(REPLY_SECONDS))
         except (OSError, LocalError) as error:  # a full flash, most likely
             reason = (error.strerror if isinstance(error, OSError) else "") or error
+            self._check.hurry()
             text = f"the worker cannot be started: {reason}"
             log.error("job %s: %s", request.work.name, text)
             host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
 
     def _run_worker(self, request: PrepareWorker, files: LaidOutFiles, host: Channel) -> None:
-        worker = JobWorker(self.config, request, files, self.zygote, self._answers, self._draws)
+        worker = JobWorker(self.config, request, files, self.zygote, self._answers, self._draws, self.gate)
         self._workers.append(worker)
         log.info("job %s: worker started", worker.name)
         try:

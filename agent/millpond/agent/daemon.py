@@ -8,30 +8,34 @@ import contextlib
 import ipaddress
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.control import AgentService
 from millpond.agent.encryption import encrypt
 from millpond.agent.gate import Gate, open_ledger, patterns
+from millpond.agent.job_worker import bare_sandbox
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.listener import Listener
 from millpond.agent.log_lines import LogLines
+from millpond.agent.supervision import SelfCheck, SupervisedPart, watch, worker_fault
 from millpond.agent.volume import DeviceMount, VolumeServer
-from millpond.base.errors import LocalError, MillpondError
+from millpond.base.errors import MillpondError
 from millpond.base.version import VERSION
 from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux.confinement.userns import has_many_uids
+from millpond.linux.limits.process_limits import ProcessLimits, spare_from_oom
 from millpond.linux.malloc import trim_heap
-from millpond.linux.notify import notify, watchdog_interval
+from millpond.linux.notify import notify
 from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.handle import spawn_endpoint
 from millpond.wire.control_messages import CONTROL_PORT, AtRest
-from millpond.wire.tls import Identity
+from millpond.wire.tls import CurrentContext, Identity
 
 log = logging.getLogger("millpond.agent")
 
@@ -48,6 +52,7 @@ def _prepare_flash(config: AgentConfig) -> AtRest:
     prepare(Path(config.flash))
     private = Path(config.flash, PRIVATE)
     at_rest = encrypt(private, Path(config.state, "private.key"), config.privacy.at_rest)
+    shutil.rmtree(Path(config.state, "jobs"), ignore_errors=True)  # logs of jobs lay there, not encrypted
     if has_many_uids() and os.geteuid() == 0:
         os.chown(private, config.users.worker, config.users.worker)
         os.chown(Path(config.flash, PUBLIC), config.users.volume, config.users.volume)
@@ -55,12 +60,11 @@ def _prepare_flash(config: AgentConfig) -> AtRest:
 
 
 @contextlib.contextmanager
-def running(
-    config: AgentConfig, config_path: Path, lines: LogLines
-) -> Iterator[dict[str, Callable[[], bool]]]:
-    """Start the agent's parts, lowest first, and stop them in reverse. Yields a liveness check of each."""
+def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator[list[SupervisedPart]]:
+    """Start the agent's parts, lowest first, and stop them in reverse. Yields those that must live."""
     with contextlib.ExitStack() as stack:
         at_rest = _prepare_flash(config)
+        limits = ProcessLimits.here(config.limits.memory_bytes, config.limits.processes)
         link = config.link
         end = spawn_endpoint(
             "device",
@@ -71,6 +75,7 @@ def running(
             mtu=link.mtu,
             name=config.name,
             peers=link.peers,
+            confinement=link.confinement,
         )
         stack.callback(end.stop)
         ledgers, sought = Path(config.state, "ledger"), patterns(config.privacy)
@@ -79,33 +84,30 @@ def running(
         mount = DeviceMount(config)
         stack.callback(mount.stop)
         gate = Gate(sought, open_ledger(ledgers, "agent", sought))
-        zygote = workers_zygote(config.zygote_idle)
+        zygote = workers_zygote(config.zygote_idle, limits)
         stack.callback(zygote.close)
-        launches = LaunchedScripts(config, gate, [volume.tally], lambda: end.counts[0].bytes, zygote)
-        software = VERSION
+        software, streams = VERSION, open_ledger(ledgers, "data", sought)
+        others = [volume.tally, streams]
+        launches = LaunchedScripts(config, gate, others, lambda: end.counts[0].bytes, zygote)
         nodes = open_ledger(ledgers, "nodes", sought)
-        service = AgentService(config, software, gate, volume, launches, lines, at_rest, zygote, nodes)
-        context = Identity.in_directory(Path(config.identity)).context(server=True)
+        check = SelfCheck(
+            lambda: "" if volume.alive else "the volume's server is down",
+            lambda: worker_fault(zygote, bare_sandbox(config), limits),
+        )
+        stack.callback(check.stop)
+        service = AgentService(
+            config, software, gate, volume, launches, lines, at_rest, zygote, nodes, streams, check
+        )
+        context = CurrentContext(Identity.in_directory(Path(config.identity)), server=True)
         listener = Listener(service, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)
-        yield {
-            "the tunnel's end": lambda: end.alive,
-            "the listener": lambda: listener.alive,
-            "the volume's mount": lambda: mount.process.poll() is None,
-            "the volume's server": lambda: volume.process.poll() is None,
-        }
-
-
-def _watch(parts: dict[str, Callable[[], bool]], stop: threading.Event) -> None:
-    """Wait until ``stop`` is set. Raises LocalError when an essential part has died: the service manager
-    restarts the whole agent, which is simpler and surer than repairing it in place.
-    """
-    interval = min(watchdog_interval() or 1.0, 1.0)
-    while not stop.wait(interval):
-        for name, alive in parts.items():
-            if not alive():
-                raise LocalError(f"{name} died")
-        notify("WATCHDOG=1")
+        check.looks.append(lambda: listener.fault)
+        yield [
+            SupervisedPart("the tunnel's end", lambda: end.alive),
+            SupervisedPart("the listener", lambda: listener.alive),
+            SupervisedPart("the volume's server", lambda: volume.alive, volume.restart),
+            SupervisedPart("the volume's mount", lambda: mount.alive),  # SSH servers and scripts have it, too
+        ]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,6 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, default=Path("/etc/millpond/agent.toml"), metavar="FILE")
     arguments = parser.parse_args(argv)
     lines = _start_logging()
+    spare_from_oom()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -125,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
             trim_heap()
             notify("READY=1")
             log.info("%s is ready at %s", config.name, config.link.address)
-            _watch(parts, stop)
+            watch(parts, stop)
             notify("STOPPING=1")
     except (MillpondError, OSError) as error:
         log.error("%s", error)

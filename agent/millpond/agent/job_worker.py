@@ -16,17 +16,23 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from ipaddress import ip_address, ip_interface, ip_network
+from pathlib import Path, PurePosixPath
 
 from millpond.agent.config import AgentConfig
+from millpond.agent.gate import Gate
 from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.node.memory import NodeMemory, OfferedExchange
 from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
+from millpond.agent.volume import settle_names
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.base.sizes import bytes_of
+from millpond.data.streaming.protocol.messages import OpenData
+from millpond.data.streaming.relay import StreamRelay
 from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
@@ -36,6 +42,8 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     PART_VALUES,
     SPREAD,
+    DataServicePlace,
+    DataTiming,
     Fetch,
     Part,
     PrepareWorker,
@@ -46,8 +54,10 @@ from millpond.train.protocol import (
 )
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS, is_declared
+from millpond.train.worker.shortages import WorkerShortages
 from millpond.train.worker.start import start_worker
 from millpond.wire.channel import Channel
+from millpond.wire.control_messages import CONTROL_PORT
 from millpond.wire.messages import Failure
 
 log = logging.getLogger(__name__)
@@ -72,7 +82,8 @@ class HostLeft(ConnectionLost):
 class JobWorker:
     """The worker process of one job with ``files``, a fork of ``zygote``. ``prepare`` comes first; then
     ``relay`` relays each bulk request. The state and the values of updates lie in memory that the agent
-    shares with the worker. Answers at one state are counted in ``answers``; models draw from ``draws``.
+    shares with the worker. Answers at one state are counted in ``answers``; models draw from ``draws``. What
+    the worker asks a data service passes ``gate``.
     """
 
     def __init__(
@@ -83,6 +94,7 @@ class JobWorker:
         zygote: Zygote,
         answers: StateAnswers,
         draws: SecretDraws,
+        gate: Gate,
     ) -> None:
         self.name, self._request, self._files = request.work.name, request, files
         self._place = Path("/", os.urandom(8).hex())  # of private folders, in the worker's sandbox
@@ -90,6 +102,7 @@ class JobWorker:
         self._guard: ExchangeGuard | None = None
         self._held: tuple[int, ...] = ()  # samples that are held out, by folder
         self._has_update = False  # whether the shared values are of an update whose head has left
+        self._streams: StreamRelay | None = None
         size = layout.size(request.tensors)
         self._size, encoding = 4 * size, request.work.encoding
         self._encoder = UpdateEncoder(encoding, size) if encoding.name != "float32" else None
@@ -98,19 +111,32 @@ class JobWorker:
         self._busy = threading.Lock()
         with contextlib.ExitStack() as failed, theirs:
             failed.callback(self._channel.close)
+            self._streams = _relay(config, request, gate)
+            failed.callback(self._end_streams)
             self._shared = [memory.make(f"{what} of {self.name}") for what in ("state", "values")]
             failed.callback(self._close_shared)
             self._state, self._values = (memory.map_first(d, self._size) for d in self._shared)
             self._offered = OfferedExchange.make()
             self._node_memory: NodeMemory | None = None
-            log_file = Path(config.state, "jobs", f"{self.name}.log")
+            log_file = config.job_logs / f"{self.name}.log"
             options = ["--root", config.volume, "--errors", config.privacy.errors]
-            self._kept = _state_folder(config, self.name)
+            # What jobs keep is private, and a worker with a stream has a way to tell it.
+            self._kept = None if self._streams else _state_folder(config, self.name)
             failed.callback(_leave, self._kept)
             options += ["--state", str(_STATE)] if self._kept else []
             self._process = start_worker(
-                zygote, self._sandbox(), files.worker, log_file, theirs.fileno(), self._shared, *options
+                zygote,
+                self._sandbox(),
+                files.worker,
+                log_file,
+                theirs.fileno(),
+                self._shared,
+                *options,
+                streams=self._streams.asked.fileno() if self._streams else None,
             )
+            if self._streams:
+                self._streams.asked.close()
+            self._shortages = WorkerShortages(self._process)
             failed.pop_all()
 
     @property
@@ -129,7 +155,8 @@ class JobWorker:
         except HostLeft:
             raise
         except ConnectionLost:
-            raise Refused("", "worker", _DIED) from None
+            found = self._shortages.of_death(_DIED)
+            raise Refused("", found.code, found.text) from None
         except ProtocolError:  # its text has the worker's own words, and the host can read the agent's log
             raise Refused("", "worker", _STRANGE) from None
         except Refused as error:
@@ -150,7 +177,8 @@ class JobWorker:
             replace(f, group=1) if f.public else replace(f, path=str(self._place / f.path), group=group)
             for f in request.folders
         )
-        return replace(request, folders=tuple(found), files={})
+        fast = bytes_of(self._config.tier.fast)
+        return replace(request, folders=tuple(found), files={}, fast=fast, streams=None)
 
     def relay(self, host: Channel) -> None:
         """Serve the exchanges of the host until it closes. Raises RemoteError."""
@@ -174,12 +202,15 @@ class JobWorker:
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(SEND_SECONDS))
             return
-        self._channel.send(replace(request, draws=self._draws.seed(request)), Deadline.after(SEND_SECONDS))
+        if not self._streams:  # such a worker has no private data, and could tell others of the seed
+            request = replace(request, draws=self._draws.seed(request))
+        self._shortages.begin()
+        self._channel.send(request, Deadline.after(SEND_SECONDS))
         self._wait_while_busy(host)
         try:
             answer = self._answer(request)
         except ConnectionLost:
-            host.send(Failure("worker", _DIED), Deadline.after(SEND_SECONDS))
+            host.send(self._shortages.of_death(_DIED), Deadline.after(SEND_SECONDS))
             raise
         if fault := self._fault_of_state():
             answer = Failure("policy", fault)
@@ -232,12 +263,23 @@ class JobWorker:
         samples = sum(self._held) if request.held_out else request.samples
         if (found.exchange, found.samples) != (request.exchange, samples):
             raise ProtocolError("the worker answered another exchange than the one it was asked for")
+        trained = not (request.held_out or request.synthetic)
+        found = replace(found, data=self._timing(found.data) if trained else DataTiming())
         if request.held_out or not self._request.work.local.normalized:
             found = replace(found, local_steps=1.0)
         if request.synthetic:  # how long it takes is all that a profile needs
             nothing = {LOSS: (0.0, 1.0)}
             return replace(found, weight=1.0, largest=0.0, norm=0.0, metrics=nothing, local_steps=1.0)
         return found
+
+    def _timing(self, data: DataTiming) -> DataTiming:
+        """Return what the worker's data cost as it may leave: nothing of what the job does not have."""
+        data = data.rounded()
+        if not self._streams:
+            data = replace(data, stream=None)
+        if not self._request.work.mini_epoch:
+            data = replace(data, stalled=0, mini_epochs=0, fitting=0)
+        return data
 
     def _fault_of_state(self) -> str:
         """Return what is wrong with the state that the task keeps, "" if nothing is."""
@@ -248,6 +290,12 @@ class JobWorker:
         return f"policy.largest_state: the task keeps {size} bytes on the device; at most {most} are allowed"
 
     def _rebuilt(self, failure: Failure) -> Failure:
+        """Return the part of the worker's report that may leave, or the shortage of which its error is a
+        consequence.
+        """
+        return self._shortages.of_error(failure) or self._shortages.hinted(self._discreet(failure))
+
+    def _discreet(self, failure: Failure) -> Failure:
         """Return the part of the worker's report that may leave."""
         failure = Failure(failure.code, failure.text.replace(f"{self._place}/", ""))
         if self._config.privacy.errors == "full":
@@ -257,6 +305,7 @@ class JobWorker:
             request.worker,
             request.work.model.factory,
             *(f.path for f in request.folders),
+            *(f.source for f in request.folders),
             *(t.name for t in request.tensors),
         }
         return error_reports.rebuilt(failure, names, self._files.sources())
@@ -311,27 +360,63 @@ class JobWorker:
             for folder in self._request.folders
             if not folder.public
         }
-        found[volume / PUBLIC] = volume / PUBLIC
+        settle_names(self._config)  # public files are read on the flash itself
+        found[Path(self._config.flash).resolve() / PUBLIC] = volume / PUBLIC
         within = [path for path in found if path.is_dir() and path.resolve() == path]
         kept = [Bind(self._kept, _STATE, read_only=False)] if self._kept else []
         folders = (Bind(path, found[path]) for path in sorted(within))
-        return Sandbox(
-            binds=(*system_binds(), *python_binds(), *folders, *kept),
-            own_network=True,
-            own_pids=True,
-            uid=self._config.users.worker,
-        )
+        return bare_sandbox(self._config, *folders, *kept)
 
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""
         self._channel.close()
         self._close_shared()
         end(self._process)
+        self._end_streams()
         _leave(self._kept)
+
+    def _end_streams(self) -> None:
+        if self._streams:
+            self._streams.close()
 
     def _close_shared(self) -> None:
         for descriptor in self._shared:
             os.close(descriptor)
+
+
+def bare_sandbox(config: AgentConfig, *shown: Bind) -> Sandbox:
+    """Return the sandbox of a worker that sees ``shown`` of the volume."""
+    return Sandbox(
+        binds=(*system_binds(), *python_binds(), *shown),
+        own_network=True,
+        own_pids=True,
+        uid=config.users.worker,
+    )
+
+
+def _is_served_by_peer(config: AgentConfig, place: DataServicePlace) -> bool:
+    """Return whether a place is another device's, and no port of agents or SSH servers."""
+    with contextlib.suppress(ValueError):
+        address, own = ip_address(place.address), ip_interface(config.link.address)
+        is_peer = bool(config.link.peers) and address in ip_network(config.link.peers)
+        return is_peer and address not in own.network and CONTROL_PORT < place.port < 1 << 16
+    return False
+
+
+def _relay(config: AgentConfig, request: PrepareWorker, gate: Gate) -> StreamRelay | None:
+    """Return the relay of a worker's streams, None for a worker without. Raises Refused."""
+    streamed = next((folder for folder in request.folders if folder.streamed), None)
+    place = request.streams
+    if streamed is None or place is None:
+        return None
+    if config.privacy.encrypt == "always":
+        raise Refused("", "policy", 'privacy.encrypt is "always", and streams are not encrypted yet')
+    if not _is_served_by_peer(config, place):
+        raise Refused("", "data", f"{streamed.source} has an address on no network of the fleet")
+    name = PurePosixPath(streamed.path).relative_to(PUBLIC).as_posix()
+    work = request.work
+    wish = OpenData(name, place.secret, format=work.format, classes=work.classes)
+    return StreamRelay((place.address, place.port), wish, gate.outlet)
 
 
 def _sizes(folder: Path) -> Iterator[int]:

@@ -21,12 +21,13 @@ from millpond.agent.confined_script import expect_exit, run_confined
 from millpond.agent.gate import KINDS, Gate, LedgerCounters, ledger
 from millpond.agent.policy.launch_rules import check_launch
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConfigError, ProtocolError, Refused
+from millpond.base.errors import ConfigError, ConnectionLost, DeadlineExceeded, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
 from millpond.launch.process import LaunchedScript
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
+from millpond.wire.data_service_messages import DataFound, FindData
 from millpond.wire.launch_messages import (
     AllSaved,
     Launch,
@@ -144,7 +145,8 @@ def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> 
     """
     lines, left = Lines(), MOST_OUTPUT
     poll = select.poll()
-    for descriptor in (script.output, script.channel.sock.fileno(), host.sock.fileno()):
+    requests = script.requests.sock.fileno()
+    for descriptor in (script.output, script.channel.sock.fileno(), host.sock.fileno(), requests):
         poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(COUNT_SECONDS * 1000)}
@@ -152,7 +154,9 @@ def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> 
         if host.sock.fileno() in ready:  # otherwise the host has left, which ends this
             host.expect(StopScript, Deadline.after(REPLY_SECONDS))
             script.kill()
-        if ready - {host.sock.fileno()}:
+        if requests in ready and not _find_data(script, host):
+            poll.unregister(requests)
+        if ready - {host.sock.fileno(), requests}:
             data = script.read() if script.output in ready else b""
             found = lines.take(data) if data else lines.end()
             if left > 0 and found:
@@ -164,6 +168,24 @@ def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> 
             if not data:
                 return
             time.sleep(len(data) / OUTPUT_RATE)
+
+
+def _find_data(script: LaunchedScript, host: Channel) -> bool:
+    """Pass on a request and its answer; return whether there may be more. Raises RemoteError of the host."""
+    try:
+        head = script.requests.receive(Deadline.after(REPLY_SECONDS))
+    except (ConnectionLost, DeadlineExceeded):
+        return False  # the script has ended, or closed its end
+    if not isinstance(head.message, FindData) or head.payload_size:
+        raise ProtocolError(f"a script's process sent '{head.message.NAME}' as a request")
+    host.send(head.message, Deadline.after(SEND_SECONDS))
+    while isinstance(answer := host.receive(Deadline.after(SEND_SECONDS)).message, StopScript):
+        script.kill()
+    if not isinstance(answer, DataFound | Failure):
+        raise ProtocolError(f"the host answered '{answer.NAME}' to a request for data")
+    with contextlib.suppress(ConnectionLost):
+        script.requests.send(answer, Deadline.after(REPLY_SECONDS))
+    return True
 
 
 def _finish(script: LaunchedScript, host: Channel, most: int) -> None:

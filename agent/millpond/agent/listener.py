@@ -21,12 +21,20 @@ from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Attach
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Failure, Ok
+from millpond.wire.places import ConnectionPlace, ConnectionPlaces
 
 log = logging.getLogger(__name__)
 
 FIRST_WORD_SECONDS = 10.0
 RELAY_SECONDS = 60.0
 CONNECTIONS = 64
+"""Connections of the host, as many of strangers that are silent, and as many of those that have said
+something; a stranger has FIRST_WORD_SECONDS to become the host.
+"""
+_OF_A_JOB = 2
+"""A job's connections: for control and for its parameters."""
+_MOST_THREADS = 4 * CONNECTIONS
+"""Threads of connections, some of which have just lost their places."""
 _TLS_HANDSHAKE = 0x16
 _IP_FREEBIND = 15  # Linux; Python has no name for it
 _STRANGER = Limits(head=4096, payload=0)
@@ -36,22 +44,32 @@ _HOST = Limits(head=4 << 20, payload=1 << 34)
 class Listener:
     """Serves the host at ``address``, in a thread for each connection, until ``stop``.
 
-    Only connections from the other end of the tunnel are served: otherwise the device's own users, or other
-    devices, could take all the places.
+    Only connections from the other end of the tunnel are served: the device's own users and other devices
+    take no place. Any user of the host can connect, so a connection keeps its place only once it has shown
+    the host's certificate or a ticket.
     """
 
     def __init__(
-        self, service: AgentService, context: ssl.SSLContext, address: ipaddress.IPv4Interface, port: int
+        self, service: AgentService, context: tls.CurrentContext, address: ipaddress.IPv4Interface, port: int
     ) -> None:
         self._service, self._context = service, context
         self._hosts = {str(host) for host in address.network.hosts()} - {str(address.ip)}
         server = _listen(str(address.ip), port)
-        self._acceptor = Acceptor(server, self._handle, places=CONNECTIONS, name="listener")
+        self._places = ConnectionPlaces(strangers=CONNECTIONS, known=CONNECTIONS)
+        self._acceptor = Acceptor(server, self._handle, places=_MOST_THREADS, name="listener")
 
     @property
     def alive(self) -> bool:
         """Return whether the listener still accepts connections."""
         return self._acceptor.alive
+
+    @property
+    def fault(self) -> str:
+        """The reason why no job's connections are accepted, "" if they are."""
+        left = self._places.left
+        return (
+            "" if left >= _OF_A_JOB else f"all but {left} of the agent's {CONNECTIONS} connections are in use"
+        )
 
     def stop(self) -> None:
         """Take no more connections."""
@@ -62,45 +80,53 @@ class Listener:
         if source not in self._hosts:
             log.warning("connection refused: it came from %s, which is not the host", source)
             return
+        place = self._places.enter(connection)
         try:
-            self._serve(connection)
+            with place:
+                self._serve(connection, place)
         except (CanaryError, VersionMismatch) as error:
             log.error("connection cut: %s", error)
         except ConnectionLost as error:
             log.info("connection ended: %s", error)
         except MillpondError as error:
-            log.warning("connection refused: %s", error)
+            level = logging.INFO if place.was_lost else logging.WARNING
+            log.log(level, "connection refused: %s", error)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, place: ConnectionPlace) -> None:
         deadline = Deadline.after(FIRST_WORD_SECONDS)
         first = _peek(connection, deadline)
+        place.spoke()
         if first == _TLS_HANDSHAKE:
-            secure = tls.accept(connection, self._context, tls.HOST, deadline)
+            secure = tls.accept(connection, self._context.get(), tls.HOST, deadline)
             with Channel(secure, "host", limits=_HOST, outlet=self._service.gate.outlet()) as host:
-                self._serve_host(host)
+                place.authenticated()
+                self._serve_host(host, place)
         else:
             outlet = self._service.gate.outlet()
             with Channel(connection, "a client", limits=_STRANGER, outlet=outlet) as stranger:
                 head = stranger.receive(deadline)
                 if not isinstance(head.message, Attach):
                     raise ProtocolError("a plain connection must show its ticket first")
-                self._attach(stranger, head.message, deadline, encrypted=False)
+                self._attach(stranger, head.message, deadline, place, encrypted=False)
 
-    def _serve_host(self, host: Channel) -> None:
+    def _serve_host(self, host: Channel, place: ConnectionPlace) -> None:
         """Serve control requests on a TLS connection, until it shows a ticket for encrypted bulk."""
         deadline = Deadline.after(FIRST_WORD_SECONDS)
         try:
             if ticket := self._service.serve(host):
-                self._attach(host, ticket, deadline, encrypted=True)
+                self._attach(host, ticket, deadline, place, encrypted=True)
         except VersionMismatch as error:
             host.send(Failure("version", str(error)), deadline)
             raise
 
-    def _attach(self, client: Channel, ticket: Attach, deadline: Deadline, *, encrypted: bool) -> None:
+    def _attach(
+        self, client: Channel, ticket: Attach, deadline: Deadline, place: ConnectionPlace, *, encrypted: bool
+    ) -> None:
         purpose = self._service.redeem(ticket.token, encrypted)
         if purpose is None:
             client.send(Failure("ticket", "this ticket is not valid"), deadline)
             raise RemoteError("a ticket that is not valid was shown")
+        place.authenticated()
         client.send(Ok(), deadline)
         if purpose.worker is not None:
             outlet = self._service.gate.outlet()

@@ -20,8 +20,10 @@ def meter(config: AgentConfig, sysfs: Path = Path("/sys")) -> EnergyMeter:
     return EnergyMeter(None if config.board == "emulated" else sysfs, config.watts)
 
 
-def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter) -> Load:
-    """Measure the present load; ``cpu`` is the busy share, 0 to 1, since the last call."""
+def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter, fault: str = "") -> Load:
+    """Measure the present load; ``cpu`` is the busy share, 0 to 1, since the last call. ``fault`` is why no
+    job can run.
+    """
     taken = energy.read()
     return Load(
         cpu=psutil.cpu_percent() / 100,
@@ -31,6 +33,7 @@ def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter) -> Lo
         jobs=tuple(jobs),
         joules=taken.joules if taken else None,
         energy=energy.source,
+        fault=fault,
     )
 
 

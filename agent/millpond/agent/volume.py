@@ -13,20 +13,27 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import LedgerCounters
-from millpond.base.errors import LocalError
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError, MillpondError
+from millpond.fs.coherence.device_client import recall_directories
 from millpond.fs.coherence.lease_file import SIZE, open_leases
-from millpond.fs.fuse import mounts
+from millpond.fs.mount.volume_root import lay_out, take_away
 from millpond.fs.store.layout import PUBLIC
+from millpond.linux.child import first_line
+from millpond.linux.confinement import landlock
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.sockets import listen, send_descriptors
 
 log = logging.getLogger(__name__)
+_RESTART_SECONDS, _PAUSE = 5.0, 0.05
+_MOUNT_SECONDS = 120.0  # a journal may have to be replayed by a slow board
 
 
 def lock_socket(config: AgentConfig) -> Path:
@@ -34,22 +41,60 @@ def lock_socket(config: AgentConfig) -> Path:
     return Path(config.state, "locks")
 
 
+def settle_names(config: AgentConfig) -> None:
+    """Wait until the names that hosts have made in the public part are on the flash, for a process that is to
+    read it there and not through the mount.
+    """
+    deadline = Deadline.after(_RESTART_SECONDS)  # the server may be being restarted
+    while True:
+        try:
+            recall_directories(lock_socket(config))
+            return
+        except FileNotFoundError:  # no server has delegated anything
+            return
+        except (OSError, MillpondError) as error:
+            if deadline.passed:
+                log.warning("names that hosts have just made may be missing: %s", error)
+                return
+            time.sleep(_PAUSE)
+
+
+def _check_confinement(config: AgentConfig) -> None:
+    """Raise LocalError if the server cannot be restricted, and must be."""
+    if config.privacy.landlock == "required" and (reason := landlock.why_off()):
+        raise LocalError(
+            f"the volume's server cannot be restricted by Landlock: {reason}; to run it all the same, set "
+            "landlock in [privacy] to 'best-effort'"
+        )
+
+
 class DeviceMount:
-    """The FUSE mount of the whole volume on the device, which asks the server for locks."""
+    """The volume on the device: the private part is the flash's own directory, the public part a FUSE mount
+    that announces changes to the server.
+    """
 
     def __init__(self, config: AgentConfig) -> None:
         self._mountpoint = Path(config.volume)
-        self._clear()  # a mount that a killed agent has left
+        take_away(self._mountpoint)  # a mount that a killed agent has left
         self._make_mountpoint()
+        lay_out(Path(config.flash), self._mountpoint)
         command = [sys.executable, "-m", "millpond.fs.mount.device", config.flash, config.volume]
         options = ["--name", config.name, "--locks", str(lock_socket(config))]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
         assert self.process.stdout
-        ready, _, how = self.process.stdout.readline().decode(errors="replace").strip().partition(": ")
+        try:
+            ready, _, how = first_line(self.process.stdout.fileno(), _MOUNT_SECONDS).partition(": ")
+        except TimeoutError as error:
+            ready, how = "", str(error)
         if ready != "ready":
             self.stop()
-            raise LocalError(f"the volume could not be mounted at {config.volume}")
+            raise LocalError(f"the volume could not be mounted at {config.volume}{how and f': {how}'}")
         log.info("the volume is mounted at %s: %s", config.volume, how)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process of the public part's mount lives."""
+        return self.process.poll() is None
 
     def _make_mountpoint(self) -> None:
         try:
@@ -61,19 +106,22 @@ class DeviceMount:
     def stop(self) -> None:
         """Unmount; kill the mount's process if it does not end, and remove the dead mount."""
         _stop(self.process)
-        self._clear()
-
-    def _clear(self) -> None:
-        while mounts.is_volume(self._mountpoint) and mounts.unmount(self._mountpoint):
-            pass
+        take_away(self._mountpoint)
 
 
 class VolumeServer:
-    """The confined process that serves the public part. ``tally`` is its share of the ledger."""
+    """The confined process that serves the public part. ``tally`` is its share of the ledger. Raises
+    LocalError where the kernel cannot confine it as the configuration demands, OSError.
+    """
 
     def __init__(self, config: AgentConfig, config_path: Path, tally: LedgerCounters) -> None:
-        self.tally = tally
-        self._lock = threading.Lock()
+        _check_confinement(config)
+        self.tally, self._config, self._config_path = tally, config, config_path
+        self._restarted = threading.Condition()
+        self._start()
+
+    def _start(self) -> None:
+        config = self._config
         self._socket, theirs = socket.socketpair()
         public = Path(config.flash, PUBLIC)
         sandbox = Sandbox(
@@ -81,22 +129,40 @@ class VolumeServer:
                 *system_binds(),
                 *python_binds(),
                 Bind(public, Path("/volume", PUBLIC), read_only=False),
-                Bind(config_path, Path("/etc/agent.toml")),
+                Bind(self._config_path, Path("/etc/agent.toml")),
             ),
             own_network=True,
             own_pids=True,
             uid=config.users.volume,
         )
         module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
-        locks_at = lock_socket(config)
-        locks_at.unlink(missing_ok=True)  # also of an earlier server that still listens
-        with theirs, listen(locks_at) as locks, _leases(Path(config.state, "leases")) as leases:
+        new = Path(config.state, "locks.new")
+        with theirs, listen(new) as locks, _leases(Path(config.state, "leases")) as leases:
+            new.replace(lock_socket(config))  # one without a socket would have delegated nothing
             descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno(), leases.fileno()]
             self.process = start(sandbox, [*module, *map(str, descriptors)], pass_fds=descriptors)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the server's process lives."""
+        return self.process.poll() is None
+
+    def restart(self) -> None:
+        """Start a server in the place of one that has died. Hosts and the device's mount connect again, and
+        go on with the files that they have open. Raises OSError.
+        """
+        with self._restarted:
+            self.stop()
+            self._start()
+            self._restarted.notify_all()
+
     def hand_over(self, connection: socket.socket) -> None:
-        """Give the server an authenticated connection; this process's copy is closed."""
-        with self._lock, connection:
+        """Give the server an authenticated connection, once it has been restarted if it has died; this
+        process's copy is closed. Raises OSError.
+        """
+        with self._restarted, connection:
+            if not self.alive:
+                self._restarted.wait_for(lambda: self.alive, _RESTART_SECONDS)
             send_descriptors(self._socket, [connection.fileno()])
 
     def stop(self) -> None:

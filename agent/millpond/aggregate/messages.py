@@ -16,9 +16,12 @@ from millpond.wire.messages import Kind, Message, message
 class FetchSums(Message):
     """Ask node ``node`` for the sums of its subtree in ``exchange``: the values of each node there times its
     factor, rounded to whole multiples of ``1 / scale``. ``children`` are those of the nodes that have some,
-    ``bounds`` the factor and the largest value of each. Answered by Sums, one after the other, or by Failure.
+    ``bounds`` the factor and the largest value of each. Answered by Sums, one after the other, or by Failure;
+    Progress may come before any answer.
 
-    With a ``divisor`` the node divides its sums by it, keeps the mean, and answers with that.
+    With a ``divisor`` the node divides its sums by it, keeps the mean, and answers with that. With
+    ``datagrams`` it is the root of a star on a LAN, whose nodes send their values by UDP and keep the mean.
+    With ``keep`` it answers with Ok instead of the mean.
     """
 
     node: str
@@ -29,6 +32,30 @@ class FetchSums(Message):
     children: dict[str, tuple[str, ...]]
     bounds: dict[str, tuple[float, float]]
     divisor: float = 0.0
+    datagrams: bool = False
+    keep: bool = False
+
+
+@message("round.join")
+@dataclass(frozen=True, slots=True)
+class JoinRound(Message):
+    """Send the update of ``exchange`` as ``client`` to the aggregator at ``address``, ``port``, in datagrams
+    of so many ``values``, authenticated by ``key``, and keep the mean that comes back; answered by Ok
+    at once, and by Ok when the mean is there.
+    """
+
+    exchange: int
+    address: str
+    port: int
+    client: int
+    key: bytes
+    values: int
+
+
+@message("progress")
+@dataclass(frozen=True, slots=True)
+class Progress(Message):
+    """The request is still being worked on."""
 
 
 @message("sums", payload=Kind.PARAMETERS)
@@ -42,18 +69,19 @@ class Sums(Message):
 @dataclass(frozen=True, slots=True)
 class Advance:
     """The step from one state to the next: the mean is subtracted, but added from ``start`` to ``stop`` of
-    each of ``added``, and the values at some places are then those of ``fixed`` (place, value).
+    each of ``added``, which are buffers.
     """
 
     added: tuple[tuple[int, int], ...] = ()
-    fixed: tuple[tuple[int, float], ...] = ()
 
 
 @message("spread")
 @dataclass(frozen=True, slots=True)
 class Spread(Message):
     """Announce a state, float32, that follows as Values; answered by Ok when all nodes of the subtree have
-    it. With an ``advance`` no values follow: the node moves the state that it has by the mean that it keeps.
+    it. With an ``advance`` no values follow: the node moves the state that it has by the mean that it keeps,
+    answers with NodeState if it is to ``describe`` that, and then sends the state on; nodes below that keep
+    the mean, too, move their own.
     """
 
     node: str
@@ -61,6 +89,25 @@ class Spread(Message):
     stop: int
     children: dict[str, tuple[str, ...]]
     advance: Advance | None = None
+    describe: bool = False
+
+
+@message("state.get")
+@dataclass(frozen=True, slots=True)
+class GetState(Message):
+    """Ask node ``node`` for its state; answered by NodeState, and then by Values if wanted."""
+
+    node: str
+    values: bool = False
+
+
+@message("state")
+@dataclass(frozen=True, slots=True)
+class NodeState(Message):
+    """The SHA-256 of a state, and whether all of it is finite."""
+
+    digest: str
+    finite: bool
 
 
 @message("values", payload=Kind.PARAMETERS)
@@ -132,9 +179,13 @@ class NodeReady(Message):
 @message("node.peers")
 @dataclass(frozen=True, slots=True)
 class SetPeers(Message):
-    """The addresses and ports of the other nodes, which this node may connect to; answered by Ok."""
+    """The addresses and ports of the other nodes, which this node may connect to, and the names of its
+    ``parents``, whose requests it answers as it does the host's; from others only probes of links. Answered
+    by Ok.
+    """
 
     peers: dict[str, tuple[str, int]]
+    parents: tuple[str, ...] = ()
 
 
 @message("node.ticket")

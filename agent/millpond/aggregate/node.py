@@ -8,33 +8,40 @@ checks whose channel it is.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from millpond.aggregate.exact import ExactSum, OutOfBounds, RefusedUpdate
+from millpond.aggregate.datagram_rounds import DatagramRounds
+from millpond.aggregate.exact import ExactSum, OutOfBounds, RefusedUpdate, all_finite
 from millpond.aggregate.kernels import Totals, Vector
 from millpond.aggregate.messages import (
     Advance,
     FetchSums,
+    GetState,
+    JoinRound,
     LinkBytes,
     LinkProbed,
+    NodeState,
     ProbeLink,
     Spread,
     Sums,
     Values,
 )
+from millpond.aggregate.progress import STALL_SECONDS, ProgressTeller, expect
 from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import MillpondError, ProtocolError
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message, Ok
 
-STALL_SECONDS = 30.0
-"""Time without a range, after which a neighbour is lost."""
+MOST_NODES = 512
+"""The most nodes of a tree, which may be a chain."""
 MOST_PROBED = 64 << 20
 """The most bytes of one probe of a link."""
 Dial = Callable[[str], Channel]
@@ -70,8 +77,8 @@ class ChildConnections:
 
 class ReductionNode:
     """A node with the vector ``update``; a spread overwrites ``state``, which is as long. ``offers`` returns
-    whether the update of an exchange may leave. ``serve`` may run in several threads, for parents in
-    different trees.
+    whether the update of an exchange may leave; on a LAN it leaves by ``datagrams``, too. ``serve`` may run
+    in several threads, for parents in different trees.
     """
 
     def __init__(
@@ -81,13 +88,17 @@ class ReductionNode:
         state: Vector,
         dial: Dial,
         offers: Callable[[int], bool] = lambda _exchange: True,
+        datagrams: DatagramRounds | None = None,
     ) -> None:
         self.name, self._update, self._state = name, update, state
-        self._dial, self._offers = dial, offers
+        self._dial, self._offers, self._datagrams = dial, offers, datagrams
+        self._all_keep = False  # the nodes of a star: the mean
         self._mean: Vector = np.empty(0, np.float32)  # as long as the vector once a mean is asked for
 
-    def serve(self, parent: Channel) -> None:
-        """Answer the requests of a parent until it closes the channel. Raises RemoteError."""
+    def serve(self, parent: Channel, permitted: Callable[[], bool] = lambda: True) -> None:
+        """Answer the requests of a parent until it closes the channel; one that is not ``permitted`` may only
+        probe the link. Raises RemoteError.
+        """
         children = ChildConnections(self._dial)
         try:
             while True:
@@ -95,6 +106,8 @@ class ReductionNode:
                 try:
                     if request.payload_size:
                         raise ProtocolError("a request in a reduction has no payload")
+                    if not isinstance(request.message, ProbeLink) and not permitted():
+                        raise ProtocolError(f"{self.name} has no such parent in a tree of the host")
                     self._answer(parent, request.message, children)
                 except MillpondError as error:
                     parent.send(Failure("subtree", str(error)), Deadline.after(STALL_SECONDS))
@@ -105,20 +118,75 @@ class ReductionNode:
     def _answer(self, parent: Channel, request: Message, children: ChildConnections) -> None:
         if isinstance(request, FetchSums):
             self._check(request)
-            if not self._offers(request.exchange):
-                raise ProtocolError(f"{self.name} has no update of exchange {request.exchange}")
-            self._send_sums(parent, request, children)
+            self._check_offered(request.exchange)
+            if request.datagrams:
+                self._lead(parent, request, children)
+            else:
+                self._send_sums(parent, request, children)
+        elif isinstance(request, JoinRound):
+            self._join(parent, request)
         elif isinstance(request, Spread):
             self._check(request)
             self._pass_on(parent, request, children)
+        elif isinstance(request, GetState):
+            self._describe(parent, request)
         elif isinstance(request, ProbeLink):
             self._probe(parent, request, children)
         else:
             raise ProtocolError(f"'{request.NAME}' has no place in a reduction")
 
     def _check(self, request: FetchSums | Spread) -> None:
+        below = [child for children in request.children.values() for child in children]
+        is_tree = len({self.name, *below}) == 1 + len(below) <= MOST_NODES
+        if not is_tree or not {self.name, *below} >= request.children.keys():
+            raise ProtocolError(f"{self.name} is asked for a tree that is none")
+        if isinstance(request, FetchSums):
+            if request.keep and not request.divisor:
+                raise ProtocolError("only a root keeps what it adds")
+            if missing := sorted({self.name, *below} - request.bounds.keys()):
+                raise ProtocolError(f"{self.name} is asked for sums without bounds of {missing[0]:.40}")
         if request.node != self.name or not 0 <= request.start < request.stop <= len(self._update):
             raise ProtocolError(f"{self.name} is asked for what it does not have")
+
+    def _check_offered(self, exchange: int) -> None:
+        if not self._offers(exchange):
+            raise ProtocolError(f"{self.name} has no update of exchange {exchange}")
+
+    def _lead(self, parent: Channel, request: FetchSums, children: ChildConnections) -> None:
+        """Have the children's updates come by UDP, and send the mean. Raises RemoteError."""
+        own = request.children.get(self.name, ())
+        factors = {request.bounds[name][0] for name in (self.name, *own)}
+        if (request.start, request.stop) != (0, len(self._update)) or factors != {1.0} or not request.divisor:
+            raise ProtocolError("by datagrams a root has whole means of updates that are not scaled")
+        below, rounds, progress = (
+            {child: children[child] for child in own},
+            self._rounds(),
+            ProgressTeller(parent),
+        )
+        pool = ThreadPoolExecutor(1, "round by datagrams")
+        try:
+            self._mean = progress.result(pool.submit(rounds.lead, request, self._update, below))
+        finally:
+            pool.shutdown(wait=False)
+        self._all_keep = True
+        for start, stop in ranges(0, len(self._mean)) if not request.keep else ():
+            parent.send(Sums(start), Deadline.after(STALL_SECONDS), self._mean[start:stop].data)
+        if request.keep:
+            parent.send(Ok(), Deadline.after(STALL_SECONDS))
+
+    def _join(self, parent: Channel, request: JoinRound) -> None:
+        """Take part in a round by UDP. Raises RemoteError."""
+        self._check_offered(request.exchange)
+        rounds = self._rounds()
+        rounds.check(request, self._update)
+        parent.send(Ok(), Deadline.after(STALL_SECONDS))
+        self._mean = rounds.join(request, self._update)
+        parent.send(Ok(), Deadline.after(STALL_SECONDS))
+
+    def _rounds(self) -> DatagramRounds:
+        if self._datagrams is None:
+            raise ProtocolError(f"{self.name} lets no updates leave on a LAN unencrypted (policy.plain_lan)")
+        return self._datagrams
 
     def _send_sums(self, parent: Channel, request: FetchSums, children: ChildConnections) -> None:
         own = request.children.get(self.name, ())
@@ -128,7 +196,8 @@ class ReductionNode:
             return
         if request.divisor and not len(self._mean):
             self._mean = np.zeros(len(self._update), np.float32)
-        summing = SubtreeSum(request, own, children)
+        self._all_keep = False
+        summing, progress = SubtreeSum(request, own, children), ProgressTeller(parent)
         factor, largest = request.bounds[self.name]
         for start, stop in ranges(request.start, request.stop):
             summing.begin()
@@ -137,23 +206,32 @@ class ReductionNode:
             if request.divisor:
                 found = self._mean[start:stop]
                 summing.divide(request.divisor, found)
-            parent.send(Sums(start), Deadline.after(STALL_SECONDS), found.data)
+            if request.keep:
+                progress.tick()
+            else:
+                parent.send(Sums(start), Deadline.after(STALL_SECONDS), found.data)
+        if request.keep:
+            parent.send(Ok(), Deadline.after(STALL_SECONDS))
 
     def _pass_on(self, parent: Channel, request: Spread, children: ChildConnections) -> None:
+        progress = ProgressTeller(parent)
         if request.advance:
             self._advance(request, request.advance)
+        if request.describe:
+            parent.send(self._described(), Deadline.after(STALL_SECONDS))
         below = [children[child] for child in request.children.get(self.name, ())]
+        advance = request.advance if self._all_keep else None
         for child, channel in zip(request.children.get(self.name, ()), below, strict=True):
-            values_follow = replace(below_of(request, child), advance=None)
-            channel.send(values_follow, Deadline.after(STALL_SECONDS))
-        for start, stop in ranges(request.start, request.stop):
+            channel.send(replace(below_of(request, child), advance=advance), Deadline.after(STALL_SECONDS))
+        for start, stop in ranges(request.start, request.stop) if not advance else ():
             piece = self._state[start:stop]
             if not request.advance:
                 receive_values(parent, Values, start, piece.data.cast("B"))
             for channel in below:
                 channel.send(Values(start), Deadline.after(STALL_SECONDS), piece.data)
+            progress.tick()
         for channel in below:
-            channel.expect(Ok, Deadline.after(STALL_SECONDS))
+            expect(channel, Ok, tick=progress.tick)
         parent.send(Ok(), Deadline.after(STALL_SECONDS))
 
     def _advance(self, request: Spread, step: Advance) -> None:
@@ -166,9 +244,17 @@ class ReductionNode:
             part = slice(max(start - own.start, 0), max(stop - own.start, 0))
             np.negative(mean[part], out=mean[part])
         self._state[own] -= mean
-        for place, value in step.fixed:
-            if own.start <= place < own.stop:
-                self._state[place] = value
+
+    def _describe(self, parent: Channel, request: GetState) -> None:
+        """Send the digest of the state, and the state if wanted."""
+        if request.node != self.name:
+            raise ProtocolError(f"{self.name} is asked for what it does not have")
+        parent.send(self._described(), Deadline.after(STALL_SECONDS))
+        for start, stop in ranges(0, len(self._state)) if request.values else ():
+            parent.send(Values(start), Deadline.after(STALL_SECONDS), self._state[start:stop].data)
+
+    def _described(self) -> NodeState:
+        return NodeState(hashlib.sha256(self._state.data).hexdigest(), all_finite(self._state))
 
     def _probe(self, parent: Channel, request: ProbeLink, children: ChildConnections) -> None:
         if request.node != self.name or not 0 < request.size <= MOST_PROBED:
@@ -235,19 +321,18 @@ def below_of(request: M, child: str) -> M:
     tree = ReductionTree(request.start, request.stop, request.children)
     below: dict[str, tuple[str, ...]] = tree.subtree(child)
     if isinstance(request, Spread):
-        return replace(request, node=child, children=below)
+        return replace(request, node=child, children=below, describe=False)
     names = {child, *(name for found in below.values() for name in found)}
     bounds = {name: bound for name, bound in request.bounds.items() if name in names}
-    return replace(request, node=child, children=below, bounds=bounds, divisor=0.0)
+    return replace(request, node=child, children=below, bounds=bounds, divisor=0.0, keep=False)
 
 
 def receive_values(channel: Channel, kind: type[Sums] | type[Values], start: int, into: memoryview) -> None:
     """Fill ``into`` with the values of the next message, which begin at ``start``. Raises RemoteError."""
-    deadline = Deadline.after(STALL_SECONDS)
-    found = channel.expect(kind, deadline, payload=len(into))
+    found = expect(channel, kind, payload=len(into))
     if found.start != start:
         raise ProtocolError(f"{channel.peer} sent values {found.start} where {start} belong")
-    channel.receive_into(into, deadline)
+    channel.receive_into(into, Deadline.after(STALL_SECONDS))
 
 
 def probe(channel: Channel, node: str, size: int) -> LinkProbed:

@@ -3,24 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from millpond.aggregate.exact import scale_of
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.messages import Advance, FetchSums, Spread, Sums, Values
-from millpond.aggregate.node import (
-    STALL_SECONDS,
-    ChildConnections,
-    Dial,
-    SubtreeSum,
-    below_of,
-    ranges,
-    receive_values,
-)
+from millpond.aggregate.messages import Advance, FetchSums, GetState, NodeState, Spread, Sums, Values
+from millpond.aggregate.node import ChildConnections, Dial, SubtreeSum, below_of, ranges, receive_values
+from millpond.aggregate.progress import STALL_SECONDS, expect
 from millpond.aggregate.topology import SINK, ReductionTree
 from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
@@ -39,19 +34,17 @@ class TreeReduction:
         divisor: float,
         mean: Vector,
         exchange: int = 0,
+        *,
+        datagrams: bool = False,
     ) -> None:
         """Write the sums over ``divisor`` of the nodes' updates of ``exchange`` to ``mean``; ``bounds`` are
         the factor and the largest value of each node. The only root of a tree divides itself, and keeps the
-        mean: half the bytes. Raises RemoteError if a node is lost or refused, of which the values that were
-        not written yet are left as they are.
+        mean: half the bytes. The root of a star can have the updates by ``datagrams``. Raises RemoteError if
+        a node is lost or refused; values that were not written yet are then as they were.
         """
-        largest = max((factor * largest for factor, largest in bounds.values()), default=0.0)
-        scale = scale_of(largest, max(len(bounds), 1))
 
         def reduce(number: int, tree: ReductionTree) -> None:
-            request = FetchSums(
-                SINK, exchange, tree.start, tree.stop, scale, dict(tree.subtree(SINK)), dict(bounds)
-            )
+            request = self._request(tree, bounds, exchange, datagrams=datagrams)
             connections, roots = self._connections(number), tree.children[SINK]
             if len(roots) == 1:
                 _fetch_mean(request, roots[0], connections, divisor, mean)
@@ -64,35 +57,106 @@ class TreeReduction:
 
         self._for_each(trees, reduce)
 
+    def step(
+        self,
+        tree: ReductionTree,
+        bounds: Mapping[str, tuple[float, float]],
+        divisor: float,
+        advance: Advance,
+        exchange: int = 0,
+        *,
+        datagrams: bool = False,
+    ) -> NodeState:
+        """Have the only root of a tree keep the mean, as by ``run``, and make a step by it, as by
+        ``advance``: no request waits for the answer to the other. Returns the description of the state that
+        the root then has; ``settle`` waits until all nodes have it. Raises RemoteError.
+        """
+        found: list[NodeState] = []
+
+        def both(number: int, tree: ReductionTree) -> None:
+            (channel,) = self._roots(number, tree)
+            request = self._request(tree, bounds, exchange, datagrams=datagrams)
+            root = tree.children[SINK][0]
+            channel.send(
+                replace(below_of(request, root), divisor=divisor, keep=True), Deadline.after(STALL_SECONDS)
+            )
+            with contextlib.suppress(ConnectionLost):  # a root that has refused says why before it closes
+                self._announce(number, tree, advance, describe=True)
+            expect(channel, Ok)
+            found.append(expect(channel, NodeState))
+
+        self._for_each((tree,), both)
+        return found[0]
+
+    def settle(self, tree: ReductionTree) -> None:
+        """Wait until all nodes of a tree have the state of the last ``step``. Raises RemoteError."""
+        self._for_each((tree,), lambda number, tree: self._await_all(self._roots(number, tree)))
+
+    def _request(
+        self,
+        tree: ReductionTree,
+        bounds: Mapping[str, tuple[float, float]],
+        exchange: int,
+        *,
+        datagrams: bool,
+    ) -> FetchSums:
+        largest = max((factor * largest for factor, largest in bounds.values()), default=0.0)
+        scale = scale_of(largest, max(len(bounds), 1))
+        below = dict(tree.subtree(SINK))
+        return FetchSums(
+            SINK, exchange, tree.start, tree.stop, scale, below, dict(bounds), datagrams=datagrams
+        )
+
+    def state(self, trees: tuple[ReductionTree, ...]) -> NodeState:
+        """Return the description of the state that the root of the first tree has. Raises RemoteError."""
+        root = trees[0].children[SINK][0]
+        channel = self._connections(0)[root]
+        channel.send(GetState(root), Deadline.after(STALL_SECONDS))
+        return channel.expect(NodeState, Deadline.after(STALL_SECONDS))
+
+    def fetch_state(self, node: str, out: Vector) -> NodeState:
+        """Fill ``out`` with the state of a node, over a connection of its own. Raises RemoteError."""
+        with contextlib.closing(self._dial(node)) as channel:
+            channel.send(GetState(node, values=True), Deadline.after(STALL_SECONDS))
+            found = channel.expect(NodeState, Deadline.after(STALL_SECONDS))
+            for start, stop in ranges(0, len(out)):
+                receive_values(channel, Values, start, out[start:stop].data.cast("B"))
+        return found
+
     def advance(self, trees: tuple[ReductionTree, ...], step: Advance) -> None:
         """Have the roots, each the only one of its tree, make a step from the state that they have by the
         mean that they keep, and send the new one to all nodes. Raises RemoteError.
         """
-        self._spread(trees, None, step)
+        self._for_each(trees, lambda number, tree: self._await_all(self._announce(number, tree, step)))
 
     def spread(self, trees: tuple[ReductionTree, ...], values: Vector) -> None:
         """Send a state to all nodes. Raises RemoteError."""
-        self._spread(trees, values, None)
-
-    def _spread(
-        self,
-        trees: tuple[ReductionTree, ...],
-        values: Vector | None,
-        step: Advance | None,
-    ) -> None:
 
         def send(number: int, tree: ReductionTree) -> None:
-            request = Spread(SINK, tree.start, tree.stop, dict(tree.subtree(SINK)), step)
-            connections = self._connections(number)
-            below = [connections[child] for child in tree.children[SINK]]
-            for child, channel in zip(tree.children[SINK], below, strict=True):
-                channel.send(below_of(request, child), Deadline.after(STALL_SECONDS))
-            if values is not None:
-                _send_values(values, tree, below)
-            for channel in below:
-                channel.expect(Ok, Deadline.after(STALL_SECONDS))
+            below = self._announce(number, tree, None)
+            _send_values(values, tree, below)
+            self._await_all(below)
 
         self._for_each(trees, send)
+
+    def _announce(
+        self, number: int, tree: ReductionTree, step: Advance | None, *, describe: bool = False
+    ) -> list[Channel]:
+        """Announce a state to the roots of a tree. Returns their channels."""
+        request = Spread(SINK, tree.start, tree.stop, dict(tree.subtree(SINK)), step)
+        below = self._roots(number, tree)
+        for child, channel in zip(tree.children[SINK], below, strict=True):
+            own = replace(below_of(request, child), describe=describe)
+            channel.send(own, Deadline.after(STALL_SECONDS))
+        return below
+
+    def _roots(self, number: int, tree: ReductionTree) -> list[Channel]:
+        connections = self._connections(number)
+        return [connections[child] for child in tree.children[SINK]]
+
+    def _await_all(self, channels: Sequence[Channel]) -> None:
+        for channel in channels:
+            expect(channel, Ok)
 
     def close(self) -> None:
         """Close all connections."""
@@ -110,6 +174,9 @@ class TreeReduction:
         for number in range(len(trees)):
             self._connections(number)
         try:
+            if len(trees) == 1:  # a thread would cost as much as all else that the host does
+                action(0, trees[0])
+                return
             with ThreadPoolExecutor(len(trees), "reduction-tree") as pool:
                 running = [pool.submit(action, number, tree) for number, tree in enumerate(trees)]
                 try:

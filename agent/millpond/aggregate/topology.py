@@ -71,17 +71,23 @@ class NetworkLink:
 @dataclass(frozen=True, slots=True)
 class Network:
     """The links of all nodes and of the SINK; ``shared`` is the rate of what all links share, such as the
-    host's bus or, where all nodes are emulated, its processors. Nodes in ``uplinks`` have another link to the
-    sink, such as a tunnel beside a LAN, than to each other.
+    host's bus or, where all nodes are emulated, its processors, for one stream from each node, and
+    ``shared_by_many`` for several: processors do more in each of fewer wake-ups. Nodes in ``uplinks`` have
+    another link to the sink, such as a tunnel beside a LAN, than to each other.
     """
 
     links: Mapping[str, NetworkLink]
     shared: float = math.inf
+    shared_by_many: float = 0.0
     uplinks: Mapping[str, NetworkLink] = field(default_factory=dict)
 
     def link(self, node: str, uplink: bool) -> NetworkLink:
         """Return a node's link to the sink, or to the other nodes."""
         return self.uplinks[node] if uplink else self.links[node]
+
+    def carried(self, trees: int) -> float:
+        """Return the bytes per second of all links together, for so many trees side by side."""
+        return self.shared if trees == 1 else max(self.shared, self.shared_by_many)
 
     def after(self, earlier: Network | None) -> Network:
         """Return this network with the nodes that were measured ``earlier``, too."""
@@ -156,7 +162,7 @@ def _busiest(trees: Sequence[ReductionTree], network: Network, upwards: bool) ->
                 volumes.setdefault(link, []).append(volume)
     to = (_shared(volumes) / network.link(*link).to for link, volumes in received.items())
     out = (_shared(volumes) / network.link(*link).out for link, volumes in sent.items())
-    return max(*to, *out, sum(map(sum, sent.values())) / network.shared)
+    return max(*to, *out, sum(map(sum, sent.values())) / network.carried(len(trees)))
 
 
 _Link = tuple[str, bool]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: the first process of a launched script's sandbox, a fork of a zygote that has loaded torch.
 
-Its arguments are descriptors: of a Unix socket on which one Launch message comes, and of the channel of a
-confined script's exchanges (-1 for others); and the interface towards the other workers. The script runs in a
+Its arguments are descriptors: of a Unix socket on which one Launch message comes, and of the channel
+of the script's requests; and the interface towards the other workers. The script runs in a
 fork of this process, in a folder of its own that holds its files. The folder is in memory: what the script
 has saved there is sent at the end, and goes when this process ends, as do all others that it has started.
 """
@@ -32,11 +32,12 @@ from millpond.wire.launch_messages import MOST_CODE, Exited, Launch, StopScript
 RECEIVE_SECONDS = 60.0
 _REAP_SECONDS = 1.0
 _END_SECONDS = 10.0
+_LOOK_SECONDS = 0.002
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the script and send its exit code, 128 + N if signal N ended it, and what it has saved."""
-    descriptor, group, interface = arguments
+    descriptor, requests, interface = arguments
     die_with_parent(signal.SIGKILL)
     limits = Limits(head=MOST_CODE + (1 << 20), payload=0)
     sock = socket.socket(fileno=int(descriptor))
@@ -48,9 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         script = os.fork()
         if not script:
             channel.sock.close()  # not shut down: it is the first process's
-            run_script(launch, folder, interface, int(group))
-        if int(group) >= 0:
-            os.close(int(group))
+            run_script(launch, folder, interface, int(requests))
+        os.close(int(requests))
         code = _wait(script, channel)
         _end_others()
         channel.send(Exited(code), NEVER)
@@ -90,7 +90,8 @@ def _end_others() -> None:
         while time.monotonic() < deadline:
             try:
                 os.kill(-1, signal.SIGKILL)
-                os.waitpid(-1, 0)
+                if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                    time.sleep(_LOOK_SECONDS)
             except (ProcessLookupError, ChildProcessError):  # there are none
                 break
     null = os.open(os.devnull, os.O_WRONLY)

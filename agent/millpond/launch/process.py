@@ -11,6 +11,7 @@ import socket
 from millpond.base.deadline import Deadline
 from millpond.linux.confinement.sandbox import Sandbox
 from millpond.linux.confinement.sandboxed_process import end
+from millpond.linux.limits.process_limits import REFUSED, Shortage
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
@@ -18,12 +19,13 @@ from millpond.wire.launch_messages import SAVED_PART, Launch, StopScript
 
 SEND_SECONDS = 60.0  # a cold ARM board takes some to start Python
 _LIMITS = Limits(head=1 << 16, payload=SAVED_PART)
-GROUP_LIMITS = Limits(head=1 << 16, payload=1 << 34)
+REQUEST_LIMITS = Limits(head=1 << 16, payload=1 << 34)
 
 
 class LaunchedScript:
-    """A running script, a fork of ``zygote``. Its output goes to the descriptor ``log``, or can be read. A
-    confined one has a channel for exchanges, ``group``. Raises OSError, RemoteError.
+    """A running script, a fork of ``zygote``. Its output goes to the descriptor ``log``, or can be read.
+    It has a channel for ``requests``: exchanges of a confined one, FindData of others. Raises OSError,
+    RemoteError.
     """
 
     def __init__(
@@ -31,14 +33,13 @@ class LaunchedScript:
     ) -> None:
         self.output = -1
         """The descriptor of the script's output. All of it is there before the end is told on the channel."""
-        self.group: Channel | None = None
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as theirs:
-            self.channel, descriptors = self._channels(launch, failed, theirs)
+            self.channel, self.requests, descriptors = _channels(failed, theirs)
             if log is None:
                 self.output, log = os.pipe2(os.O_CLOEXEC)
                 failed.callback(os.close, self.output)
                 theirs.callback(os.close, log)
-            arguments = ["3", "4" if launch.confined else "-1", interface]
+            arguments = ["3", "4", interface]
             self._process = zygote.start(
                 dataclasses.replace(sandbox, files=_names(launch)),
                 arguments,
@@ -51,19 +52,6 @@ class LaunchedScript:
             self.channel.send(launch, Deadline.after(SEND_SECONDS))
             failed.pop_all()
 
-    def _channels(
-        self, launch: Launch, failed: contextlib.ExitStack, theirs: contextlib.ExitStack
-    ) -> tuple[Channel, list[int]]:
-        """Make the channels. Returns the one of the launch, and the descriptors of the script's ends."""
-        found = []
-        for name, limits in (("process", _LIMITS), ("exchanges", GROUP_LIMITS))[: 1 + launch.confined]:
-            ours, their = socket.socketpair()
-            theirs.enter_context(their)
-            found.append((Channel(ours, f"the script's {name}", limits=limits), their.fileno()))
-            failed.callback(found[-1][0].close)
-        self.group = found[1][0] if launch.confined else None
-        return found[0][0], [descriptor for _, descriptor in found]
-
     def read(self, most: int = 1 << 15) -> bytes:
         """Wait for output and return it; empty when there will be no more."""
         return os.read(self.output, most)
@@ -72,15 +60,38 @@ class LaunchedScript:
         """Kill the script; what it has saved comes on the channel. Raises RemoteError."""
         self.channel.send(StopScript(), Deadline.after(SEND_SECONDS))
 
+    def shortage(self, patience: float = 0.0, code: int | None = None) -> Shortage:
+        """Return the memory that the script, which has ended with ``code``, has run out of, if any. Waits for
+        the end of its sandbox at most ``patience`` seconds.
+        """
+        return self._process.shortage(patience, code)
+
+    @property
+    def hint(self) -> str:
+        """The hint that the script was refused a process or thread; "" if it was not."""
+        return REFUSED if self._process.refusals else ""
+
     def stop(self) -> None:
         """Kill the script and all processes that it started."""
         end(self._process)
         self.channel.close()
-        if self.group:
-            self.group.close()
+        self.requests.close()
         if self.output >= 0:
             os.close(self.output)
             self.output = -1
+
+
+def _channels(
+    failed: contextlib.ExitStack, theirs: contextlib.ExitStack
+) -> tuple[Channel, Channel, list[int]]:
+    """Make the channels of the launch and for requests. Returns also the script's descriptors."""
+    found = []
+    for name, limits in (("process", _LIMITS), ("requests", REQUEST_LIMITS)):
+        ours, their = socket.socketpair()
+        theirs.enter_context(their)
+        found.append((Channel(ours, f"the script's {name}", limits=limits), their.fileno()))
+        failed.callback(found[-1][0].close)
+    return found[0][0], found[1][0], [descriptor for _, descriptor in found]
 
 
 def _names(launch: Launch) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError
 from millpond.wire.channel import Channel
+from millpond.wire.data_service_messages import REQUESTS_CHANNEL
 from millpond.wire.group_messages import GROUP_CHANNEL
 from millpond.wire.launch_messages import Launch, environment
 from millpond.wire.messages import Failure
@@ -29,12 +30,12 @@ _SETTLE_SECONDS = 0.2
 _INTERRUPTED = 130
 
 
-def run_script(launch: Launch, folder: Path, interface: str, group: int) -> NoReturn:
-    """Run the script in its ``folder`` and exit as it does; ``group`` is the channel of a confined one."""
+def run_script(launch: Launch, folder: Path, interface: str, requests: int) -> NoReturn:
+    """Run the script in its ``folder`` and exit as it does; ``requests`` is the channel of its requests."""
     code = 1
     try:
-        _prepare(launch, folder, interface, group)
-        code = _run(folder / launch.script, group, folder)
+        _prepare(launch, folder, interface, requests)
+        code = _run(folder / launch.script, requests if launch.confined else None, folder)
         threading._shutdown()  # type: ignore[attr-defined]  # as Python ends: threads first
         atexit._run_exitfuncs()
         _flush()
@@ -44,11 +45,10 @@ def run_script(launch: Launch, folder: Path, interface: str, group: int) -> NoRe
         os._exit(code)
 
 
-def _prepare(launch: Launch, folder: Path, interface: str, group: int) -> None:
+def _prepare(launch: Launch, folder: Path, interface: str, requests: int) -> None:
     os.chdir(folder)
     os.environ.update(environment(launch, interface))
-    if group >= 0:
-        os.environ[GROUP_CHANNEL] = str(group)
+    os.environ[GROUP_CHANNEL if launch.confined else REQUESTS_CHANNEL] = str(requests)
     sys.argv = [launch.script, *launch.arguments]
     sys.path.insert(0, str((folder / launch.script).parent))
     sys.stdout, sys.stderr = _stream(1), _stream(2)
@@ -83,8 +83,8 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
 
 
-def _run(path: Path, group: int, folder: Path) -> int:
-    """Run a file as the main module. Returns the exit code."""
+def _run(path: Path, group: int | None, folder: Path) -> int:
+    """Run a file as the main module; ``group`` is the channel of a confined one. Returns the exit code."""
     module = ModuleType("__main__")
     found = {"__file__": str(path), "__builtins__": builtins, "__cached__": None, "__package__": None}
     module.__dict__.update(found)
@@ -97,7 +97,7 @@ def _run(path: Path, group: int, folder: Path) -> int:
         return _INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - a script may raise anything
         _show(error, path)
-        if group >= 0:
+        if group is not None:
             _report(error, group, folder)
         return 1
     return 0

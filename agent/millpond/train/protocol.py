@@ -9,10 +9,12 @@ between an agent and the host they follow their messages.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from millpond.aggregate.encoding.layout import EncodingName
+from millpond.aggregate.messages import Advance
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import WorkSpec
@@ -34,14 +36,25 @@ def state_digest(state: memoryview) -> str:
 @dataclass(frozen=True, slots=True)
 class Folder:
     """A folder of samples: ``path`` is relative to the volume on a device, absolute on the host. The samples
-    are those of device ``source``, ``public`` or private ones. The agent tells its worker to take them in
-    groups of ``group``, see ``data_plan.order``.
+    are those of device ``source``, ``public`` or private ones. ``streamed`` ones are on another device, where
+    ``path`` is relative to the volume, too. The agent tells its worker to take them in groups of ``group``,
+    see ``data_plan.order``.
     """
 
     path: str
     source: str
     public: bool = False
     group: int = 1
+    streamed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataServicePlace:
+    """The ``address`` and ``port`` of a device's data service, and the ``secret`` of those that it serves."""
+
+    address: str
+    port: int
+    secret: str = field(repr=False)
 
 
 @message("warm-up")
@@ -58,7 +71,8 @@ class PrepareWorker(Message):
     by Ready, and by an agent by MissingFiles before. An agent needs ``files``, the job's by name, and
     ``signature``, one of them all by an owner of the device. A worker on the host computes with
     ``accelerator``, and has ``states`` states in its shared memory. Personal state is that of the ``run``: of
-    this job, also when it resumes.
+    this job, also when it resumes. Mini-epochs take ``fast`` bytes of memory at most; an agent puts its own
+    number there. Samples of a streamed folder come from ``streams``, to which the agent connects its worker.
     """
 
     work: WorkSpec
@@ -72,6 +86,8 @@ class PrepareWorker(Message):
     signature: str = ""
     accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
     run: str = ""
+    fast: int = 1 << 30
+    streams: DataServicePlace | None = None
 
 
 @message("files.missing")
@@ -137,7 +153,8 @@ class Work(Message):
     ``held_out`` it scores the state on the samples that are held out, and the update has no values.
     ``seed`` is for the order in local training and for the model's random draws, unless the agent has set
     ``draws`` for these; ``state`` is the number of the state in shared memory. With ``spread``, its digest,
-    the state has come to an agent over the reduction nodes, and there is no payload.
+    the state has come to an agent over the reduction nodes, and there is no payload. ``coming`` are the
+    ranges of the exchanges after this one, if batches stay as they are: streamed samples are fetched ahead.
     """
 
     exchange: int
@@ -149,11 +166,103 @@ class Work(Message):
     state: int = 0
     draws: int = 0
     spread: str = ""
+    coming: tuple[tuple[Ranges, ...], ...] = ()
 
     @property
     def samples(self) -> int:
         """The number of samples of the exchange."""
         return self.synthetic or sum(stop - start for folder in self.ranges for start, stop in folder)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTiming:
+    """The choice for a stream of samples: ``chunk`` samples at once, ``window`` bytes on the way; and
+    what was measured for that: bytes per second, seconds of a round trip, seconds of training of a sample.
+    ``idle`` is the percentage of its time that the worker is predicted to wait.
+    """
+
+    chunk: int
+    window: int
+    bandwidth: float
+    latency: float
+    step: float
+    idle: int
+
+    def rounded(self) -> StreamTiming:
+        """Return it as it may leave, see ``DataTiming``."""
+        return StreamTiming(
+            _whole(self.chunk),
+            _whole(self.window),
+            _two_digits(self.bandwidth),
+            _two_digits(self.latency),
+            _two_digits(self.step),
+            _percent(self.idle),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DataTiming:
+    """The cost of the data of an exchange. ``waited`` is the percentage of the worker's seconds in which the
+    training thread was blocked for its next batch or mini-epoch, ``stalled`` that for mini-epochs alone.
+    ``reading`` are the seconds in which ``samples`` samples, of ``size`` bytes together, were read from where
+    they lie, in all threads together; ``batches`` the parts of batches that were trained on. There were
+    ``mini_epochs`` of them, and ``[tier] fast`` holds two of ``fitting`` samples.
+
+    They leave a device ``rounded`` to whole percentages and two decimal digits: enough to judge a data set's
+    speed, and a malicious model can hide little in them.
+    """
+
+    waited: int = 0
+    stalled: int = 0
+    reading: float = 0.0
+    samples: int = 0
+    size: int = 0
+    batches: int = 0
+    mini_epochs: int = 0
+    fitting: int = 0
+    stream: StreamTiming | None = None
+
+    def rounded(self) -> DataTiming:
+        """Return it as it may leave: what is out of range is moved into it."""
+        return DataTiming(
+            _percent(self.waited),
+            min(_percent(self.stalled), _percent(self.waited)),
+            _two_digits(self.reading),
+            _whole(self.samples),
+            _whole(self.size),
+            _whole(self.batches),
+            _whole(self.mini_epochs),
+            _whole(self.fitting),
+            self.stream.rounded() if self.stream else None,
+        )
+
+    @property
+    def fault(self) -> str:
+        """The reason for which a coordinator refuses it, "" if there is none."""
+        stream, found = self.stream, [self.reading, self.samples, self.size, self.batches]
+        found += [self.mini_epochs, self.fitting]
+        if stream:
+            found += [stream.chunk, stream.window, stream.bandwidth, stream.latency, stream.step]
+        if not 0 <= self.stalled <= self.waited <= 100 or (stream and not 0 <= stream.idle <= 100):
+            return "it waited for data for no share of its time"
+        if not all(0 <= value <= _LARGEST for value in found):
+            return "its figures of reading are not finite, or out of range"
+        return ""
+
+
+_LARGEST, _SMALLEST = 1e15, 1e-6  # of a figure of reading
+
+
+def _percent(value: int) -> int:
+    return min(max(value, 0), 100)
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{min(value, _LARGEST):.1e}") if value >= _SMALLEST and not math.isnan(value) else 0.0
+
+
+def _whole(value: int) -> int:
+    return int(_two_digits(value))
 
 
 @message("update", Kind.METRICS)
@@ -169,7 +278,8 @@ class Update(Message):
     loss, or all metrics of samples that are held out.
     ``local_steps`` is the number by which a normalized difference was divided, see ``strategies.fednova``.
     ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN if it is not known,
-    ``peak`` the worker's high-water mark of memory, in bytes.
+    ``peak`` the worker's high-water mark of memory, in bytes. ``data`` is what the reading of the samples
+    that were trained on took, of the ``seconds`` of the whole local computation.
     """
 
     exchange: int
@@ -183,6 +293,7 @@ class Update(Message):
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     encoding: EncodingName = "float32"
     local_steps: float = 1.0
+    data: DataTiming = field(default_factory=DataTiming)
 
 
 @message("fetch")
@@ -209,7 +320,8 @@ class Part(Message):
 class PrepareServer(Message):
     """Build the model and its optimizer, that of ``work`` for gradients and that of the ``strategy`` for
     differences, and try the model on samples of the folder ``test``, if there is one; answered by
-    ServerReady. ``states`` is the number of states in the shared memory.
+    ServerReady. ``states`` is the number of states in the shared memory. If ``streamed``, samples come to
+    the workers as streams.
     """
 
     work: WorkSpec
@@ -217,6 +329,7 @@ class PrepareServer(Message):
     states: int = 1
     test: str = ""
     accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
+    streamed: bool = False
 
 
 @message("server.ready", Kind.METRICS)
@@ -225,7 +338,8 @@ class ServerReady(Message):
     """The model's state is of ``tensors``, and the first state in shared memory is the seeded one.
     ``frozen`` are its tensors that are not exchanged, frozen parameters and local layers, with a
     ``checksum``; ``note`` is a line about its first values, or
-    "". ``local`` and ``combine`` are what the strategy declares.
+    "". ``local`` and ``combine`` are what the strategy declares. ``step`` makes each state of the last
+    one, if it follows from the mean alone; if ``stateless`` no process keeps anything else between exchanges.
     """
 
     tensors: tuple[Tensor, ...]
@@ -234,6 +348,8 @@ class ServerReady(Message):
     note: str = ""
     local: LocalRule = field(default_factory=LocalRule)
     combine: Combination = field(default_factory=Combination)
+    step: Advance | None = None
+    stateless: bool = False
 
 
 @message("evaluate")

@@ -16,12 +16,15 @@ import socket
 import ssl
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern
 from millpond.agent.node.memory import OfferedExchange
+from millpond.agent.node.questions import DIAL, PARENT, YES
+from millpond.aggregate.datagram_rounds import DatagramRounds
 from millpond.aggregate.node import ReductionNode
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError
@@ -31,6 +34,7 @@ from millpond.linux.sockets import receive_descriptors, receive_with_descriptors
 from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
+from millpond.wire.messages import Kind
 
 log = logging.getLogger(__name__)
 LIMITS = Limits(head=4 << 20, payload=1 << 34)
@@ -65,7 +69,7 @@ class NodeServer:
         assert self._dial_socket
         with self._dial_lock:
             try:
-                self._dial_socket.send(name.encode())
+                self._dial_socket.send(DIAL + name.encode())
                 reason = bytearray(_LONGEST_REASON)
                 size, descriptors = receive_with_descriptors(self._dial_socket, reason, 1)
             except OSError as error:
@@ -73,6 +77,16 @@ class NodeServer:
         if not descriptors:
             raise ConnectionLost(f"{name}: {reason[:size].decode(errors='replace')}")
         return socket.socket(fileno=descriptors[0])
+
+    def _is_parent(self, name: str) -> bool:
+        """Return whether the host has made the node ``name`` a parent of this one."""
+        assert self._dial_socket
+        with self._dial_lock:
+            try:
+                self._dial_socket.send(PARENT + name.encode())
+                return bool(self._dial_socket.recv(1) == YES)
+            except OSError:
+                return False
 
     def accept_nodes(self, listener: socket.socket) -> None:
         """Serve other nodes, for ever."""
@@ -107,10 +121,17 @@ class NodeServer:
 
     def _serve(self, connection: socket.socket, secure: bool) -> None:
         assert self.node
+        name, permitted = "the host", _always
         if secure:
-            connection = tls.accept(connection, self._accepting, None, Deadline.after(_DIAL_SECONDS))
-        with Channel(connection, "a parent", limits=LIMITS, outlet=self._gate.outlet()) as parent:
-            self.node.serve(parent)
+            secured = tls.accept(connection, self._accepting, None, Deadline.after(_DIAL_SECONDS))
+            connection, name = secured, tls.peer_name(secured)
+            permitted = partial(self._is_parent, name)
+        with Channel(connection, name, limits=LIMITS, outlet=self._gate.outlet()) as parent:
+            self.node.serve(parent, permitted)
+
+
+def _always() -> bool:
+    return True
 
 
 def main(settings_descriptor: str, *numbers: str) -> None:
@@ -119,22 +140,32 @@ def main(settings_descriptor: str, *numbers: str) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="node: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    values, state, offered, tally, listener, dials, agent = map(int, numbers)
+    values, state, offered, tally, listener, dials, agent, *lan = map(int, numbers)
     with os.fdopen(int(settings_descriptor), "rb") as file:
         settings = json.load(file)
     sought = [Pattern(name, bytes.fromhex(data), stops) for name, data, stops in settings["patterns"]]
-    server = NodeServer(settings["name"], Gate(sought, LedgerCounters(tally)), _contexts(settings))
+    gate = Gate(sought, LedgerCounters(tally))
+    server = NodeServer(settings["name"], gate, _contexts(settings))
     size = 4 * settings["size"]
     update = np.frombuffer(memory.map_read_only(values, size), np.float32)
     spread = np.frombuffer(memory.map_second(state, size).data, np.float32)
     offers = OfferedExchange(offered).__contains__
-    server.node = ReductionNode(settings["name"], update, spread, server.dial, offers)
+    datagrams = None
+    if lan:
+        hub, own = (socket.socket(fileno=descriptor) for descriptor in lan)
+        datagrams = DatagramRounds(hub, own, settings["mtu"], settings["network"], partial(_passing, gate))
+    server.node = ReductionNode(settings["name"], update, spread, server.dial, offers, datagrams)
     server.dial_over(socket.socket(fileno=dials))
     accepting = socket.socket(fileno=listener)
     accepting.settimeout(None)
     threading.Thread(target=server.accept_nodes, args=(accepting,), daemon=True).start()
     trim_heap()
     server.accept_host(socket.socket(fileno=agent))
+
+
+def _passing(gate: Gate, vector: memoryview) -> None:
+    """Count and search a vector that leaves in datagrams."""
+    gate.outlet().passing(Kind.PARAMETERS, vector, payload=True)
 
 
 def _contexts(settings: dict[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 
 from millpond.wire.messages import Failure
 
-CODES = ("data", "model", "io")
+CODES = ("data", "model", "io", "memory")
 _HIDDEN = "an error whose text stays on the device; the job's log there has it"
 _NUMBER = "(?:0|[1-9][0-9]{0,7})"  # not \\d, which has the digits of all scripts
 _SHAPE = f"(?:{_NUMBER}x){{0,3}}{_NUMBER}"
@@ -34,9 +34,13 @@ _TEMPLATES = (
     rf"missing data: {_NAME} has no (?:images\.npy|labels\.npy|a file of the samples|sub-folder per class)",
     rf"missing data: {_NAME} has no images\.npy, no \*-images-idx3-ubyte and no sub-folder per class",
     rf"missing data: {_NAME} has no (?:PNG or JPEG images|\*-images-idx3-ubyte|\*\.tar|\*\.parquet)",
+    f"the data service of {_NAME} is away",
+    f"the data service of {_NAME} gives no samples of {_NAME}",
+    "a worker without a socket for streams has no streamed samples",
     f"samples of {_NUMBER} folders are wanted; there are {_NUMBER}",
     f"samples {_NUMBER} to {_NUMBER} are wanted; there are {_NUMBER}",
     "an exchange without samples is wanted",
+    rf"\[tier\] fast holds {_NUMBER} samples twice, and a group of them is {_NUMBER}",
     f"{_NAME} holds samples of {_SHAPE}, {_NAME} of {_SHAPE}",
     f"{_NAME} holds {_DTYPE} of shape {_TUPLE}, not images",
     f"{_NAME} holds {_DTYPE}: images are uint8 or floats; read other data in a task's dataset",
@@ -85,7 +89,7 @@ _TEMPLATES = (
 _OWN = tuple(re.compile(template) for template in _TEMPLATES)
 _PLACE = re.compile(
     r"([A-Za-z_]\w*) (?:at (\S+):([1-9][0-9]{0,5})(?: in (\S+))?|in the model that (\S+) makes"
-    r"|outside of the model's files); .*"
+    r"|outside of the model's files)(: out of memory)?; .*"
 )
 OWN_FILES = tuple(
     f"millpond/train/{name}.py"
@@ -105,6 +109,7 @@ OWN_FILES = tuple(
         "data/parquet",
         "data/rows",
         "data/shards",
+        "data/streamed",
         "data/tar",
         "distributed/allreduce",
         "distributed/channel",
@@ -146,19 +151,20 @@ def _is_own(text: str, names: Collection[str]) -> bool:
 def _place(text: str, names: Collection[str], code: Mapping[str, str]) -> str:
     if not (match := _PLACE.fullmatch(text)):
         return ""
-    kind, file, line, function, factory = match.groups()
+    kind, file, line, function, factory, memory = match.groups()
+    stays = f"{memory or ''}; its message stays on the device"
     known = "\n".join(code.values())
     if not (_is_exception(kind) or is_word(kind, known)):
         kind = "an exception"
     if factory in names:
-        return f"{kind} in the model that {factory} makes; its message stays on the device"
+        return f"{kind} in the model that {factory} makes{stays}"
     if file is None:
-        return f"{kind} outside of the model's files; its message stays on the device"
+        return f"{kind} outside of the model's files{stays}"
     lines = code[file].count("\n") + 1 if file in code else 999_999 if file in OWN_FILES else 0
     if int(line) > lines:
-        return f"{kind}; its message stays on the device"
+        return f"{kind}{stays}"
     where = f" in {function}" if is_word(function or "", known) else ""
-    return f"{kind} at {file}:{line}{where}; its message stays on the device"
+    return f"{kind} at {file}:{line}{where}{stays}"
 
 
 def _is_exception(name: str) -> bool:

@@ -38,6 +38,7 @@ def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
     """Raise Refused for a job that the policy forbids, whoever has signed it."""
     for folder in request.folders:
         check_folder(policy, device, folder)
+    check_streams(request)
     if len({folder.path for folder in request.folders}) < len(request.folders):
         raise Refused("", "data", "a data folder is named twice")  # each has its own positions
     if any(length < 0 for tensor in request.tensors for length in tensor.shape):
@@ -64,12 +65,27 @@ def check_folder(policy: Policy, device: str, folder: Folder) -> None:
     part = path.parts[0] if path.parts else ""
     if path.is_absolute() or ".." in path.parts or part not in (PRIVATE, PUBLIC):
         raise Refused("", "data", f"the data folder '{folder.path}' is not in {PRIVATE} or {PUBLIC}")
-    if folder.public != (part == PUBLIC) or folder.source != device:
+    elsewhere = folder.source != device
+    if folder.public != (part == PUBLIC) or elsewhere != folder.streamed or (elsewhere and not folder.public):
         raise Refused("", "data", f"the data folder '{folder.path}' is not what the request says it is")
     if str(path) != folder.path:  # one folder has one name, by which its answers are counted
         raise Refused("", "data", f"the data folder '{folder.path}' must be written '{path}'")
     if part == PRIVATE and policy.folders and not any(path.is_relative_to(f) for f in policy.folders):
         raise refused("folders", f"jobs may not read '{folder.path}'")
+
+
+def check_streams(request: PrepareWorker) -> None:
+    """Raise Refused for streams to a worker that can read private data: whatever it asks another device for
+    could tell of them.
+    """
+    if not any(folder.streamed for folder in request.folders):
+        return
+    if not all(folder.public for folder in request.folders):
+        raise Refused("", "data", "a worker with private samples gets no stream")
+    if request.streams is None or len(request.folders) > 1:
+        raise Refused("", "data", "a worker with a stream has its one folder, and a place that serves it")
+    if request.work.local_layers or request.work.local.personal:
+        raise Refused("", "data", "a worker with a stream keeps nothing on its device")
 
 
 class StateAnswers:

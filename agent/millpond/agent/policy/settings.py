@@ -24,7 +24,8 @@ class Policy:
     ``code`` "listed" takes jobs whose code has its digest, see ``train.job.signed_code``, in ``listed``,
     "signed" those whose code is signed by a key of ``owners``, public keys as OpenSSH writes them.
     ``largest_model`` is a number of float32 values, ``largest_files`` the bytes of a job's files together,
-    ``largest_state`` those that the tasks of one job keep on the device.
+    ``largest_state`` those that the tasks of one job keep on the device. With ``plain_lan`` updates may leave
+    to other devices of a job by UDP, authenticated and not encrypted.
     """
 
     least_samples: int = 8
@@ -36,6 +37,7 @@ class Policy:
     largest_model: int = 1 << 30
     largest_files: int = 4 << 30
     largest_state: int = 1 << 30
+    plain_lan: bool = False
 
 
 def check_policy(policy: Policy, where: str) -> None:

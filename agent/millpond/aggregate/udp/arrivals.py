@@ -54,8 +54,8 @@ class BlockSink(Protocol):
 
 
 class Arrivals:
-    """Of the senders with the numbers from ``first`` on, one for each key. ``reverse`` is for a client, which
-    takes what an aggregator sends.
+    """Holds what has come of the senders with the numbers from ``first`` on, one for each key. ``reverse`` is
+    for a client, which takes what an aggregator sends.
     """
 
     def __init__(

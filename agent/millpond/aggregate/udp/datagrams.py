@@ -20,6 +20,8 @@ OVERHEAD = HEADER.size + TAG_SIZE
 IP_HEADERS = {4: 20 + 8, 6: 40 + 8}
 """Bytes of IP and UDP headers, by the version of IP."""
 LARGEST_DATAGRAM = 65507
+RECEIVE_BUFFER, SEND_BUFFER = 8 << 20, 1 << 20
+"""Bytes of a socket's buffers that rounds want."""
 MOST_CLIENTS = 1 << 16
 MOST_BLOCKS = 1 << 31
 LARGEST_SEQUENCE = (1 << 32) - 1
@@ -34,7 +36,7 @@ _KEY_LABEL = b"millpond-udp-1"
 
 
 class DatagramKind(IntEnum):
-    """What a datagram says. Of the sender's own vector: START, PROBE, END and DATA; of the peer's: GRANT,
+    """Kinds of datagrams. Of the sender's own vector: START, PROBE, END and DATA; of the peer's: GRANT,
     ENDED and MISSING.
     """
 
@@ -49,8 +51,8 @@ class DatagramKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
-    """What both sides know of a round before its first datagram: its number, the ``size`` of all vectors, how
-    many values a datagram carries, and whether missing ones are sent again. Raises ValueError.
+    """Facts that both sides know of a round before its first datagram: its number, the ``size`` of all
+    vectors, how many values a datagram carries, and whether missing ones are sent again. Raises ValueError.
     """
 
     round: int

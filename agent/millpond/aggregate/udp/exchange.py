@@ -3,29 +3,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.udp import native
 from millpond.aggregate.udp.aggregator import STALL_SECONDS, Aggregator, ClientHead
-from millpond.aggregate.udp.datagrams import OVERHEAD, VectorPlan
+from millpond.aggregate.udp.datagrams import OVERHEAD, RECEIVE_BUFFER, SEND_BUFFER, VectorPlan
 from millpond.aggregate.udp.outgoing import Outgoing, RoundSide, Train
 from millpond.aggregate.udp.participant import Participant
 from millpond.aggregate.udp.python_engine import PythonEngine
 from millpond.aggregate.udp.sums import BlockSums, ClientVectors
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import RemoteError
+from millpond.base.errors import ConnectionLost, RemoteError
+from millpond.linux.sockets import set_buffers
 
 EngineName = Literal["auto", "python", "c"]
-RECEIVE_BUFFER = 8 << 20
-"""Bytes that are asked for; without CAP_NET_ADMIN the kernel gives what net.core.rmem_max allows."""
-SEND_BUFFER = 1 << 20
 _LEAST_SLOT = 4096
 """Bytes that a datagram takes of a receive buffer at most, if it is small: drivers fill pages."""
 _LONGEST_WAIT = 1.0
@@ -33,12 +31,20 @@ _REST, _REST_PER_SLOT = 0.001, 2e-6
 """Seconds in which datagrams gather, so that each does not cost a turn of the loop: at most as long as a
 small receive buffer takes to fill at a gigabyte per second.
 """
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+
+
+class NoClientLeft(RemoteError):
+    """A round has ``lost`` all of its clients, each for a reason."""
+
+    def __init__(self, number: int, lost: Mapping[int, str]) -> None:
+        faults = "; ".join(f"client {client}: {fault}" for client, fault in lost.items())
+        super().__init__(f"no client of round {number} is left: {faults}")
+        self.lost = dict(lost)
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatedRound:
-    """What an aggregator has done: its mean, faults by client, who did not confirm the mean, and what became
+    """The outcome of an aggregator: its mean, faults by client, who did not confirm the mean, and what became
     of datagrams, by name.
     """
 
@@ -65,8 +71,7 @@ def open_socket(address: tuple[str, int], receive_buffer: int = RECEIVE_BUFFER) 
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     try:
-        _set_buffer(connection, socket.SO_RCVBUF, _SO_RCVBUFFORCE, receive_buffer)
-        _set_buffer(connection, socket.SO_SNDBUF, _SO_SNDBUFFORCE, SEND_BUFFER)
+        set_buffers(connection, receive_buffer, SEND_BUFFER)
         connection.bind(address)
     except OSError:
         connection.close()
@@ -84,22 +89,22 @@ def aggregate(
     stall: float = STALL_SECONDS,
     engine: EngineName = "auto",
     with_mean: bool = True,
+    abandoned: threading.Event | None = None,
 ) -> AggregatedRound:
     """Sum the clients' vectors and send them the mean. Clients without END by the deadline are left out;
     ``stall`` seconds without a datagram of a client do the same. ``rate`` is the LAN's, in bytes per second,
-    0 to measure it.
+    0 to measure it. The event ``abandoned`` ends the round within a second.
 
-    Raises RemoteError if no client is left.
+    Raises NoClientLeft, and ConnectionLost if the round is abandoned.
     """
     sums, now = BlockSums(plan, clients), time.monotonic()
     window = _window(connection, plan)
     side = Aggregator(
         plan, clients, sums, window=window, now=now, rate=rate, stall=stall, deadline=deadline.at
     )
-    _run(connection, side, _engine(engine, connection, side, sums), NEVER)
+    _run(connection, side, _engine(engine, connection, side, sums), NEVER, abandoned)
     if not side.present:
-        faults = "; ".join(f"client {client}: {fault}" for client, fault in side.lost.items())
-        raise RemoteError(f"no client of round {plan.round} is left: {faults}")
+        raise NoClientLeft(plan.round, side.lost)
     mean = sums.mean(side.arrivals.counts) if with_mean else None
     counted, unconfirmed = side.arrivals.counted(), tuple(sorted(side.unconfirmed))
     return AggregatedRound(mean, side.lost, unconfirmed, counted, side.arrivals.revision)
@@ -116,16 +121,17 @@ def exchange(
     deadline: Deadline = NEVER,
     *,
     engine: EngineName = "auto",
+    abandoned: threading.Event | None = None,
 ) -> ReceivedMean:
     """Send a client's vector and return the mean. ``values`` over ``weight`` stand where the mean does not
-    come.
+    come. The event ``abandoned`` ends the round within a second.
 
-    Raises DeadlineExceeded.
+    Raises DeadlineExceeded, and ConnectionLost if the round is abandoned.
     """
     vectors, now = ClientVectors(plan, values, weight), time.monotonic()
     window = _window(connection, plan)
     side = Participant(plan, client, key, vectors, aggregator, window=window, now=now)
-    _run(connection, side, _engine(engine, connection, side, vectors), deadline)
+    _run(connection, side, _engine(engine, connection, side, vectors), deadline, abandoned)
     own = plan.blocks - int(side.arrivals.received[0])
     return ReceivedMean(vectors.mean, own, side.arrivals.counted())
 
@@ -146,12 +152,20 @@ def _engine(
 
 
 def _run(
-    connection: socket.socket, side: RoundSide, engine: PythonEngine | native.NativeEngine, deadline: Deadline
+    connection: socket.socket,
+    side: RoundSide,
+    engine: PythonEngine | native.NativeEngine,
+    deadline: Deadline,
+    abandoned: threading.Event | None,
 ) -> None:
-    """Send and receive until the side is finished. Raises DeadlineExceeded."""
+    """Send and receive until the side is finished. Raises DeadlineExceeded, and ConnectionLost if the round
+    is abandoned.
+    """
     poller, received, more = select.poll(), 0.0, False
     rest = min(_REST, _REST_PER_SLOT * _window(connection, side.plan))
     while not side.finished:
+        if abandoned and abandoned.is_set():
+            raise ConnectionLost(f"round {side.plan.round} was abandoned")
         now = time.monotonic()
         full = _send(side, engine, side.poll(now))
         poller.register(connection, select.POLLIN | (select.POLLOUT if full else 0))
@@ -184,9 +198,3 @@ def _window(connection: socket.socket, plan: VectorPlan) -> int:
     """Return how many datagrams the receive buffer holds."""
     slot = max(_LEAST_SLOT, 1 << (plan.datagram + OVERHEAD).bit_length())
     return max(connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // slot, 1)
-
-
-def _set_buffer(connection: socket.socket, option: int, forced: int, size: int) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, option, size)
-    with contextlib.suppress(PermissionError):
-        connection.setsockopt(socket.SOL_SOCKET, forced, size)

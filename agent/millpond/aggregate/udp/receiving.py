@@ -26,9 +26,9 @@ _FIRST_FLIGHT, _LEAST_FLIGHT, _FLIGHT_SECONDS, _PROBING = 256, 64, 0.01, 1.1
 
 
 class Credit:
-    """What all senders together may have on the way: at most ``most`` datagrams, as the receive buffer holds
-    no more, at ``rate`` bytes per second. At rate 0 it is measured: the senders are let go a little faster
-    than data came so far, with what comes in 10 ms on the way.
+    """Bounds what all senders together may have on the way: at most ``most`` datagrams, as the receive buffer
+    holds no more, at ``rate`` bytes per second. At rate 0 it is measured: the senders are let go a little
+    faster than data came so far, with what comes in 10 ms on the way.
     """
 
     def __init__(self, plan: VectorPlan, most: int, rate: float = 0.0) -> None:

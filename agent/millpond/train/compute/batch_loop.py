@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +16,14 @@ from millpond.train.balance.curve import Ints
 from millpond.train.compute.accelerator import device_of, moved
 from millpond.train.compute.evaluation import autocast
 from millpond.train.compute.optimizers import trainable
-from millpond.train.compute.prefetch import prefetched
+from millpond.train.compute.prefetch import ReadingMeter, prefetched
 from millpond.train.compute.selection import Selection, Synthetic, batches
 from millpond.train.job.spec import WorkSpec
 from millpond.train.state.flat import Vector
 from millpond.train.state.layout import Tensor
 from millpond.train.task.task import Batch, Task
 
+K = TypeVar("K")
 Part = tuple[int, Batch]
 """A part of a batch that is computed at once, with the number of the gradient that it is for."""
 
@@ -42,6 +44,8 @@ class BatchLoop:
         self._near: list[torch.Tensor] = []
         self.steps = 0
         """The steps of all runs."""
+        self.meter = ReadingMeter()
+        """What was read for the runs, and how long they waited for it."""
 
     def begin(self, _make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         """Begin an exchange: the proximal term, if there is one, holds the parameters near their present
@@ -68,10 +72,23 @@ class BatchLoop:
         work = self._work
         whole = batches(samples.groups, work.batch, work.steps, shuffle)
         wanted = _parts(whole, samples.groups, roles, work.accumulate)
-        reading = prefetched(wanted, lambda part: samples.batch(part[0]), work.prefetch)
+        reading = self._awaited(wanted, samples, lambda part: part[0])
         for (_, role, count), first in reading:
             rest = ((role, batch) for (_, role, _), batch in islice(reading, count - 1))
             yield chain([(role, first)], rest)
+
+    def _awaited(
+        self, wanted: Iterable[K], samples: Selection | Synthetic, places_of: Callable[[K], Ints]
+    ) -> Iterator[tuple[K, Batch]]:
+        """Yield what is ``wanted`` with its batch; the meter counts how long each is waited for."""
+
+        def read(key: K) -> Batch:
+            places = places_of(key)
+            if samples.in_memory:
+                return samples.batch(places)
+            return self.meter.read(lambda: samples.batch(places), len(places))
+
+        return self.meter.batches(prefetched(wanted, read, self._work.prefetch))
 
     def restore(self, kept: Vector | None) -> None:
         """Take back what was ``kept``, laid out as ``tensors``; None before the first exchange."""
@@ -106,7 +123,7 @@ class BatchLoop:
         """Add the sums of the gradients of all samples. Returns the summed loss and its count."""
         loss = count = 0.0
         parts = _split(np.arange(len(samples)), self._work.accumulate)
-        for _, batch in prefetched(parts, samples.batch, self._work.prefetch):
+        for _, batch in self._awaited(parts, samples, lambda places: places):
             part, counted = self._backward(batch, mean=False)
             loss, count = loss + part, count + counted
         return loss, count

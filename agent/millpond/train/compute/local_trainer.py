@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import psutil
 import torch
 
 from millpond.train.compute.evaluation import evaluate
+from millpond.train.compute.mini_epochs import MiniEpochReader
 from millpond.train.compute.optimizers import Schedule, make_optimizer
 from millpond.train.compute.personal import PersonalPart, loop_of
 from millpond.train.compute.selection import SampleFolders, Selection, Synthetic
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
-from millpond.train.protocol import Update, Work
+from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies.fednova import accumulated
@@ -31,7 +33,8 @@ _CHECKED = 16
 
 class LocalTrainer:
     """Trains the model of ``parameters`` on a worker's samples as ``work`` says, one exchange at a time. What
-    it trains for itself alone in a ``run`` lies in ``folder``, or in memory without one.
+    it trains for itself alone in a ``run`` lies in ``folder``, or in memory without one. Mini-epochs take
+    ``fast`` bytes of memory at most.
     """
 
     def __init__(
@@ -42,7 +45,9 @@ class LocalTrainer:
         work: WorkSpec,
         run: str = "",
         folder: Path | None = None,
+        fast: int = 1 << 30,
     ) -> None:
+        self._fast = fast
         self.parameters, self._task, self._samples, self._work = parameters, task, samples, work
         self._loop = loop_of(task, parameters.model, work)
         personal = parameters.local or self._loop.tensors
@@ -50,6 +55,7 @@ class LocalTrainer:
         self._schedule: Schedule | None = None
         self._exchanges = 0
         self._local_steps = 1.0  # of the last exchange
+        self._stream: StreamTiming | None = None
         self._process = psutil.Process()
         _forget_peak()
 
@@ -58,17 +64,19 @@ class LocalTrainer:
         for samples that are not there, and any exception of the task.
         """
         started, used = time.perf_counter(), self._used()
+        self._loop.meter.begin()
+        self._stream = None
         generators.plant(request.draws or request.seed)
         self.parameters.load(state)
         if self._personal:
             self._personal.load(request.exchange - (not request.held_out))
-        if request.held_out:
-            count, sums, measured = self._evaluate()
-        else:
-            count, sums, measured = self._answer(request, state)
+        count, sums, measured = self._evaluate() if request.held_out else self._answer(request, state)
         seconds = time.perf_counter() - started
         busy = math.nan if seconds <= 0 else 1 - (self._used() - used) / seconds / torch.get_num_threads()
         busy = min(max(busy, 0.0), 1.0)
+        data = DataTiming() if request.held_out else self._loop.meter.timing(seconds, self._stream)
+        if not (request.held_out or request.synthetic):
+            self._samples.observe(count, seconds * (1 - data.waited / 100))
         return Update(
             request.exchange,
             count,
@@ -78,6 +86,7 @@ class LocalTrainer:
             _peak(),
             sums,
             local_steps=self._local_steps,
+            data=data,
         )
 
     def _evaluate(self) -> tuple[int, Sums, tuple[float, float, float]]:
@@ -91,6 +100,7 @@ class LocalTrainer:
         """Return the number of samples, the loss, and weight, largest value and norm of the update."""
         made_up = request.synthetic
         chosen = self._samples.synthetic(made_up) if made_up else self._samples.take(request)
+        self._stream = chosen.stream
         self.parameters.model.train()
         if self._work.passes:
             loss, count = self._train(chosen, request)
@@ -125,13 +135,25 @@ class LocalTrainer:
         optimizer = self._optimizer(self.parameters.model, request.epoch)
         self._loop.begin(lambda model: self._optimizer(model, request.epoch))
         before = self._loop.steps
-        for _ in range(work.passes):
-            loss, count = self._loop.run(optimizer, chosen, shuffle)
-            total, counted = total + loss, counted + count
+        for part in self._parts_of(chosen, shuffle):
+            for _ in range(work.passes):
+                loss, count = self._loop.run(optimizer, part, shuffle)
+                total, counted = total + loss, counted + count
         if work.local.normalized:
             self._local_steps = local_steps(optimizer, self._loop.steps - before, work.local.proximal)
         self.parameters.check_bound()
         return total / work.passes, counted / work.passes
+
+    def _parts_of(
+        self, chosen: Selection | Synthetic, shuffle: torch.Generator
+    ) -> Iterable[Selection | Synthetic]:
+        """Return what is trained on one after the other: all at once, or mini-epochs."""
+        if not self._work.mini_epoch or isinstance(chosen, Synthetic):
+            return [chosen]
+        meter = self._loop.meter
+        return meter.mini_epochs(
+            MiniEpochReader(self._work.mini_epoch, self._fast, meter).slices(chosen, shuffle)
+        )
 
     def _optimizer(self, model: torch.nn.Module, epoch: int) -> torch.optim.Optimizer:
         work = self._work

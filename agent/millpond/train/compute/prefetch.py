@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (threads): batches that are read while others are computed."""
+"""Edge (threads, the clock): batches that are read while others are computed, and what reading takes."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from millpond.train.protocol import DataTiming, StreamTiming
+from millpond.train.task.structure import size_of
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -33,3 +38,74 @@ def prefetched(keys: Iterable[K], read: Callable[[K], V], threads: int) -> Itera
         finally:
             for _, future in under_way:
                 future.cancel()
+
+
+class ReadingMeter:
+    """Measures what the data of an exchange cost: the seconds in which samples are read, in all threads, and
+    those in which the training thread waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an exchange: forget what was measured."""
+        self._waited = self._stalled = self._reading = 0.0
+        self._samples = self._size = self._batches = self._mini_epochs = 0
+        self.fitting = 0
+
+    def batches(self, awaited: Iterator[V]) -> Iterator[V]:
+        """Yield batches, and count them and the seconds until each is there."""
+        for seconds, batch in _timed(awaited):
+            self._waited += seconds
+            self._batches += 1
+            yield batch
+
+    def mini_epochs(self, awaited: Iterator[V]) -> Iterator[V]:
+        """Yield mini-epochs, and count the seconds until each is there."""
+        for seconds, mini_epoch in _timed(awaited):
+            self._waited += seconds
+            self._stalled += seconds
+            yield mini_epoch
+
+    def divided(self, mini_epochs: int) -> None:
+        """Note into how many mini-epochs the samples are divided."""
+        self._mini_epochs += mini_epochs
+
+    def read(self, fetch: Callable[[], V], samples: int) -> V:
+        """Return what ``fetch`` reads, so many samples, and count its seconds and bytes; in any thread."""
+        began = time.perf_counter()
+        found = fetch()
+        seconds, size = time.perf_counter() - began, size_of(found)
+        with self._lock:
+            self._reading += seconds
+            self._samples += samples
+            self._size += size
+        return found
+
+    def timing(self, seconds: float, stream: StreamTiming | None = None) -> DataTiming:
+        """Return what was measured, of an exchange of so many ``seconds``, as it may leave."""
+        share = 100 / seconds if seconds > 0 else 0.0
+        return DataTiming(
+            round(share * self._waited),
+            round(share * self._stalled),
+            self._reading,
+            self._samples,
+            self._size,
+            self._batches,
+            self._mini_epochs,
+            self.fitting,
+            stream,
+        ).rounded()
+
+
+def _timed(awaited: Iterator[V]) -> Iterator[tuple[float, V]]:
+    """Yield each item with the seconds until it is there."""
+    while True:
+        began = time.perf_counter()
+        try:
+            item = next(awaited)
+        except StopIteration:
+            return
+        yield time.perf_counter() - began, item

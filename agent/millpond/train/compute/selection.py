@@ -7,7 +7,7 @@ depends on whole groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from millpond.base.errors import LocalError
 from millpond.linux.progress import reading
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import held_count, held_out, order
+from millpond.train.balance.ranges import Ranges
 from millpond.train.data.errors import DataError
-from millpond.train.protocol import Folder, Work
+from millpond.train.data.streamed import StreamedSamples
+from millpond.train.protocol import Folder, StreamTiming, Work
 from millpond.train.task.task import Batch, SampleSet, Task
 
 
@@ -61,8 +63,22 @@ class SampleFolders:
                 if not 0 <= start < stop <= len(own):
                     raise DataError(f"samples {start} to {stop} are wanted; there are {len(own)}")
                 groups.append(_groups(stop - start, folder.group))
-            found.append(np.concatenate([own[:0], *(own[start:stop] for start, stop in ranges)]))
+            found.append(_at(own, ranges))
+        self._expect(found, request)
         return Selection(self._task, self._parts, found, np.concatenate([_groups(0, 1), *groups]))
+
+    def _expect(self, found: Sequence[Ints], request: Work) -> None:
+        """Have streamed samples of this request and the coming ones fetched."""
+        for number, part in enumerate(self._parts):
+            if isinstance(part, StreamedSamples):
+                own = self._orders[number]
+                part.expect(found[number], [_at(own, each[number]) for each in request.coming])
+
+    def observe(self, samples: int, seconds: float) -> None:
+        """Note how long the training of so many samples took, waiting not counted: streams go by it."""
+        for part in self._parts:
+            if isinstance(part, StreamedSamples):
+                part.observe(samples, seconds)
 
     def everything(self) -> Selection:
         """Return all samples to train on. Raises DataError if there are none."""
@@ -87,38 +103,74 @@ class SampleFolders:
         return Synthetic(self._task.fetch([(like, np.zeros(1, np.int64))]), count)
 
 
-class Selection:
-    """Samples of an exchange: ``indices`` into ``parts``, in ``groups`` of these sizes."""
+def _at(order: Ints, ranges: Ranges) -> Ints:
+    return np.concatenate([order[:0], *(order[start:stop] for start, stop in ranges)])
 
-    def __init__(self, task: Task, parts: Sequence[SampleSet], indices: Sequence[Ints], groups: Ints) -> None:
+
+class Selection:
+    """Samples of an exchange: ``indices`` into ``parts``, in ``groups`` of these sizes. Those of a mini-epoch
+    are ``in_memory``: they have been read.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        parts: Sequence[SampleSet],
+        indices: Sequence[Ints],
+        groups: Ints,
+        *,
+        in_memory: bool = False,
+    ) -> None:
         used = [(part, own) for part, own in zip(parts, indices, strict=True) if len(own)]
         if not used:
             raise DataError("an exchange without samples is wanted")
-        self._task = task
+        self.task = task
         self._parts = [part for part, _ in used]
         self._indices = [own for _, own in used]
         self._ends = np.cumsum([len(own) for own in self._indices])
-        self.groups = groups
+        self.groups, self.in_memory = groups, in_memory
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def stream(self) -> StreamTiming | None:
+        """The choice for a stream and its measurements: the ``stream_timing`` of a data set that is one."""
+        found = (getattr(part, "stream_timing", None) for part in self._parts)
+        return next((timing for timing in found if isinstance(timing, StreamTiming)), None)
+
     def batch(self, places: Ints) -> Batch:
         """Return the batch of some of the samples."""
-        which = np.searchsorted(self._ends, places, side="right")
-        wanted = []
+        with reading():
+            return self.task.fetch(self.wanted(places))
+
+    def wanted(self, places: Ints) -> list[tuple[SampleSet, Ints]]:
+        """Return the data sets that have some of the samples, and their indices there."""
+        which = self._part_of(places)
+        found = []
         for number in np.unique(which).tolist():
             own = self._indices[number]
             at = own[places[which == number] - (self._ends[number] - len(own))]
-            wanted.append((self._parts[number], at))
-        with reading():
-            return self._task.fetch(wanted)
+            found.append((self._parts[number], at))
+        return found
+
+    def by_part(self, places: Ints) -> tuple[Ints, Ints]:
+        """Return the places of whole groups in the order of the data sets, and the sizes of the groups."""
+        ordered = places[np.argsort(self._part_of(places), kind="stable")]
+        group_of = np.repeat(np.arange(len(self.groups)), self.groups)[ordered]
+        starts = np.flatnonzero(np.diff(group_of, prepend=-1))
+        return ordered, np.diff(starts, append=len(ordered))
+
+    def _part_of(self, places: Ints) -> Ints:
+        return np.searchsorted(self._ends, places, side="right")
 
 
 class Synthetic:
     """``count`` samples made up in the shape of the batch ``like``, which is of one sample: floats of noise,
     whole numbers of zero, texts without a letter. Nothing of the sample but its shape and types is in them.
     """
+
+    in_memory, stream = True, None
 
     def __init__(self, like: Batch, count: int) -> None:
         self._like, self._count = like, count
@@ -163,10 +215,15 @@ def batches(groups: Ints, batch: int, steps: int, shuffle: torch.Generator) -> I
     for alone in np.flatnonzero(sizes == 1)[::-1].tolist() if batch != 1 else ():
         if len(cuts) > 1:
             cuts = np.delete(cuts, max(0, alone - 1))  # it joins the one before, or the next one
+    yield from places_of(groups, np.split(order, cuts[:-1]))
+
+
+def places_of(groups: Ints, parts: Iterable[Ints]) -> Iterator[Ints]:
+    """Yield for each part, some of the ``groups`` of these sizes, the places of their samples."""
     starts = np.cumsum(groups) - groups
-    for chunk in np.split(order, cuts[:-1]):
-        size = groups[chunk]
-        yield np.repeat(starts[chunk] - (np.cumsum(size) - size), size) + np.arange(size.sum())
+    for part in parts:
+        size = groups[part]
+        yield np.repeat(starts[part] - (np.cumsum(size) - size), size) + np.arange(size.sum())
 
 
 def _groups(count: int, group: int) -> Ints:

@@ -55,7 +55,7 @@ def _npy(root: Path, folder: str) -> Iterator[Part]:
         labels = _partner(root, folder, "labels" + shard.removeprefix("images"))
         name = f"{folder}/{shard}"
         found = rows.npy(root, labels)
-        yield name, rows.npy(root, name), found.read(range(len(found)))
+        yield name, rows.npy(root, name), found.read(np.arange(len(found)))
 
 
 def _idx(root: Path, folder: str) -> Iterator[Part]:
@@ -67,7 +67,7 @@ def _idx(root: Path, folder: str) -> Iterator[Part]:
         plain = name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
         packed = (root / folder / f"{plain}.gz").is_file() and not (root / folder / plain).is_file()
         labels = rows.idx(root, _partner(root, folder, f"{plain}.gz" if packed else plain))
-        yield f"{folder}/{name}", rows.idx(root, f"{folder}/{name}"), labels.read(range(len(labels)))
+        yield f"{folder}/{name}", rows.idx(root, f"{folder}/{name}"), labels.read(np.arange(len(labels)))
 
 
 def _is_only_copy(name: str, names: set[str]) -> bool:

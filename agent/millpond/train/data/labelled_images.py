@@ -26,7 +26,6 @@ class LabelledImages:
     ) -> None:
         self._parts, self.labels, self._names, self.name = parts, labels, names, name
         self._ends = np.cumsum([len(part) for part in parts])
-        self._last = _is_channels_last(parts[0].shape)
         self.shape = _shape(parts[0].shape)
 
     def __len__(self) -> int:
@@ -52,18 +51,42 @@ class LabelledImages:
             images[places] = self._read(number, wanted[places] - start)
         return torch.from_numpy(images), labels
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all images are stored in one shape and type, so that ``stored`` can be called."""
+        return len({(part.shape, part.dtype) for part in self._parts}) == 1
+
+    def stored(self, indices: Sequence[int] | NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
+        """Return images as they are stored, of which ``scaled`` makes those of a batch, and labels. Raises
+        DataError.
+        """
+        wanted = np.asarray(indices, np.int64)
+        which = np.searchsorted(self._ends, wanted, side="right")
+        images = np.empty((len(wanted), *self._parts[0].shape), self._parts[0].dtype)
+        for number in np.unique(which).tolist():
+            places = np.flatnonzero(which == number)
+            start = self._ends[number] - len(self._parts[number])
+            images[places] = self._parts[number].read(wanted[places] - start)
+        return images, self.labels[wanted]
+
     def _read(self, number: int, indices: NDArray[np.int64]) -> Array:
         """Return some images of a part, scaled, [N, C, H, W]."""
-        stored, name = self._parts[number].read(indices), self._names[number]
-        found = stored[:, None] if stored.ndim == 3 else stored
-        found = found.transpose(0, 3, 1, 2) if self._last else found
-        if stored.dtype == np.uint8:
-            return found.astype(np.float32) / np.float32(255)
-        with np.errstate(over="ignore"):  # a float64 too large becomes infinite, and is refused below
-            found = found.astype(np.float32)
-        if not np.isfinite(found).all():
-            raise DataError(f"{name} holds values that are not finite", name)
-        return found
+        return scaled(self._parts[number].read(indices), self._names[number])
+
+
+def scaled(stored: Array, name: str) -> Array:
+    """Return stored images [N, ...] as float32 [N, C, H, W], bytes scaled from 0..255 to 0..1. Raises
+    DataError, with the ``name``, for values that are not finite.
+    """
+    found = stored[:, None] if stored.ndim == 3 else stored
+    found = found.transpose(0, 3, 1, 2) if _is_channels_last(stored.shape[1:]) else found
+    if stored.dtype == np.uint8:
+        return found.astype(np.float32) / np.float32(255)
+    with np.errstate(over="ignore"):  # a float64 too large becomes infinite, and is refused below
+        found = found.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise DataError(f"{name} holds values that are not finite", name)
+    return found
 
 
 def of_arrays(images: Array, labels: Array, name: str = "") -> LabelledImages:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from millpond.base.errors import LocalError
+from millpond.train.balance.curve import Ints
 from millpond.train.data import shards
 from millpond.train.data.errors import DataError
 from millpond.train.data.rows import unreadable
@@ -56,6 +57,11 @@ class ParquetRows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The rows of each row group: those of a group follow each other."""
+        return tuple(np.diff(self._ends).tolist())
+
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([range(len(self))[index]])[0]
 
@@ -69,11 +75,18 @@ class ParquetRows:
             if start == stop:
                 continue
             places = order[start:stop]
-            chosen = self._group(number).take(wanted[places] - self._ends[number])
-            values = [_values(chosen.column(name)) for name in self._columns]
+            values = self._rows(number, wanted[places] - self._ends[number])
             for place, row in zip(places.tolist(), zip(*values, strict=True), strict=True):
                 found[place] = dict(zip(self._columns, row, strict=True))
         return found
+
+    def _rows(self, number: int, places: Ints) -> list[Sequence[Any]]:
+        """Return the columns of some rows of a row group."""
+        chosen = self._group(number).take(places)
+        try:
+            return [_values(chosen.column(name)) for name in self._columns]
+        except ValueError as error:  # a text that is none
+            raise self._broken(self._groups[number][0], error) from None
 
     def _group(self, number: int) -> Any:
         """Return the table of a row group; it is read once if several threads need it."""

@@ -136,7 +136,7 @@ def in_memory(rows: Rows) -> Rows:
     """Return the rows, read into memory if they are few and small."""
     if len(rows) * math.prod(rows.shape) * rows.dtype.itemsize > IN_MEMORY:
         return rows
-    return ArrayRows(rows.read(range(len(rows))))
+    return ArrayRows(rows.read(np.arange(len(rows))))
 
 
 def _picture(shape: tuple[int, ...]) -> str:

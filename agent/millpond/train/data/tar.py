@@ -55,6 +55,11 @@ class TarSamples:
     def __len__(self) -> int:
         return len(self._shard_of)
 
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The samples of each file: those of a file follow each other."""
+        return tuple(np.bincount(self._shard_of, minlength=len(self._shards)).tolist())
+
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([range(len(self))[index]])[0]
 

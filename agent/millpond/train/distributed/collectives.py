@@ -39,7 +39,7 @@ class ExchangeStep:
 
 
 class Collectives(Protocol):
-    """What all ranks do together, each in the same order."""
+    """Operations of all ranks together, each in the same order."""
 
     rank: int
     ranks: int

@@ -16,7 +16,8 @@ from torch.utils.data import default_collate
 
 from millpond.base.errors import LocalError
 from millpond.train.balance.curve import Ints
-from millpond.train.balance.data_plan import DataPlan, Pool, Share, order
+from millpond.train.balance.data_plan import DataPlan, Pool, Position, Share, order
+from millpond.train.data.read_ahead import ReadAhead, Streamed
 from millpond.train.distributed.allreduce import AllReduce
 from millpond.train.distributed.channel import GroupChannel, own_channel
 from millpond.train.distributed.collectives import Alone, Collectives, ExchangeStep, TorchCollectives
@@ -77,20 +78,39 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of an epoch. Raises LocalError when a batch's loss was not given to ``step``."""
         plan = DataPlan(self._pools, len(self._tuner.batches))
-        orders = [
-            order(pool.count, self._seed, self._epoch, self._name(number), False, pool.group)
-            for number, pool in enumerate(self._pools)
-        ]
+        orders = self._orders()
         self._epoch += 1
         position = plan.begin()
         while any(left := plan.left(position)):
             position, shares = plan.deal(position, self._tuner.among(self._able(left)))
             work = _Work(shares[self._rank].size, time.perf_counter(), self._tuner)
-            batch = self._read(shares[self._rank], orders)
+            wanted = self._indices(shares[self._rank], orders)
+            if isinstance(self._dataset, ReadAhead):
+                self._dataset.expect([wanted, *self._coming(self._dataset.ahead, plan, position, orders)])
+            batch, began = self._read(wanted), time.perf_counter()
             self._turn.work = self._turn.last = work
             yield batch
             if self._turn.work is work:
                 raise LocalError("the next batch is wanted, but the last one's loss was not given to step")
+            if isinstance(self._dataset, ReadAhead):
+                self._dataset.observe(len(wanted), time.perf_counter() - began)
+
+    def _orders(self) -> list[Ints]:
+        if isinstance(self._dataset, ReadAhead):
+            return [self._dataset.order(self._seed, self._epoch)]
+        return [
+            order(pool.count, self._seed, self._epoch, self._name(number), False, pool.group)
+            for number, pool in enumerate(self._pools)
+        ]
+
+    def _coming(
+        self, steps: int, plan: DataPlan, position: Position, orders: Sequence[Ints]
+    ) -> Iterator[list[int]]:
+        """Yield the samples of the next steps, if the batches remain as they are."""
+        for _ in range(steps):
+            if any(left := plan.left(position)):
+                position, shares = plan.deal(position, self._tuner.among(self._able(left)))
+                yield self._indices(shares[self._rank], orders)
 
     def _name(self, number: int) -> str:
         """Return the name of a pool. Groups are the same whatever the rank: of all launches and jobs together
@@ -105,11 +125,16 @@ class Loader:
         }
         return [rank in readers for rank in range(len(self._tuner.batches))]
 
-    def _read(self, share: Share, orders: Sequence[Ints]) -> Any:
-        """Read a share's samples; for an empty one some that do not count: the optimizer makes a step."""
+    def _indices(self, share: Share, orders: Sequence[Ints]) -> list[int]:
         places = [(part.pool, *places) for part in share.parts for places in part.ranges]
-        wanted = [int(index) for pool, start, stop in places for index in orders[pool][start:stop]]
-        return default_collate([self._dataset[index] for index in wanted or self._stand_ins()])
+        return [int(index) for pool, start, stop in places for index in orders[pool][start:stop]]
+
+    def _read(self, wanted: Sequence[int]) -> Any:
+        """Read samples; if there are none some that do not count: the optimizer makes a step."""
+        wanted = wanted or self._stand_ins()
+        if isinstance(self._dataset, ReadAhead):
+            return self._dataset.batch(wanted)
+        return default_collate([self._dataset[index] for index in wanted])
 
     def _stand_ins(self) -> range:
         return range(min(_STAND_IN, len(self._dataset)))
@@ -134,7 +159,7 @@ class ProcessGroup:
         self._all_reduce = AllReduce(model, collectives)
         self._balanced = policy == "balance"
         self._loaders: dict[tuple[int, bool, int, int], Loader] = {}
-        self._kept: list[MapStyle] = []  # so that no other dataset gets its id
+        self._kept: list[object] = []  # so that no other dataset gets its id
         self._turn = _Turn()
         self._samples = [0] * self.ranks
 
@@ -154,7 +179,12 @@ class ProcessGroup:
         return tuple(self._samples)
 
     def loader(
-        self, dataset: MapStyle, *, private: bool = False, batch: int | None = None, seed: int = 0
+        self,
+        dataset: MapStyle | Streamed,
+        *,
+        private: bool = False,
+        batch: int | None = None,
+        seed: int = 0,
     ) -> Loader:
         """Return a loader of ``dataset`` whose order follows from ``seed`` and the epoch; the same arguments
         give the same loader again. Every rank can read all samples, and each sample is taken once by one of
@@ -162,17 +192,25 @@ class ProcessGroup:
         these. A step has ``batch`` samples in all, 32 per rank if None. A rank that has none left while other
         ranks have gets two again that do not count. In a confined launch a device's batches are whole groups
         of its policy's ``least_samples``, and samples that are not ``private`` are for ranks without such
-        groups: the host. Raises LocalError if a rank has no samples or the batch is too small.
+        groups: the host. What ``millpond.data.stream`` returns is fetched ahead of need, in the same batches.
+        Raises LocalError if a rank has no samples or the batch is too small.
         """
         batch = _USUAL * self.ranks if batch is None else batch
         key = id(dataset), private, batch, seed
         if key not in self._loaders:
             tuner = BatchTuner(batch, self.ranks, balanced=self._balanced)
-            pools = self._pools(dataset, private)
             self._kept.append(dataset)
-            source = self._collectives.source
-            self._loaders[key] = Loader(dataset, pools, self.rank, tuner, seed, self._turn, source)
+            found = self._by_index(dataset, private, batch)
+            pools, source = self._pools(found, private), self._collectives.source
+            self._loaders[key] = Loader(found, pools, self.rank, tuner, seed, self._turn, source)
         return self._loaders[key]
+
+    def _by_index(self, dataset: MapStyle | Streamed, private: bool, batch: int) -> MapStyle:
+        if not isinstance(dataset, Streamed):
+            return dataset
+        if private:
+            raise LocalError("a stream is of public data: private data is read where it lies")
+        return dataset.by_index(-(-batch // self.ranks))
 
     def step(self, loss: Tensor, count: int | None = None) -> ExchangeStep:
         """Run ``backward`` of ``loss``, the *sum* over the samples of the last batch, and exchange gradients:

@@ -12,9 +12,10 @@ from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.base.schema import load
 from millpond.linux.files import sha256_of
+from millpond.train.job.check import check
 from millpond.train.job.files import MOST_FILES, WHEEL, JobFile, check_job_files
 from millpond.train.job.overrides import Settings, overridden
-from millpond.train.job.spec import DataSpec, Job, check
+from millpond.train.job.spec import DataSpec, Job
 
 
 def read(path: Path, settings: Settings = ()) -> tuple[Job, dict[str, Path]]:

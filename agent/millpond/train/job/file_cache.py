@@ -11,12 +11,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from millpond.base.errors import LocalError
-from millpond.linux.files import open_folders, sync_folder
+from millpond.linux.files import open_folders, replace_durably
+from millpond.linux.syscalls import sync_file_system
 from millpond.train.job.files import JobFile
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ KEPT_FREE = 64 << 20
 """Bytes of the disk that no file takes: others need some, too."""
 READ_AGAIN_SECONDS = 3600.0
 _UNFINISHED = ".new-"
+_COPIED = 1 << 20
 
 
 class _Identity(NamedTuple):
@@ -151,27 +153,72 @@ class FileCache:
         """
         parts = iter(parts)
         try:
-            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=_UNFINISHED)
-            with contextlib.ExitStack() as unless_whole, os.fdopen(descriptor, "wb") as out:
-                unless_whole.callback(os.unlink, name)
-                found = hashlib.sha256()
-                for part in parts:
-                    found.update(part)
-                    out.write(part)
-                if found.hexdigest() != file.sha256 or out.tell() != file.size:
+            with contextlib.ExitStack() as unless_whole:
+                found, path = self._unfinished(parts, unless_whole)
+                if found != file:
                     raise DamagedFile("it came with another SHA-256 than announced: it has changed meanwhile")
-                out.flush()
-                os.fchmod(descriptor, 0o444)  # a worker has another uid
-                os.fsync(descriptor)
-                Path(name).replace(self.path(file))
-                self._read[file.sha256] = _identity(os.fstat(descriptor)), time.monotonic()
-                unless_whole.pop_all()
-            sync_folder(self._folder)
+                replace_durably(path, self.path(file))
+                self._note_read(file)
         except OSError as error:
             raise LocalError(f"a file cannot be stored: {error.strerror}") from None
         finally:
             for _ in parts:
                 pass
+
+    def add_small(self, files: Sequence[JobFile], data: bytes) -> None:
+        """Store contents that lie one behind the other in ``data``, all or none: the disk is waited for once.
+        Raises DamagedFile if they are not those of ``files``, and LocalError as ``add`` does.
+        """
+        try:
+            with contextlib.ExitStack() as unless_whole:
+                folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+                unless_whole.callback(os.close, folder)
+                fresh, start = dict[JobFile, Path](), 0
+                for file in files:
+                    part, start = data[start : start + file.size], start + file.size
+                    found, fresh[file] = self._unfinished([part], unless_whole)
+                    if found != file:
+                        raise DamagedFile("a file came with another SHA-256 than announced")
+                sync_file_system(folder)
+                for file, path in fresh.items():
+                    path.replace(self.path(file))
+                    self._note_read(file)
+                os.fsync(folder)
+        except OSError as error:
+            raise LocalError(f"files cannot be stored: {error.strerror}") from None
+
+    def _unfinished(
+        self, parts: Iterable[bytes | memoryview], unless_whole: contextlib.ExitStack
+    ) -> tuple[JobFile, Path]:
+        """Write contents that have no name yet; return what they are, and where. ``unless_whole`` removes
+        them, if they are there still. Raises OSError.
+        """
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=_UNFINISHED)
+        unless_whole.callback(Path(name).unlink, missing_ok=True)
+        with os.fdopen(descriptor, "wb") as out:
+            os.fchmod(descriptor, 0o444)  # a worker has another uid
+            digest = hashlib.sha256()
+            for part in parts:
+                digest.update(part)
+                out.write(part)
+            return JobFile(digest.hexdigest(), out.tell()), Path(name)
+
+    def _note_read(self, file: JobFile) -> None:
+        """Note that these contents, which are there, need not be read again for a while."""
+        self._read[file.sha256] = _identity(self.path(file).stat()), time.monotonic()
+
+    def copy(self, path: Path) -> JobFile:
+        """Store the contents of the file at ``path``, and return what is known of them. Raises LocalError."""
+        try:
+            with path.open("rb") as opened:
+                file = JobFile(hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell())
+                opened.seek(0)
+                with self.held([file]):
+                    if not self.has(file):
+                        self.add(file, iter(lambda: opened.read(_COPIED), b""))
+        except OSError as error:
+            raise LocalError(f"{path}: {error.strerror}") from None
+        return file
 
     def link(self, files: Mapping[str, JobFile], folder: Path) -> None:
         """Make ``folder``, with ``files`` under their names. Raises LocalError."""
@@ -184,10 +231,10 @@ class FileCache:
         except OSError as error:
             raise LocalError(f"a job's files cannot be laid out: {error.strerror}") from None
 
-    def keep(self, files: Collection[JobFile]) -> None:
-        """Remove all other contents."""
+    def keep(self, digests: Collection[str]) -> None:
+        """Remove all contents of other digests."""
         with self._lock:
-            for name in self._present().keys() - {file.sha256 for file in files}:
+            for name in self._present().keys() - set(digests):
                 (self._folder / name).unlink()
 
 

@@ -26,22 +26,34 @@ class JobFile:
 
 
 def check_job_files(files: Mapping[str, JobFile], where: str) -> None:
-    """Check the files of a job by name. Raises ConfigError, naming ``where``, for a name that leads out of
-    the job's folder or is another file's folder, for what is no digest, and for too many files.
+    """Check the files of a job by name. Raises ConfigError, naming ``where``, for too many files and as
+    ``check_files``.
+    """
+    if len(files) > MOST_FILES or sum(len(name.encode()) for name in files) > _LONGEST_NAMES:
+        raise ConfigError(f"{where}: {len(files)} files are too many; put them into an archive")
+    check_files(files, where)
+
+
+def check_files(files: Mapping[str, JobFile], where: str) -> None:
+    """Check files by name. Raises ConfigError, naming ``where``, for a name that leads out of the files'
+    folder or is another file's folder, and for what is no digest.
     """
     for name in files:
         check_name(name, where)
-    if len(files) > MOST_FILES or sum(len(name.encode()) for name in files) > _LONGEST_NAMES:
-        raise ConfigError(f"{where}: {len(files)} files are too many; put them into an archive")
     sizes: dict[str, int] = {}
     for name, file in files.items():
-        if not _DIGEST.fullmatch(file.sha256) or file.size < 0:
+        if not is_digest(file.sha256) or file.size < 0:
             raise ConfigError(f"{where}: {name}: {file.sha256!r:.80} and {file.size} bytes are no file")
         if sizes.setdefault(file.sha256, file.size) != file.size:
             raise ConfigError(f"{where}: {name}: its contents are of two sizes")
     folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     if both := folders & files.keys():
         raise ConfigError(f"{where}: '{min(both)}' is a file and a folder")
+
+
+def is_digest(text: str) -> bool:
+    """Return whether ``text`` is a SHA-256 in hexadecimal digits."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def check_name(name: str, where: str) -> None:

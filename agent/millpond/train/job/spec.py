@@ -3,32 +3,53 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from millpond.aggregate.encoding.layout import MOST_SHARE, Encoding
+from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError
 from millpond.base.schema import load
-from millpond.train.strategies import catalogue
-from millpond.train.strategies.catalogue import as_table, unfit_for_steps
+from millpond.train.strategies.catalogue import as_table
 from millpond.train.strategies.strategy import LocalRule
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFolder:
+    """A folder of one ``device``: its ``path`` in the volume."""
+
+    device: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
     """The folders of the samples: ``private`` and ``public`` ones of every volume, ``test`` one of the host.
+    A public folder of one device alone is written "csd0:public/digits". Without a private folder its samples
+    are streamed to all other workers.
 
     A task of one's own reads them with its ``dataset``. Without one they hold labelled images in ``format``;
     ``classes`` (format ``images``) names the sub-folders by label, and is read from the test folder if left
     out.
     """
 
-    private: str
+    private: str = ""
     test: str = ""
     public: str | None = None
     format: Literal["npy", "idx", "images"] = "npy"
     classes: tuple[str, ...] = ()
+
+    @property
+    def of_device(self) -> DeviceFolder | None:
+        """The public folder of one device, None where each device has its own, or none."""
+        device, colon, path = (self.public or "").partition(":")
+        return DeviceFolder(device, path) if colon else None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the public samples of one device are streamed to other workers. Those of a job with private
+        data are not: what a worker asks for would tell another device of what it has seen.
+        """
+        return not self.private and self.of_device is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,9 @@ class TrainingSpec:
     the L2 norm ``clip_norm``. ``precision`` "bfloat16" is autocast. ``prefetch`` threads read the next
     batches meanwhile. Devices send their updates in ``encoding``: "float32", "bfloat16", "int8", "top-k", or
     a table with this ``name`` and the ``share`` (0..1) of the values that top-k sends.
+
+    With ``mini_epoch`` a round's ``epochs`` are over so many samples at a time, which are in memory
+    meanwhile, fewer where the device has no memory for them; so each round reads each sample once.
     """
 
     optimizer: str | dict[str, Any] = ""
@@ -95,6 +119,7 @@ class TrainingSpec:
     precision: Literal["float32", "bfloat16"] = "float32"
     prefetch: int = 0
     encoding: str | dict[str, Any] = "float32"
+    mini_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +152,11 @@ class FederatedSpec:
     ``strategy`` is the name of one, or a table with it or a ``factory`` and further keys, see
     ``strategies.catalogue``. Parameters and buffers whose names match a pattern of ``local`` stay on their
     devices.
+
+    ``late`` updates are dropped, or carried into the round in which they come. With a ``buffer`` rounds are
+    asynchronous: one ends when the buffer has so many updates, a device that has answered begins anew at
+    once, and one that takes three times the ``deadline``, and more than a minute, is given up. An update from
+    a state that is ``s`` rounds old counts ``1 / sqrt(1 + s)``, and not at all beyond ``max_staleness``.
     """
 
     rounds: int = 20
@@ -136,6 +166,9 @@ class FederatedSpec:
     least: int = 2
     strategy: str | dict[str, Any] = "fedavg"
     local: tuple[str, ...] = ()
+    late: Literal["drop", "carry"] = "drop"
+    buffer: int = 0
+    max_staleness: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +249,14 @@ class WorkSpec:
     encoding: Encoding = field(default_factory=Encoding)
     local: LocalRule = field(default_factory=LocalRule)
     local_layers: tuple[str, ...] = ()
+    mini_epoch: int = 0
 
     def most_local_steps(self, samples: int) -> int:
         """Return the most local steps over so many samples: a batch is half full at least, or one group."""
         if not self.batch:
             return self.passes * self.steps
+        if self.mini_epoch:  # of a size that the device may choose
+            return self.passes * samples
         return self.passes * min(samples, 2 * samples // self.batch + 1)
 
 
@@ -234,7 +270,8 @@ class Job:
 
     Updates are added by ``aggregate``: the "host", the devices among themselves with one named as the root,
     or "auto": the devices where they have a LAN of their own and are faster so. Devices add by ``topology``;
-    "auto" is the one that takes the least time by the rates of their links.
+    "auto" is the one that takes the least time by the rates of their links; "udp" is a star whose nodes
+    exchange datagrams on their LAN.
     """
 
     name: str
@@ -250,7 +287,7 @@ class Job:
     devices: tuple[str, ...] = ()
     priority: int = 0
     aggregate: str = "auto"
-    topology: Literal["auto", "star", "tree", "ring"] = "auto"
+    topology: Literal["auto", "star", "tree", "ring", "udp"] = "auto"
 
     @property
     def code(self) -> ModelSpec:
@@ -269,6 +306,8 @@ class Job:
         """The key for whose sake the host adds the updates, "" if devices can."""
         if self.limits.clip is not None:
             return "limits.clip"
+        if self.averaging.buffer:
+            return "federated.buffer"
         return "train.encoding" if self.work.encoding.name != "float32" else ""
 
     @property
@@ -295,7 +334,9 @@ class Job:
     def work(self) -> WorkSpec:
         """The part that workers need."""
         train, synchronous = self.train, self.synchronous
-        local: dict[str, Any] = {"passes": train.epochs, "batch": train.batch} if synchronous is None else {}
+        local: dict[str, Any] = {}
+        if synchronous is None:
+            local = {"passes": train.epochs, "batch": train.batch, "mini_epoch": train.mini_epoch}
         if synchronous is not None and synchronous.local_steps > 1:
             local = {"passes": 1, "steps": synchronous.local_steps}
         return WorkSpec(
@@ -314,7 +355,7 @@ class Job:
             precision=train.precision,
             prefetch=train.prefetch,
             held_out=self.evaluate.held_out if "devices" in self.evaluate.on else 0.0,
-            encoding=_encoding(train.encoding, "the job"),
+            encoding=encoding_of(train.encoding, "the job"),
             local_layers=() if synchronous else self.averaging.local,
             **local,
         )
@@ -338,7 +379,7 @@ def _optimizer(given: str | dict[str, Any], rate: float, momentum: float | None 
     return OptimizerSpec(name, rate, arguments)
 
 
-def _encoding(given: str | dict[str, Any], where: str) -> Encoding:
+def encoding_of(given: str | dict[str, Any], where: str) -> Encoding:
     """Return the encoding of a table, or of a name alone. Raises ConfigError."""
     found = load(Encoding, {"name": given} if isinstance(given, str) else given, where)
     if isinstance(given, dict) and "share" in given and found.name != "top-k":
@@ -352,140 +393,3 @@ def longer(job: Job, rounds: int) -> Job:
     if job.synchronous:
         return replace(job, synchronous=replace(job.synchronous, epochs=rounds))
     return replace(job, federated=replace(job.averaging, rounds=rounds))
-
-
-_MOST = 1e9
-
-
-def check(job: Job, where: str) -> Job:
-    """Return the same job if its values make sense. Raises ConfigError naming ``where`` and the key."""
-    if (job.task is None) == (job.model is None):
-        raise ConfigError(f"{where}: a job has one of the tables [task] and [model]")
-    if job.federated and job.synchronous:
-        raise ConfigError(f"{where}: a job is either federated or synchronous: remove one of the two tables")
-    _check_positive(job, where)
-    shares = {
-        "federated: quorum": job.averaging.quorum,
-        "federated: fraction": job.averaging.fraction,
-        "evaluate: held_out": job.evaluate.held_out,
-        "train: momentum": job.train.momentum,
-    }
-    for key, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
-    if "lr" in job.train.optimizer and not isinstance(job.train.optimizer, str):
-        raise ConfigError(f"{where}: train: optimizer: write learning_rate, not lr")
-    _check_queueing(job, where)
-    if job.aggregate not in ("auto", "host") and (key := job.adds_on_host):
-        raise ConfigError(f"{where}: aggregate: with {key} the host has to add the updates")
-    if "/" in job.code.signature:
-        raise ConfigError(
-            f"{where}: {job.table}: signature: '{job.code.signature}' must be beside the job file"
-        )
-    _check_evaluation(job, f"{where}: evaluate")
-    if job.synchronous:
-        _check_synchronous(job.synchronous, f"{where}: synchronous")
-        _check_strategy_of_steps(job.synchronous, f"{where}: synchronous: strategy")
-    else:
-        catalogue.check(job.strategy, f"{where}: federated: strategy")
-    _encoding(job.train.encoding, f"{where}: train: encoding")
-    check_work(job.work, where)
-    return job
-
-
-def _check_positive(job: Job, where: str) -> None:
-    positive: dict[str, float | None] = {
-        "train: learning_rate": job.train.learning_rate,
-        "train: batch": job.train.batch,
-        "train: epochs": job.train.epochs,
-        "train: accumulate": job.train.accumulate,
-        "train: clip_norm": job.train.clip_norm,
-        "federated: deadline": None if job.averaging.deadline == "auto" else job.averaging.deadline,
-        "evaluate: every": job.evaluate.every,
-        "evaluate: patience": job.evaluate.patience,
-        "limits: wait": job.limits.wait,
-        "limits: most_samples": job.limits.most_samples,
-        "limits: most_share": job.limits.most_share,
-        "limits: most_count": job.limits.most_count,
-        "limits: clip": job.limits.clip,
-    }
-    for key, value in positive.items():
-        if value is not None and not 0 < value <= _MOST:
-            raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
-    if not 0 <= (rounds := job.averaging.rounds) <= _MOST:
-        raise ConfigError(f"{where}: federated: rounds: {rounds} is not between 0 and {_MOST:.10g}")
-
-
-def _check_evaluation(job: Job, where: str) -> None:
-    evaluate = job.evaluate
-    if "host" in evaluate.on and not job.data.test:
-        raise ConfigError(f'{where}: on: "host" needs a folder of the host: data.test')
-    if "devices" in evaluate.on and not 0 < evaluate.held_out < 1:
-        raise ConfigError(f"{where}: held_out: {evaluate.held_out} holds no samples out, or all")
-    if "host" in evaluate.on and job.averaging.local:
-        raise ConfigError(f'{where}: on: layers of federated.local are on devices alone: on = ["devices"]')
-    if len(set(evaluate.on)) < len(evaluate.on):
-        raise ConfigError(f"{where}: on: a place is named twice")
-    if evaluate.target is not None and not math.isfinite(evaluate.target):
-        raise ConfigError(f"{where}: target: {evaluate.target} is never reached")
-    if not evaluate.on and (evaluate.target is not None or evaluate.patience is not None):
-        raise ConfigError(f"{where}: without a place in 'on' there is nothing to end the job early")
-
-
-def _check_queueing(job: Job, where: str) -> None:
-    for name in job.devices:
-        if job.devices.count(name) > 1:
-            raise ConfigError(f"{where}: devices: '{name}' is named twice")
-    if abs(job.priority) > _MOST:
-        raise ConfigError(f"{where}: priority: {job.priority} is not between {-_MOST:.10g} and {_MOST:.10g}")
-
-
-def check_work(work: WorkSpec, where: str) -> None:
-    """Check the part of a job that its workers need. Raises ConfigError."""
-    if not 0 <= work.threads <= 1024:
-        raise ConfigError(f"{where}: train: threads: {work.threads} is not between 0 and 1024")
-    if not work.name or not all(c.isalnum() or c in "-_." for c in work.name) or work.name.startswith("."):
-        raise ConfigError(f"{where}: name: '{work.name}' must be of letters, digits, '-', '_' and '.'")
-    module, colon, attribute = work.model.factory.partition(":")
-    table = "task" if work.task else "model"
-    if not module or bool(colon) != bool(attribute) or not (attribute or work.task):
-        raise ConfigError(f"{where}: {table}: factory: '{work.model.factory}' is not module:callable")
-    if not 0 <= work.prefetch <= 64:
-        raise ConfigError(f"{where}: train: prefetch: {work.prefetch} is not between 0 and 64")
-    if not (0 <= work.held_out < 1 and 1 <= work.accumulate <= _MOST and 0 <= work.total <= _MOST):
-        raise ConfigError(f"{where}: a share of the samples or a number of parts makes no sense")
-    if not 0 < work.encoding.share <= MOST_SHARE:
-        share = work.encoding.share
-        raise ConfigError(f"{where}: train: encoding: share: {share} is not above 0 and at most {MOST_SHARE}")
-    if not all(work.local_layers):
-        raise ConfigError(f"{where}: federated: local: a pattern is empty")
-    if min(work.passes, work.batch) < 0 or work.steps < 1:
-        raise ConfigError(f"{where}: a worker cannot train in {work.steps} batches of {work.batch}")
-
-
-def _check_strategy_of_steps(synchronous: SynchronousSpec, where: str) -> None:
-    """Refuse what makes no sense in synchronous steps. Raises ConfigError."""
-    strategy = catalogue.check(synchronous.strategy, where)
-    if synchronous.local_steps == 1:
-        if synchronous.strategy != "fedavg":
-            raise ConfigError(f"{where}: applies differences, not gradients: set local_steps, or [federated]")
-    elif strategy and (fault := unfit_for_steps(strategy)):
-        raise ConfigError(f"{where}: {fault}; it is for [federated]")
-
-
-def _check_synchronous(synchronous: SynchronousSpec, where: str) -> None:
-    """Check a synchronous job; one without epochs only measures its workers. Raises ConfigError."""
-    bounds = {
-        "epochs": (synchronous.epochs, 0, _MOST),
-        "quorum": (synchronous.quorum, 0, 1),
-        "local_steps": (synchronous.local_steps, 1, 1 << 16),
-        "global_batch": (synchronous.global_batch, 2, 1 << 20),
-        "steps": (synchronous.steps, 1, _MOST),
-        "warmup": (synchronous.warmup, 0, _MOST),
-        "checkpoint": (synchronous.checkpoint, 0.1, _MOST),
-    }
-    for key, (value, least, most) in bounds.items():
-        if value is not None and not least <= value <= most:
-            raise ConfigError(f"{where}: {key}: {value} is not between {least} and {most:.10g}")
-    if synchronous.patience and not 1 <= synchronous.patience <= _MOST:
-        raise ConfigError(f"{where}: patience: {synchronous.patience} is neither 0 nor at least 1")

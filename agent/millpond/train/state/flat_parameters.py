@@ -57,6 +57,12 @@ class FlatParameters:
         self._buffers = [tensor for tensor in self.tensors if tensor.name in buffers]
         self._copied = [tensor for tensor in self.tensors if tensor.name in buffers or tensor.name in copied]
 
+    @property
+    def added(self) -> tuple[tuple[int, int], ...]:
+        """The spans of the buffers, to which ``take_mean`` adds the mean."""
+        spans = (self._spans[tensor.name] for tensor in self._buffers)
+        return tuple((span.start, span.stop) for span in spans)
+
     def bind(self, state: Vector) -> None:
         """Bind the model's state to another vector [size] that has its values."""
         self.state = state

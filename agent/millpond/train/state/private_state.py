@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from millpond.base.errors import LocalError
+from millpond.linux.files import replace_durably
 from millpond.linux.progress import reading
 
 _FILE = "state.safetensors"
@@ -48,7 +49,7 @@ class PrivateState:
         try:
             with reading():  # a process that waits for a slow flash is not hung
                 save_file(self._tensors(), new)
-                new.replace(self._path)
+                replace_durably(new, self._path)
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be written: {error}") from None
 

@@ -19,7 +19,7 @@ from millpond.train.strategies.fedprox import FedProx
 from millpond.train.strategies.fedyogi import FedYogi
 from millpond.train.strategies.median import CoordinateMedian
 from millpond.train.strategies.perfedavg import PerFedAvg
-from millpond.train.strategies.strategy import Strategy
+from millpond.train.strategies.strategy import Combination, LocalRule, Strategy
 from millpond.train.strategies.trimmed import TrimmedMean
 
 STRATEGIES: Final[Mapping[str, type[Strategy]]] = {
@@ -61,6 +61,17 @@ def check(given: str | Mapping[str, Any], where: str) -> Strategy | None:
 def as_table(given: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return the table of a strategy that is given as one, or by its name alone."""
     return {"name": given} if isinstance(given, str) else dict(given)
+
+
+def unfit_for_lateness(combine: Combination, local: LocalRule, *, repeats: bool) -> str:
+    """Return why a strategy makes no sense where late updates count, and where devices answer repeatedly in
+    one round if ``repeats``; "" if it does.
+    """
+    if combine.rule != "mean":
+        return f"the rule '{combine.rule}' takes votes of one round"
+    if repeats and local.personal:
+        return "personal models are trained from round to round"
+    return ""
 
 
 def unfit_for_steps(strategy: Strategy) -> str:

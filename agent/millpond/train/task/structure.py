@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the structure of a batch: the places, types and shapes of its parts, without any value."""
+"""Pure: the structure of a batch: the places, types, shapes and bytes of its parts, without any value."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,19 @@ NO_IMAGES: Final = "has no images.npy, no *-images-idx3-ubyte and no sub-folder 
 def parts_of(batch: Any) -> tuple[BatchPart, ...]:
     """Return the parts of a batch, any tree of tensors."""
     return tuple(_parts(batch, ""))
+
+
+def size_of(tree: Any) -> int:
+    """Return the bytes that samples take in memory; of objects other than tensors, arrays and plain values
+    those that Python tells of.
+    """
+    if isinstance(size := getattr(tree, "nbytes", None), int):
+        return size
+    if isinstance(tree, Mapping):
+        return sum(map(size_of, tree.values()))
+    if isinstance(tree, list | tuple):
+        return sum(map(size_of, tree))
+    return sys.getsizeof(tree)
 
 
 def _parts(batch: Any, place: str) -> Iterator[BatchPart]:

@@ -75,6 +75,10 @@ class Task:
         found: Callable[..., Any] | None = getattr(self._user, name, None)
         return found if callable(found) else None
 
+    def has(self, name: str) -> bool:
+        """Return whether the user's task has a hook of this name."""
+        return self._hook(name) is not None
+
     @property
     def classifies_images(self) -> bool:
         """Whether samples and loss are the default ones."""
@@ -103,7 +107,7 @@ class Task:
         """Return the batch of some samples of each data set. Raises DataError, and any exception of the
         user's.
         """
-        found = [_items(part, indices) for part, indices in wanted]
+        found = [items_of(part, indices) for part, indices in wanted]
         if not isinstance(found[0], list):
             return found[0] if len(found) == 1 else _joined(found)
         return (self._hook("collate") or default_collate)([sample for part in found for sample in part])
@@ -190,7 +194,8 @@ def logits(outputs: Any) -> Tensor:
     return found
 
 
-def _items(part: SampleSet, indices: Ints) -> Any:
+def items_of(part: SampleSet, indices: Ints) -> Any:
+    """Return some samples of a data set: a list, or a batch if its ``__getitems__`` returns one."""
     wanted = indices.tolist()
     getitems = getattr(part, "__getitems__", None)
     return getitems(wanted) if callable(getitems) else [part[index] for index in wanted]

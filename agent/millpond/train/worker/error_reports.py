@@ -7,6 +7,7 @@ errors, which are written for that, and of all others only the type and the plac
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
@@ -14,13 +15,18 @@ from millpond.base.errors import LocalError
 from millpond.train.data.errors import TRANSIENT, DataError
 from millpond.wire.messages import Failure
 
+PROCESSES = "processes"
+"""The code of an error that a refused process or thread may have caused."""
+_ALLOCATION = re.compile("can't allocate memory|not enough memory|out of memory")
+_NO_THREAD = re.compile("can't start new thread|Resource temporarily unavailable")
+_LONGEST_CHAIN = 20
 _HERE = Path(__file__).parents[1]
 _MODULE_FILE = "torch/nn/modules/module.py"
 
 
 def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -> Failure:
-    """Report an error: code ``data``, ``io`` (which another try may mend) or ``model``, and one line of text;
-    with any message if ``full``. ``factory`` makes the task or the model.
+    """Report an error: code ``data``, ``io`` (which another try may mend), ``memory``, ``processes`` or
+    ``model``, and one line of text; with any message if ``full``. ``factory`` makes the task or the model.
     """
     if isinstance(error, LocalError) and _is_ours(error):
         if isinstance(error, DataError):
@@ -28,10 +34,37 @@ def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -
         return Failure("model", str(error))
     place = _users_place(error, code_dir) or _place_in_model(error, factory) or _own_place(error)
     code = "io" if isinstance(error, OSError) and error.errno in TRANSIENT else "model"
+    if _is_out_of_memory(error):
+        code, place = "memory", f"{place}: out of memory"
+    elif _may_lack_processes(error):
+        code = PROCESSES
     if full:
         message = " ".join("".join(traceback.format_exception_only(error)).split())
         return Failure(code, f"{message} ({place})")
     return Failure(code, f"{type(error).__name__} {place}; its message stays on the device")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation has failed: torch raises RuntimeError for the processor's memory, and
+    OutOfMemoryError for that of an accelerator.
+    """
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and bool(_ALLOCATION.search(str(error)))
+    )
+
+
+def _may_lack_processes(error: BaseException) -> bool:
+    """Return whether the error, or one that it was raised after, is that of a refused process or thread; a
+    socket without data raises the same.
+    """
+    found: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if isinstance(found, BlockingIOError):
+            return True
+        if isinstance(found, RuntimeError) and _NO_THREAD.search(str(found)):
+            return True
+        found = found and (found.__cause__ or found.__context__)
+    return False
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,13 @@ from millpond.wire.framing import Head
 from millpond.wire.messages import Failure, Message
 
 if TYPE_CHECKING:
-    from millpond.train.worker.roles import Answer, WorkerRole
+    from millpond.train.worker.roles import Answer, OpenStream, WorkerRole
 
 
 class WorkerProcess:
-    """Serves one channel. Failures contain messages of exceptions only if ``full``."""
+    """Serves one channel. Failures contain messages of exceptions only if ``full``. ``open_stream`` opens
+    streamed samples, where a worker has such.
+    """
 
     def __init__(
         self,
@@ -46,9 +48,10 @@ class WorkerProcess:
         full: bool,
         shared: Sequence[int],
         state: Path | None = None,
+        open_stream: OpenStream | None = None,
     ) -> None:
         self._channel, self._root, self._code_dir, self._state = channel, root, code_dir, state
-        self._full, self._shared = full, shared
+        self._full, self._shared, self._open_stream = full, shared, open_stream
         self._session: WorkerRole | None = None
         self._factory = ""
 
@@ -101,12 +104,15 @@ class WorkerProcess:
         self._session, self._factory = None, prepare.work.model.factory
         user_code.forget(self._code_dir)
         shared = roles.Descriptors(*self._shared)
-        self._session = roles.make(prepare, self._root, self._code_dir, shared, self._state)
+        place = (self._root, self._code_dir, shared, self._state)
+        self._session = roles.make(prepare, *place, self._open_stream)
         return self._session.ready()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the worker; return the exit code."""
+def main(arguments: Sequence[str] | None = None, opener: Callable[[int], OpenStream] | None = None) -> int:
+    """Run the worker; return the exit code. ``opener`` returns what opens streamed samples, from the
+    descriptor of the socket for streams.
+    """
     options = _parser().parse_args(arguments)
     die_with_parent(signal.SIGKILL)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -121,8 +127,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.wheels:
         sys.path.insert(0, str(options.wheels))
     with Channel(sock, "the coordinator") as channel:
-        shared, state = options.shared, options.state
-        return WorkerProcess(channel, root, code_dir, full=full, shared=shared, state=state).serve()
+        worker = WorkerProcess(
+            channel,
+            root,
+            code_dir,
+            full=full,
+            shared=options.shared,
+            state=options.state,
+            open_stream=opener(options.streams) if opener else None,
+        )
+        return worker.serve()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -143,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         "--code", type=Path, default=Path(), help="the job's files; also the working directory"
     )
     parser.add_argument("--state", type=Path, help="where the task's own state is kept")
+    parser.add_argument("--streams", type=int, help="descriptor of the socket that gives connections")
     parser.add_argument("--wheels", type=Path, help="the job's unpacked wheels, which are imported from")
     parser.add_argument(
         "--errors",

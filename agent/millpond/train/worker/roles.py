@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from millpond.aggregate.messages import Advance
 from millpond.base.errors import LocalError
 from millpond.linux import memory
 from millpond.train import protocol
@@ -26,9 +27,11 @@ from millpond.train.compute.optimizers import Schedule, make_optimizer
 from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.data.errors import DataError
+from millpond.train.data.read_ahead import ReadAhead
+from millpond.train.data.streamed import StreamedSamples
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
-from millpond.train.protocol import PrepareServer, PrepareWorker, Ready, Score, ServerReady
+from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Ready, Score, ServerReady
 from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
@@ -44,6 +47,8 @@ from millpond.wire.channel import Buffer
 from millpond.wire.messages import Message, Ok
 
 Answer = tuple[Message, Buffer]
+OpenStream = Callable[[WorkSpec, Folder], ReadAhead]
+"""Returns the samples of a folder on another device, by their indices. Raises RemoteError."""
 
 _TRIED = 2
 """Samples with which the parameter server tries the model: BatchNorm has no variance of one. A worker whose
@@ -79,13 +84,16 @@ def make(
     code_dir: Path,
     shared: Descriptors,
     private: Path | None = None,
+    open_stream: OpenStream | None = None,
 ) -> WorkerRole:
-    """Build the model and load the samples. Raises LocalError, and any exception of the user's code."""
+    """Build the model and load the samples, those of streamed folders by ``open_stream``. Raises LocalError,
+    and any exception of the user's code.
+    """
     generators.diverge()
     generators.be_deterministic(prepare.work.threads)
     if isinstance(prepare, PrepareServer):
         return ParameterServerRole(prepare, root, code_dir, shared)
-    return TrainingRole(prepare, root, code_dir, shared, private)
+    return TrainingRole(prepare, root, code_dir, shared, private, open_stream)
 
 
 class TrainingRole:
@@ -100,6 +108,7 @@ class TrainingRole:
         code_dir: Path,
         shared: Descriptors,
         private: Path | None = None,
+        open_stream: OpenStream | None = None,
     ) -> None:
         work = prepare.work
         task, model = user_code.build(work, code_dir)
@@ -114,7 +123,7 @@ class TrainingRole:
         size, self._count, self._descriptor = layout.size(prepare.tensors), prepare.states, shared.states
         values = memory.map_second(shared.values, 4 * size)
         self._states: list[Vector] = []
-        parts = [task.dataset(root, folder.path, "train") for folder in prepare.folders]
+        parts = [_opened(task, root, work, folder, open_stream) for folder in prepare.folders]
         for folder, part in zip(prepare.folders, parts, strict=True):
             if not len(part):
                 raise DataError(f"missing data: {folder.path} holds no samples")
@@ -123,7 +132,9 @@ class TrainingRole:
         model = accelerator.place(model, prepare.accelerator)
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32), local=local)
         self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
-        self._trainer = LocalTrainer(parameters, task, self._samples, work, prepare.run, private)
+        self._trainer = LocalTrainer(
+            parameters, task, self._samples, work, prepare.run, private, prepare.fast
+        )
         self._batch = () if work.total else self._first_batch(task, prepare, parts)
         kept = task.state() if private else None
         self._private = PrivateState(kept, private) if kept is not None and private else None
@@ -164,12 +175,25 @@ class TrainingRole:
         return self._states
 
 
+def _opened(
+    task: Task, root: Path, work: WorkSpec, folder: Folder, open_stream: OpenStream | None
+) -> SampleSet:
+    """Return the samples of a folder, here or on another device. Raises DataError."""
+    if not folder.streamed:
+        return task.dataset(root, folder.path, "train")
+    if open_stream is None:
+        raise LocalError("a worker without a socket for streams has no streamed samples")
+    return StreamedSamples(lambda: open_stream(work, folder), folder.path, folder.source)
+
+
 class ParameterServerRole:
     """Holds the model and the optimizer of a job, and scores the model."""
 
     def __init__(self, prepare: PrepareServer, root: Path, code_dir: Path, shared: Descriptors) -> None:
         work = prepare.work
         self._task, model = user_code.build(work, code_dir)
+        if prepare.streamed:
+            _check_streamed(self._task)
         self._note = _initialize(model, work, code_dir)
         layers = flat.local_names(model, work.local_layers)
         self._tensors = flat.describe(model, layers)
@@ -242,7 +266,33 @@ class ParameterServerRole:
     def ready(self) -> ServerReady:
         """Implement ``WorkerRole``."""
         local, combine = self._strategy.local, self._strategy.combine
-        return ServerReady(self._tensors, self._frozen, self._frozen_checksum, self._note, local, combine)
+        stateless = not self._work.local_layers and not local.personal and self._task.state() is None
+        return ServerReady(
+            self._tensors,
+            self._frozen,
+            self._frozen_checksum,
+            self._note,
+            local,
+            combine,
+            self._step,
+            stateless,
+        )
+
+    @property
+    def _step(self) -> Advance | None:
+        """The step from one state to the next, if it is that of FedAvg and no value is rounded."""
+        strategy, types = self._strategy, {tensor.dtype for tensor in self._tensors}
+        subtracts = (
+            self._work.passes > 0
+            and types <= {"float32", *layout.INTEGERS}
+            and isinstance(strategy, FedAvg)
+            and type(strategy).step is FedAvg.step
+            and not strategy.torch_optimizer
+            and strategy.learning_rate == 1
+            and strategy.combine.rule == "mean"
+            and not strategy.local.normalized
+        )
+        return Advance(self._parameters.added) if subtracts else None
 
     def inlet(self, message: Message) -> Vector | None:
         """Implement ``WorkerRole``."""
@@ -297,6 +347,18 @@ class ParameterServerRole:
         if state is not self._parameters.state:
             state[:] = self._parameters.state
             self._parameters.bind(state)
+
+
+def _check_streamed(task: Task) -> None:
+    """Raise LocalError for a task whose samples, or whose workers, cannot be those of a stream."""
+    if task.has("dataset"):
+        raise LocalError(
+            "data.public: samples that are streamed are labelled images; the task's dataset reads folders"
+        )
+    if task.has("state"):
+        raise LocalError(
+            "data.public: a worker that has a stream keeps nothing on its device; the task has state"
+        )
 
 
 class _HeldOut:

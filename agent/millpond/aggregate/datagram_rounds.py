@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (sockets, threads): the reduction of a star by UDP on a LAN: the root is the aggregator, and the mean
+reaches all nodes with it. ``docs/udp-aggregation.md`` describes the datagrams.
+
+Lost datagrams are sent again, so the mean has the bits of the same reduction by TCP. All updates count, or
+the reduction fails. Each client has a key of its own for one round, which the root sends it over their
+authenticated channel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from millpond.aggregate.kernels import Vector
+from millpond.aggregate.messages import FetchSums, JoinRound
+from millpond.aggregate.progress import STALL_SECONDS, expect
+from millpond.aggregate.udp.aggregator import ClientHead
+from millpond.aggregate.udp.datagrams import KEY_SIZE, MOST_CLIENTS, VectorPlan, values_at
+from millpond.aggregate.udp.exchange import NoClientLeft, aggregate, exchange
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ProtocolError, RemoteError
+from millpond.wire.channel import Channel
+from millpond.wire.messages import Ok
+
+_ROUNDS = 1 << 32
+_SLOWEST = 1e6
+"""Bytes per second of a vector, below which a round has failed."""
+
+
+class DatagramRounds:
+    """Rounds of a node on two UDP sockets of the LAN ``network`` with this ``mtu``: ``hub`` is for those that
+    the node leads, ``own`` for its updates. ``passing`` is called with the bytes of each update before it is
+    sent, and with those of each mean, whose parts leave as soon as they are known, when the round is over.
+    """
+
+    def __init__(
+        self,
+        hub: socket.socket,
+        own: socket.socket,
+        mtu: int,
+        network: str,
+        passing: Callable[[memoryview], None],
+    ) -> None:
+        self._hub, self._own, self._values, self._passing = hub, own, values_at(mtu), passing
+        self._network = ipaddress.ip_network(network)
+        self._leading, self._joining_in = _Turn(), _Turn()
+
+    def lead(self, request: FetchSums, update: Vector, children: Mapping[str, Channel]) -> Vector:
+        """Return the sum of ``update`` and those of the children over the divisor of ``request``. All of
+        them keep it, too. Raises RemoteError if any is lost.
+        """
+        joins = {
+            name: self._joining(request, number) for number, name in enumerate((request.node, *children))
+        }
+        for name, channel in children.items():
+            channel.send(joins[name], Deadline.after(STALL_SECONDS))
+        for channel in children.values():
+            expect(channel, Ok)
+        leaving = update  # until the mean is known: as many bytes
+        try:
+            leaving = self._aggregate(request, joins, update)
+        finally:
+            for _ in children:
+                self._passing(leaving.data.cast("B"))
+        for channel in children.values():
+            channel.expect(Ok, Deadline.after(round_seconds(update.nbytes)))
+        return leaving
+
+    def _aggregate(self, request: FetchSums, joins: Mapping[str, JoinRound], update: Vector) -> Vector:
+        # All or none count, so one weight may be the whole divisor.
+        heads = [
+            ClientHead(join.key, request.divisor if name == request.node else 0.0, request.bounds[name][1])
+            for name, join in joins.items()
+        ]
+        plan, allowed = _plan(joins[request.node], update), round_seconds(update.nbytes)
+        pool = ThreadPoolExecutor(1, "own update")
+        try:
+            own = pool.submit(self._exchange, joins[request.node], update)
+            lost = self._lost(plan, heads, Deadline.after(allowed))
+            if lost:
+                names = list(joins)
+                faults = "; ".join(f"{names[client]}: {fault}" for client, fault in lost.items())
+                raise RemoteError(f"a round by datagrams: {faults}")
+            return own.result()
+        finally:
+            pool.shutdown(
+                wait=False
+            )  # an own update that is left out waits until its deadline, or the next round
+
+    def _lost(self, plan: VectorPlan, heads: Sequence[ClientHead], deadline: Deadline) -> dict[int, str]:
+        """Aggregate. Returns the clients that are left out, with the reason."""
+        with self._leading.taken() as abandoned:
+            try:
+                done = aggregate(self._hub, plan, heads, deadline, with_mean=False, abandoned=abandoned)
+            except NoClientLeft as error:
+                return error.lost
+        return done.lost
+
+    def check(self, request: JoinRound, update: Vector) -> None:
+        """Check a request for ``update``, which then passes the gate. Raises RemoteError."""
+        if len(request.key) != KEY_SIZE or not 0 <= request.client < MOST_CLIENTS:
+            raise ProtocolError(f"client {request.client} with a key of {len(request.key)} bytes")
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(request.address) in self._network:
+                self._passing(update.data.cast("B"))
+                return
+        raise ProtocolError(f"{request.address:.40} is not on the LAN {self._network}")
+
+    def join(self, request: JoinRound, update: Vector) -> Vector:
+        """Send ``update`` to the aggregator of a checked request, and return the mean. Raises RemoteError."""
+        return self._exchange(request, update)
+
+    def _exchange(self, request: JoinRound, update: Vector) -> Vector:
+        hub, deadline = (request.address, request.port), Deadline.after(round_seconds(update.nbytes))
+        plan, client, key = _plan(request, update), request.client, request.key
+        with self._joining_in.taken() as abandoned:
+            done = exchange(self._own, hub, plan, client, key, update, deadline=deadline, abandoned=abandoned)
+        return done.mean
+
+    def _joining(self, request: FetchSums, client: int) -> JoinRound:
+        address, port = self._hub.getsockname()[:2]
+        return JoinRound(request.exchange, address, port, client, secrets.token_bytes(KEY_SIZE), self._values)
+
+
+class _Turn:
+    """Gives a socket to the newest round: one that nobody waits for any more ends."""
+
+    def __init__(self) -> None:
+        self._lock, self._abandoned = threading.Lock(), threading.Event()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[threading.Event]:
+        """Have the turn, within a second or so. Yields the event that a later round sets."""
+        self._abandoned.set()
+        with self._lock:
+            self._abandoned.clear()
+            yield self._abandoned
+
+
+def _plan(request: JoinRound, update: Vector) -> VectorPlan:
+    try:
+        return VectorPlan(request.exchange % _ROUNDS, len(update), request.values)
+    except ValueError as error:
+        raise ProtocolError(f"a round by datagrams: {error}") from None
+
+
+def round_seconds(size: int) -> float:
+    """Return the time limit of a round of vectors of ``size`` bytes, of both directions."""
+    return 2 * STALL_SECONDS + 2 * size / _SLOWEST

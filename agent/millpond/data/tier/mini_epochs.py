@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (files, the clock): the mini-epochs of a data set, for a training loop of one's own.
+
+::
+
+    with millpond.data.mini_epochs(dataset, fast="8 GiB", repeat="auto", passes=10) as mini_epochs:
+        for mini_epoch in mini_epochs:  # instead of: for epoch in range(...)
+            for batch in DataLoader(mini_epoch, batch_size=64, shuffle=True):
+                ...
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.utils.data import Dataset
+
+from millpond.base.errors import LocalError
+from millpond.base.sizes import bytes_of
+from millpond.data.tier.fast_tier import FastTier, FetchedSlice
+from millpond.data.tier.remembered import RememberedRepeats
+from millpond.data.tier.repeats import RepeatHistory, RepeatRule, rule_of
+from millpond.data.tier.slices import PassOrder, Place
+
+if TYPE_CHECKING:
+    from millpond.train.distributed.group import MapStyle
+
+log = logging.getLogger(__name__)
+Augment = Callable[[Any], Any]
+
+
+class MiniEpoch(Dataset[Any]):
+    """One repetition of a mini-epoch: a map-style data set that lies in the fast tier. A process of a
+    DataLoader may read it if that forks.
+    """
+
+    def __init__(self, fetched: FetchedSlice, repeat: int, augment: Augment | None) -> None:
+        self.place, self.repeat = fetched.place, repeat
+        self._slot, self._augment = fetched.slot, augment
+
+    def __len__(self) -> int:
+        return len(self._slot)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self._slot[index]
+        return self._augment(sample) if self._augment else sample
+
+
+class MiniEpochs:
+    """Iterates over the mini-epochs of ``passes`` passes, each as often as ``rule`` says; see
+    ``millpond.data.mini_epochs``. ``waited`` are the seconds without a mini-epoch, ``repeats`` the
+    repetitions of those that are done.
+    """
+
+    def __init__(
+        self,
+        dataset: MapStyle,
+        tier: FastTier,
+        order: PassOrder,
+        size: int,
+        rule: RepeatRule,
+        passes: int,
+        augment: Augment | None,
+        remembered: RememberedRepeats | None = None,
+    ) -> None:
+        self._dataset, self._tier, self._order, self._size = dataset, tier, order, size
+        self._rule, self._passes, self._augment, self._remembered = rule, passes, augment, remembered
+        self._place: Place | None = None
+        self._scores: list[float] = []
+        self._before: list[float] = []
+        self.waited, self.repeats = 0.0, list[int]()
+
+    @property
+    def read_bytes(self) -> int:
+        """The bytes of samples that were fetched from the slow tier."""
+        return self._tier.fetched_bytes
+
+    def report(self, score: float) -> None:
+        """Report the score of the repetition that has just ended: a loss or an error, lower is better. Raises
+        LocalError for one that is not finite.
+        """
+        if not math.isfinite(score):
+            raise LocalError(f"a score of {score} says nothing: the training has diverged")
+        self._scores.append(float(score))
+
+    def __iter__(self) -> Iterator[MiniEpoch]:
+        place = self._place if self._place and self._place.done else self._following(self._place)
+        if place.number < self._passes:
+            self._tier.begin(place)
+        while place.number < self._passes:
+            began = time.monotonic()
+            fetched = self._tier.take()
+            self.waited += time.monotonic() - began
+            following = self._following(fetched.place)
+            if following.number < self._passes:
+                self._tier.begin(following)
+            yield from self._repetitions(fetched, place.done, following.number < self._passes)
+            place = following
+
+    def _repetitions(self, fetched: FetchedSlice, done: int, more: bool) -> Iterator[MiniEpoch]:
+        """Yield a mini-epoch as often as the rule says. The state is that after the repetition."""
+        try:
+            while not done or self._goes_on(done, more):
+                done += 1
+                self._place = replace(fetched.place, done=done)
+                yield MiniEpoch(fetched, done, self._augment)
+        finally:  # also where the loop is left
+            fetched.slot.evict()
+        self._before += self._scores
+        self._scores.clear()
+        self.repeats.append(done)
+        self._place = replace(fetched.place, done=0)
+
+    def _goes_on(self, done: int, more: bool) -> bool:
+        there = self._tier.is_there or not more
+        return self._rule.goes_on(RepeatHistory(done, there, self._scores, self._before))
+
+    def _following(self, place: Place | None) -> Place:
+        return self._order.following(place, self._size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state between two repetitions, of numbers alone."""
+        place = asdict(self._place) if self._place else None
+        return {"place": place, "size": self._size, "scores": self._scores[:], "before": self._before[:]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the repetition at which the state was taken. Raises LocalError for that of another
+        size of mini-epochs.
+        """
+        if state["size"] != self._size:
+            raise LocalError(f"the state is of mini-epochs of {state['size']} samples, not {self._size}")
+        self._place = Place(**state["place"]) if state["place"] else None
+        self._scores, self._before = list(state["scores"]), list(state["before"])
+
+    def callback(self, monitor: str) -> MiniEpochCallback:
+        """Return a callback for trainers like Lightning's that reports the metric ``monitor``."""
+        return MiniEpochCallback(self, monitor)
+
+    def close(self) -> None:
+        """End the fetch that is under way, and remember what worked."""
+        self._tier.close()
+        if self._remembered and self.repeats and self._before:
+            self._remembered.keep(self.repeats, min(self._before))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MiniEpochCallback:
+    """Reports a metric to mini-epochs after each validation, with the hooks of Lightning's callbacks. The
+    trainer has each repetition as an epoch, with ``reload_dataloaders_every_n_epochs=1``.
+    """
+
+    def __init__(self, mini_epochs: MiniEpochs, monitor: str) -> None:
+        self._mini_epochs, self._monitor = mini_epochs, monitor
+
+    def on_validation_end(self, trainer: Any, _module: Any) -> None:
+        """Report the metric that the trainer has logged. Raises LocalError if there is none."""
+        if getattr(trainer, "sanity_checking", False):
+            return
+        metrics = trainer.callback_metrics
+        if self._monitor not in metrics:
+            raise LocalError(f"monitor: there is no metric '{self._monitor}'")
+        self._mini_epochs.report(float(metrics[self._monitor]))
+
+
+def make(
+    dataset: MapStyle,
+    *,
+    fast: str | int,
+    folder: str | Path | None,
+    size: int | None,
+    repeat: int | str | RepeatRule,
+    passes: int,
+    seed: int,
+    recompose: bool,
+    augment: Augment | None,
+    remember: tuple[str | Path, str] | None,
+) -> MiniEpochs:
+    """See ``millpond.data.mini_epochs``."""
+    room, order = bytes_of(fast), PassOrder(len(dataset), seed, recompose)
+    tier = FastTier(dataset, order, room, Path(folder) if folder else None)
+    try:
+        fits = max(int(0.95 * (room // 2) / tier.sample_bytes()), 1)
+        remembered = RememberedRepeats(Path(remember[0]), remember[1]) if remember else None
+        rule = (remembered and remembered.rule) or rule_of(repeat)
+        wanted = min(size or fits, fits, len(dataset))
+        if size and wanted < min(size, len(dataset)):
+            log.info("mini-epochs have %d samples instead of %d: two fit into the fast tier", wanted, size)
+        return MiniEpochs(dataset, tier, order, wanted, rule, passes, augment, remembered)
+    except BaseException:
+        tier.close()
+        raise

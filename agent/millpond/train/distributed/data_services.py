@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (a socket): where a launched script finds the data services of its launch's devices."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import threading
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError, Refused
+from millpond.wire.channel import Channel
+from millpond.wire.data_service_messages import REQUESTS_CHANNEL, DataFound, FindData
+from millpond.wire.group_messages import GROUP_CHANNEL
+
+_START_SECONDS = 120.0
+"""The device may have to start its service first."""
+_asking = threading.Lock()
+
+
+def find_data_service(device: str) -> DataFound:
+    """Return where the public data of a ``device`` of this launch are served. Raises LocalError outside of a
+    launch, in a private one, and for a device whose data cannot be streamed; RemoteError.
+    """
+    if GROUP_CHANNEL in os.environ:
+        raise LocalError(f"{device}: a script of a private launch has no network, and so no streams")
+    if REQUESTS_CHANNEL not in os.environ:
+        raise LocalError(f"{device}: a device's name is known in a script of 'millpond launch' alone")
+    try:
+        with _asking:
+            return _channel().call(FindData(device), DataFound, Deadline.after(_START_SECONDS))
+    except Refused as error:
+        raise LocalError(error.text) from None
+
+
+@functools.cache
+def _channel() -> Channel:
+    """Return this process's channel to the launch. Raises LocalError."""
+    try:
+        return Channel(socket.socket(fileno=int(os.environ[REQUESTS_CHANNEL])), "the launch")
+    except (ValueError, OSError):
+        text = "the script's own process and its forks alone can find a device's data"
+        raise LocalError(text) from None
