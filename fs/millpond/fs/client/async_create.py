@@ -11,28 +11,35 @@ and at the latest after two ticks of the flusher thread.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from millpond.base.deadline import Deadline
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.cache.pending_creates import (
+    Created,
+    ExclusiveDirectory,
+    PendingFile,
+    PendingNames,
+    Removed,
+    name_updates,
+)
 from millpond.fs.client.dir_delegations import DirectoryDelegations, boottime_ns
 from millpond.fs.client.open_files import NameUpdates, OpenFile, OpenFiles, may_keep, no_name_updates
-from millpond.fs.client.pending_creates import ExclusiveDirectory, PendingFile, PendingNames
 from millpond.fs.client.rpc import until
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import async_create as n
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import may_block
-from millpond.fs.vfs.path_api import Attributes, Handle, os_error
+from millpond.fs.vfs.path_api import Attributes, os_error
 
 log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05  # a name is flushed after one or two ticks
-_IDLE_SECONDS = 2.0
 _REST_SECONDS = 0.5
 _BRIEF_SECONDS = 0.1  # the TTL of attributes that the flush of a name will change
 _JOIN_SECONDS = 5.0
@@ -40,39 +47,22 @@ _SYNCED = os.O_SYNC | os.O_DSYNC
 _SPECIAL = 0o7000
 _LONGEST_NAME = 255  # bytes: longer ones are for the server to refuse
 _MOST_FAILURES = 3
-_IN_DOUBT = (errno.EIO, errno.ETIMEDOUT)  # the server may have done it, or was not reachable
-
-
-@dataclass(frozen=True, slots=True)
-class Created:
-    """A file that was created and opened locally."""
-
-    file: CachedInode
-    attributes: Attributes
-    handle: Handle
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """A file whose last name was removed locally and that no program has open."""
-
-    file: CachedInode
-    attributes: Attributes
+_MANY = 32  # files with contents that are sent before the tick, while programs make more
+_IN_DOUBT = (errno.EIO, errno.ETIMEDOUT, errno.EINTR)  # the server may have done it, or was not reachable
 
 
 class AsyncCreate:
-    """The asynchronous creates and unlinks of one client.
-
-    ``may_grant`` returns whether the client receives recalls and so may hold delegations. ``on_lost`` is
-    called when names that the kernel may have cached will never reach the server, so that the kernel drops
-    them.
+    """The asynchronous creates and unlinks of one client. ``may_grant`` returns whether the client receives
+    recalls and so may hold delegations. ``on_lost`` is called when names that the kernel may have cached will
+    never reach the server, so that the kernel drops them; ``on_contents_lost``, with the lock, for a file
+    whose contents will not, and ``on_stored`` with the contents of one that the server has.
     """
 
     def __init__(self, rpc: RpcPool, files: OpenFiles, may_grant: Callable[[], bool]) -> None:
         self._rpc, self._files = rpc, files
         self._inodes, self._lock = rpc.inodes, rpc.lock
         self.names = PendingNames()
-        self._working, self._closed = threading.Event(), threading.Event()
+        self._working, self._many, self._closed = threading.Event(), threading.Event(), threading.Event()
 
         def may() -> bool:
             return may_grant() and not self._closed.is_set()
@@ -82,6 +72,8 @@ class AsyncCreate:
             rpc, self.names, self._may_grant, self.flush, self._start_flusher
         )
         self.on_lost: Callable[[], None] = lambda: None
+        self.on_contents_lost: Callable[[CachedInode], None] = lambda _file: None
+        self.on_stored: Callable[[CachedInode, bytes], None] = lambda _file, _contents: None
         self._flushing, self._failures, self._failing_since = threading.Lock(), 0, 0.0
         self._thread: threading.Thread | None = None
 
@@ -89,6 +81,7 @@ class AsyncCreate:
         """Flush all pending names, if the server can still be reached, and accept no more."""
         self._closed.set()
         self._working.set()
+        self._many.set()
         if self._thread:
             self._thread.join(_JOIN_SECONDS)
         try:
@@ -138,7 +131,7 @@ class AsyncCreate:
             held = self.delegations.of(directory)
             if held is None or name in held.names or not held.preallocated:
                 return None
-            if self._inodes.has(
+            if self._inodes.by_inode(
                 held.preallocated[-1].inode
             ):  # the inode number is in use: the device reused it, or lies
                 self.delegations.release_files([held.preallocated.pop()], held.verifier)
@@ -146,6 +139,7 @@ class AsyncCreate:
             made, attributes = self._create(held, name, mode & 0o777)
             opened = p.Opened(made.spare.handle, direct=not may_keep(flags))
             handle = self._files.add(made.file, flags, opened, held.verifier)
+            self._inodes.use(made.file)  # the kernel's lookup, beside the one of the pending name
             return Created(made.file, attributes, handle)
 
     def _create(self, held: ExclusiveDirectory, name: bytes, mode: int) -> tuple[PendingFile, Attributes]:
@@ -157,6 +151,12 @@ class AsyncCreate:
         self._inodes.use(file)
         self._touch(held)
         return self.names.create(held, spare, file, name, mode, made_at), attributes
+
+    def fill(self, made: PendingFile, contents: bytes) -> None:
+        """With the lock: have the contents of a file flushed with its name."""
+        self.names.fill(made, contents)
+        if self.names.with_contents >= _MANY:
+            self._many.set()
 
     def _touch(self, held: ExclusiveDirectory) -> None:
         """With the lock: set the directory's times to now, since one of its names has just been changed
@@ -207,7 +207,7 @@ class AsyncCreate:
         if file.lookups - times > 1:
             return
         held = self.names.held.get(file.node)
-        if held and not held.pending:
+        if held and not held.is_needed:
             self.names.touched.pop(file.node, None)
             self.delegations.end(held)
         if made := self.names.reuse(file):
@@ -218,10 +218,12 @@ class AsyncCreate:
             self._inodes.forget(file.node, 1)
 
     def end_if_flushed(self, directory: CachedInode) -> None:
-        """End a directory's delegation unless names are pending there; the next one needs a new grant."""
+        """End a directory's delegation unless names or data are pending there; the next one needs a new
+        grant.
+        """
         with self._lock:
             held = self.names.held.get(directory.node)
-            if held and not held.pending:
+            if held and not held.is_needed:
                 self.delegations.end(held)
 
     def forbid_reuse(self, file: CachedInode) -> None:
@@ -285,11 +287,14 @@ class AsyncCreate:
         """
         if not (batch or touched):
             return []
-        # whether most of the time was spent on waiting
-        is_brief = deadline.earlier(self._rpc.timeout / 2) == deadline
+        began = now()
         try:
             self._send(batch, deadline, touched)
         except OSError as error:
+            # an operation that has spent its time on waiting, or was interrupted, proves nothing
+            is_brief = error.errno == errno.EINTR or began + self._rpc.silence / 2 > (
+                deadline.at or began + self._rpc.timeout
+            )
             if error.errno in _IN_DOUBT and (is_brief or not self._count_failure()):
                 with self._lock:
                     self.names.touched.update((held.file.node, held) for held in touched)
@@ -344,10 +349,10 @@ class AsyncCreate:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Whether flushing has failed too often, for at least the timeout of one operation: a refused
+        """Whether flushing has failed too often, for at least as long as the server may be silent: a refused
         connection fails at once.
         """
-        since = self._failing_since + self._rpc.timeout
+        since = self._failing_since + self._rpc.silence
         return self._failures > _MOST_FAILURES and now() >= since
 
     def _send(
@@ -355,19 +360,24 @@ class AsyncCreate:
     ) -> None:
         """Send one request with names and with the directories that were touched.
 
-        The request never waits for another client, which may be waiting for just this flush: the server does
-        not recall anything for it and remembers the directories, so that no path has to be looked up through
-        a directory that another client holds exclusively.
+        The server skips serial numbers that it has had. The request never waits for another client, which may
+        be waiting for just this flush: the server does not recall anything for it and remembers the
+        directories, so that no path has to be looked up through one that another client holds exclusively.
         """
+        filled = [made for made in batch if made.contents]
         with self._rpc.call(deadline) as call:
 
             def request() -> n.FlushNames:
                 if any(held.verifier != call.verifier for held in touched):
                     raise os_error(errno.ESTALE)
                 others = (n.Touched(held.remote, held.granted) for held in touched)
-                return n.FlushNames(_name_updates(batch)(call.verifier), tuple(others))
+                contents = (made.contents_update() for made in filled)
+                return n.FlushNames(name_updates(batch, call.verifier), tuple(others), tuple(contents))
 
-            call.ask(request, p.Done, idempotent=True)  # the server skips serial numbers that it has had
+            data = b"".join(made.contents for made in filled)
+            reply, _ = call.ask(request, n.NamesFlushed, idempotent=True, payload=data)
+        for made, found in zip(filled, reply.files, strict=False):
+            made.found = (found, call.since) if len(reply.files) == len(filled) else None
 
     def _mark_flushed(self, batch: Sequence[PendingFile]) -> None:
         """With the lock: treat these files as the server's own from now on."""
@@ -376,6 +386,9 @@ class AsyncCreate:
             self._inodes.change()
         for made in batch:
             made.file.attributes, made.file.linked = None, True
+            known = made.found and self._inodes.learn_own(made.file, made.spare.granted, *made.found)
+            if known and made.found and made.found[0].size == len(made.contents):
+                self.on_stored(made.file, made.contents)
             if not made.directory.estimated:
                 made.directory.file.attributes = None
             made.file.durability.change()
@@ -397,29 +410,34 @@ class AsyncCreate:
             if (made.file.parent, made.file.name) == (directory.node, made.name):
                 self._inodes.set_location(made.file, None, b"")
             made.file.attributes = None
-            made.file.durability.error_seq += 1
+            if made.contents:
+                made.file.durability.fail(errno.EIO, lost=True)
+                self.on_contents_lost(made.file)
+            else:
+                made.file.durability.error_seq += 1
             directory.durability.error_seq += 1
             self._forget_pending(made)
 
-    def write_with_names(self, file: CachedInode, write: Callable[[NameUpdates, Deadline], int]) -> int:
+    def send_with_names(
+        self, file: CachedInode, write: Callable[[NameUpdates, Deadline], int], deadline: Deadline
+    ) -> int:
         """Write to a file after, or together with, the pending names. Raises OSError and WouldBlock."""
-        deadline = self._rpc.deadline()
-        if self.names.held:
-            self.forbid_reuse(file)
         if self.names.pending and not may_block.get():  # a blocking thread would hold up the flush meanwhile
             with until(deadline, self._flushing):
-                done = self._write_with_names(file, write, deadline)
+                done = self._send_with_names(file, write, deadline)
             if done is not None:
                 return done
-        return write(no_name_updates, self.flush(deadline=deadline))
+        return write(no_name_updates, self.flush(file, deadline))
 
-    def _write_with_names(
+    def _send_with_names(
         self, file: CachedInode, write: Callable[[NameUpdates, Deadline], int], deadline: Deadline
     ) -> int | None:
         """Send the next batch of names with the write itself. Returns None if nothing was written, perhaps
         since a name was refused.
         """
         with self._lock:
+            if self.names.with_contents:  # which go by FlushNames
+                return None
             batch = self.names.begin_flush()
             made = self.names.files.get(file.node)
         if (
@@ -428,7 +446,7 @@ class AsyncCreate:
             return None
         flushed: list[PendingFile] = []
         try:
-            done = write(_name_updates(batch), deadline)
+            done = write(functools.partial(name_updates, batch), deadline)
             flushed = batch
         except OSError as error:
             if error.errno in _IN_DOUBT:
@@ -446,46 +464,26 @@ class AsyncCreate:
         last = 0
         while True:
             self._working.wait()
-            if self._closed.wait(_TICK_SECONDS):
+            self._many.wait(_TICK_SECONDS)
+            self._many.clear()
+            if self._closed.is_set():
                 return
             last = self._tick(last)
 
     def _tick(self, last: int) -> int:
-        """Flush all pending names if the oldest has been pending for a whole tick. Returns the newest serial
-        number.
+        """Flush all pending names if the oldest has been pending for a whole tick, or there is much to send.
+        Returns the newest serial number.
         """
         with self._lock:
             oldest = self.names.first
-        if self.names.touched or 0 < oldest <= last:
+        if self.names.touched or 0 < oldest <= last or self.names.with_contents >= _MANY:
             try:
                 self.flush()
             except OSError as error:
                 log.debug("pending names cannot be flushed: %s", error)
                 self._closed.wait(_REST_SECONDS)
         with self._lock:
-            self._end_idle()
+            self.delegations.end_idle()
+            if not self.names.held and not self.names.pending:
+                self._working.clear()
             return self.names.last
-
-    def _end_idle(self) -> None:
-        """End the delegations of directories that were recalled or in which no name has changed for
-        a while.
-        """
-        idle = now() - _IDLE_SECONDS
-        for held in list(self.names.held.values()):
-            if not self.names.affect(held.file) and (held.used < idle or not held.is_valid):
-                self.delegations.end(held)
-        if not self.names.held and not self.names.pending:
-            self._working.clear()
-
-
-def _name_updates(batch: Sequence[PendingFile]) -> NameUpdates:
-    """Return the function that packs a batch for a session verifier; it raises OSError: ESTALE if the server
-    has lost the session.
-    """
-
-    def updates(verifier: int) -> tuple[n.NameUpdate, ...]:
-        if any(made.directory.verifier != verifier for made in batch):
-            raise os_error(errno.ESTALE)
-        return tuple(made.name_update() for made in batch)
-
-    return updates

@@ -2,9 +2,10 @@
 """Edge (a thread): renews the client's lease and answers the server's recalls, also towards the kernel's
 cache.
 
-The lease counts from the moment at which the last answer that certainly arrived was sent. Recalls come over a
-connection of their own (NFSv4.1's backchannel), so that requests under way on session slots cannot delay
-them.
+The lease counts from the moment at which the last answer that certainly arrived was sent. A client that hears
+nothing for most of it drops everything in the rest: what programs have mapped is read without a request until
+the kernel has dropped it. Recalls come over a connection of their own (NFSv4.1's backchannel), so that
+requests under way on session slots cannot delay them.
 """
 
 from __future__ import annotations
@@ -17,36 +18,28 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.client.rpc import Dial
 from millpond.fs.client.rpc_pool import now
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import WouldBlock, may_block
+from millpond.fs.vfs.inode_api import KernelCache, KnownFile, WouldBlock, may_block
+from millpond.fs.vfs.kernel_memory import KernelMemory
 from millpond.fs.vfs.path_api import os_error
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 log = logging.getLogger(__name__)
+MOST_KNOWN = 262_144
+"""The files from which on the kernel is told to forget those that it does not use."""
 _AGAIN_SECONDS = 0.5
+_SILENT_SHARE = 0.75  # of the lease: the server calls four times per lease
+_LISTING_SECONDS = 2.0
 _INSTANT = 0.001
 _INSTANTS = 2000  # tries until the kernel has taken over a node from a reply that was just sent
-
-
-class KernelCache(Protocol):
-    """The kernel's cache of names, attributes and data, as far as the client has to invalidate it."""
-
-    def drop_names(self) -> None:
-        """Invalidate all cached names. Never waits."""
-
-    def drop(self, node: int, *, data: bool) -> bool:
-        """Invalidate a node's attributes, and with ``data`` its pages; waits for reads under way. Returns
-        False if the kernel does not know the node.
-        """
 
 
 class CallbackChannel:
@@ -63,6 +56,8 @@ class CallbackChannel:
         self._stopped = threading.Event()
         self._channel: Channel | None = None
         self._invalidated: dict[int, CachedInode] = {}
+        self.memory = KernelMemory(MOST_KNOWN, lambda: self._inodes.count, self._least_needed)
+        self.memory.start(cache)
         self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
         self._drop_queue: queue.SimpleQueue[CachedInode | None] = queue.SimpleQueue()
         self._drop_thread = threading.Thread(target=self._drop_all, name="drops", daemon=True)
@@ -74,6 +69,7 @@ class CallbackChannel:
         """
         self._tree.backchannel = self
         self._tree.async_create.on_lost = functools.partial(self._unless_unmounted, self._cache.drop_names)
+        self._tree.write_behind.on_lost = self.drop_soon
         self._thread.start()
         self._drop_thread.start()
         with self._changed:
@@ -81,6 +77,7 @@ class CallbackChannel:
 
     def stop(self) -> None:
         """Stop the threads and cache nothing any more: the mount has gone."""
+        self._tree.write_behind.close()
         self._tree.async_create.close()
         self._stopped.set()
         with self._changed:
@@ -104,7 +101,7 @@ class CallbackChannel:
 
     def drop_soon(self, file: CachedInode) -> None:
         """With the lock: queue a file for invalidation whose data is about to be returned to the kernel
-        without a grant.
+        without a grant, or was lost.
         """
         file.recalling += 1
         self._drop_queue.put(file)
@@ -133,7 +130,7 @@ class CallbackChannel:
             self._stopped.wait(_AGAIN_SECONDS)
 
     def _serve_recalls(self) -> None:
-        """Answer recalls until the connection or the lease ends; then invalidate everything."""
+        """Answer recalls until the connection, or most of the lease, is over; then invalidate everything."""
         deadline = Deadline.after(self._timeout)
         with contextlib.closing(self._dial(deadline)) as channel:
             self._channel = channel
@@ -143,27 +140,29 @@ class CallbackChannel:
                 with self._changed:
                     self._on_invalidate(self._inodes.invalidate_all(self._inodes.verifier))
                 self._drop_invalidated()
-                self._flush_names()  # accepted until this closes, unless another client has waited
+                self._flush(None)  # accepted until this closes, unless another client has waited
 
     def _answer_recalls(self, channel: Channel, deadline: Deadline) -> None:
         sent, seconds = now(), self._tree.rpc.lease
+        silent = _SILENT_SHARE * seconds
         channel.send(p.Attend(self._tree.rpc.client), deadline)
         heard = _receive(channel, deadline)
         if isinstance(heard, p.Recall):
             with self._changed:
                 self._inodes.begin_lease(heard.upto)
-        while isinstance(heard, p.Recall) and sent + seconds > now() and not self._stopped.is_set():
+        while isinstance(heard, p.Recall) and sent + silent > now() and not self._stopped.is_set():
             with self._changed:
                 self._inodes.lease_end = sent + seconds
                 self._changed.notify_all()
             still_open = self._recall(heard)
+            self.memory.check(self._inodes.count)
             self._tree.rpc.flush()
             answered = now()
             try:
                 channel.send(p.Recalled(tuple(f.inode for f in still_open)), Deadline.after(seconds))
-                heard = _receive(channel, Deadline.after(sent + seconds - now()))
+                heard = _receive(channel, Deadline.after(sent + silent - now()))
             finally:
-                self._tree.mark_reported_open(still_open)
+                self._tree.files.mark_reported_open(still_open)
             sent = answered
 
     def _recall(self, recall: p.Recall) -> list[CachedInode]:
@@ -175,15 +174,26 @@ class CallbackChannel:
             for file in files:
                 file.recalling += 1
             self._changed.notify_all()
-        self._flush_names()
+        self._flush(files)
         self._drop(files)
         with self._changed:
             return [file for file in files if file.local_opens]
 
-    def _flush_names(self) -> None:
-        """Flush the names of asynchronous creates."""
+    def _least_needed(self) -> list[KnownFile]:
+        is_open = self._tree.files.nodes()
+        with self._changed:
+            return [file for file in self._inodes.least_needed() if file[0] not in is_open]
+
+    def _flush(self, files: Sequence[CachedInode] | None) -> None:
+        """Flush the names of asynchronous creates, and what is gathered of these files, of files in these
+        directories, or of all if None.
+        """
         with contextlib.suppress(OSError):  # flushed later, or lost when another client looks after the lease
             self._tree.async_create.flush()
+            for file in (None,) if files is None else files:
+                self._tree.write_behind.flush_below(file)
+                if file:
+                    self._tree.write_behind.flush(file)
 
     def _drop_invalidated(self) -> None:
         """Invalidate in the kernel all files that no lease covers any more."""
@@ -193,12 +203,34 @@ class CallbackChannel:
         self._drop(files)
 
     def _drop(self, files: Iterable[CachedInode]) -> None:
-        """Invalidate files in the kernel; the names first, since that needs no waiting."""
+        """Invalidate files in the kernel: the names first, since that needs no waiting, then open files,
+        which may be mapped, then the others that the kernel has data of.
+        """
         files = list(files)
         if files:
             self._unless_unmounted(self._cache.drop_names)
-        for file in files:
+            self._await_listings([file for file in files if file.in_listing])
+        is_open = self._tree.files.nodes()
+        for file in sorted(files, key=lambda file: (file.node not in is_open, not file.has_data)):
             self._drop_one(file)
+
+    def _await_listings(self, directories: Sequence[CachedInode]) -> None:
+        """Wait until the kernel has taken over the names that it was told of with listings of these
+        directories, and invalidate them, too: it has counted them as new. What it waits for may itself wait
+        for this recall: after a while the names are taken for taken over.
+        """
+        if not directories:
+            return
+
+        def wait() -> None:
+            for directory in directories:
+                directory.in_listing = False
+                self._cache.await_listings(directory.node)
+
+        waiting = threading.Thread(target=wait, name="listings", daemon=True)
+        waiting.start()
+        waiting.join(_LISTING_SECONDS)
+        self._unless_unmounted(self._cache.drop_names)
 
     def _drop_one(self, file: CachedInode) -> None:
         """Invalidate one file, again and again until no data was read into the kernel meanwhile."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
-from millpond.fs.client.cache.inodes import CachedInode
-from millpond.fs.client.pending_creates import FIRST, ExclusiveDirectory, PendingNames, PreallocatedFile
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.cache.pending_creates import FIRST, ExclusiveDirectory, PendingNames, PreallocatedFile
 from millpond.fs.client.rpc import seconds_left
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool, now
 from millpond.fs.proto import async_create as n
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _REFUSED_SECONDS = 0.25  # first back-off; then twice as long each time
 _LONGEST_REFUSED = 30.0
 _MOST_HELD = 256
+_IDLE_SECONDS = 2.0
 _ENOUGH = 2  # files created in a directory before it is requested
 
 
@@ -39,7 +40,8 @@ class DirectoryDelegations:
     """The exclusive directory delegations of one client, whose state is ``names``.
 
     ``may_grant`` returns whether the client receives recalls; ``flush`` sends all pending names to the
-    server; ``on_granted`` is called, with the lock, after each new delegation.
+    server; ``on_granted`` is called, with the lock, after each new delegation. ``before_grant`` is called
+    before one is requested: what is pending under an earlier one of the directory must be sent.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class DirectoryDelegations:
         self._rpc, self._names, self._may_grant = rpc, names, may_grant
         self._flush, self._on_granted = flush, on_granted
         self._inodes, self._lock = rpc.inodes, rpc.lock
+        self.before_grant: Callable[[CachedInode, Deadline], None] = lambda _directory, _deadline: None
         self._requested: set[Node] = set()
         self._request_done = threading.Condition(rpc.lock)
 
@@ -111,9 +114,11 @@ class DirectoryDelegations:
             self._flush(None, deadline)
             with self._lock:
                 held = self.of(directory)
+            if held is None:
+                self.before_grant(directory, deadline)
             return self._preallocate(directory, held, deadline)
         except OSError as error:
-            if error.errno == errno.ETIMEDOUT:  # the operation's time is up
+            if error.errno in (errno.ETIMEDOUT, errno.EINTR):  # the operation's time is up
                 raise
             log.debug("no files preallocated: %s", error)
             with self._lock:
@@ -140,7 +145,7 @@ class DirectoryDelegations:
             return False
         if len(self._names.held) >= _MOST_HELD:
             oldest = min(self._names.held.values(), key=lambda held: held.used)
-            if self._names.affect(oldest.file):
+            if self._names.affect(oldest.file) or oldest.gathered:
                 return False
             self.end(oldest)
         return self._inodes.ttl(directory, time) > 0
@@ -184,7 +189,7 @@ class DirectoryDelegations:
             self._back_off(directory, held)
             return False
         places = zip(reply.nodes, reply.handles, reply.inodes, reply.grants, strict=True)
-        preallocated = [PreallocatedFile(*place) for place in places]
+        preallocated = [PreallocatedFile(*place, reply.room) for place in places]
         is_held = held is not None and self._names.held.get(directory.node) is held  # not ended meanwhile
         if held is None or not is_held or (held.granted, held.verifier) != (reply.granted, verifier):
             self.release_files(preallocated, verifier)
@@ -197,7 +202,7 @@ class DirectoryDelegations:
         """With the lock: request this directory no more for a while, twice as long each time."""
         directory.refused_for = min(max(2 * directory.refused_for, _REFUSED_SECONDS), _LONGEST_REFUSED)
         directory.refused_until = now() + directory.refused_for
-        if held and not held.pending and not held.preallocated:
+        if held and not held.is_needed and not held.preallocated:
             self.end(held)
 
     def _add(
@@ -233,6 +238,16 @@ class DirectoryDelegations:
         if preallocated:
             self._rpc.posted += [(verifier, p.Release(spare.handle)) for spare in preallocated]
             self._rpc.posted.append((verifier, p.Forget(tuple(spare.node for spare in preallocated))))
+
+    def end_idle(self) -> None:
+        """With the lock: end the delegations of directories that were recalled or in which no name has
+        changed for a while.
+        """
+        idle = now() - _IDLE_SECONDS
+        for held in list(self._names.held.values()):
+            is_over = held.used < idle or not held.is_valid
+            if is_over and not self._names.affect(held.file) and not held.gathered:
+                self.end(held)
 
     def end(self, held: ExclusiveDirectory) -> None:
         """With the lock: end a delegation locally and release its preallocated files."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from millpond.base.deadline import Deadline
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.rpc import SlotLost
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.async_create import NameUpdate
-from millpond.fs.vfs.inode_api import page_writeback
+from millpond.fs.vfs.inode_api import Node, page_writeback
 from millpond.fs.vfs.path_api import Handle, os_error
 from millpond.wire.channel import Buffer
 from millpond.wire.messages import Message
@@ -72,6 +72,9 @@ class OpenFiles:
         self._open_directories: dict[Handle, OpenFile] = {}
         self._numbers = itertools.count(1)
 
+    def __len__(self) -> int:
+        return len(self._open) + len(self._open_directories)
+
     def add(self, file: CachedInode, flags: int, reply: p.Opened, verifier: int) -> Handle:
         """Add a file that the server has opened; return its handle."""
         handle = Handle(next(self._numbers))
@@ -88,8 +91,8 @@ class OpenFiles:
     def _end_local(self, opened: OpenFile) -> None:
         """Note that the server knows of this open now, or that it was closed."""
         with self._rpc.lock:
+            opened.file.local_opens -= opened.local  # another thread may just have opened it there, too
             opened.local = False
-            opened.file.local_opens -= 1
         self._report_close(opened.file)
 
     def mark_reported_open(self, files: Sequence[CachedInode]) -> None:
@@ -114,6 +117,10 @@ class OpenFiles:
             return self._open[handle]
         except KeyError:
             raise os_error(errno.EBADF) from None
+
+    def nodes(self) -> set[Node]:
+        """Return the nodes of the files that are open."""
+        return {opened.file.node for opened in list(self._open.values())}
 
     def clear(self) -> None:
         """Forget all handles."""
@@ -146,12 +153,10 @@ class OpenFiles:
         offset: int,
         *,
         append: bool,
-        updates: NameUpdates,
         deadline: Deadline,
     ) -> p.Written:
-        """Write at ``offset``, or at the file's end; return the bytes written and the file's new attributes.
-
-        ``updates`` returns the pending names that the server applies first.
+        """Write at ``offset``, or at the file's end; return the bytes written and the file's new
+        attributes.
         """
         file, late = self.get(handle), page_writeback.get()
         with self._rpc.lock:
@@ -159,7 +164,7 @@ class OpenFiles:
         with self._rpc.call(deadline) as call:
 
             def prepare() -> Message:
-                return p.Write(self.remote(call, file), offset, append, late, updates(call.verifier))
+                return p.Write(self.remote(call, file), offset, append, late)
 
             reply, _ = call.ask(prepare, p.Written, idempotent=not append, payload=data)
         if reply.count > len(data):
@@ -184,7 +189,12 @@ class OpenFiles:
         if reply.direct and not file.direct:  # the kernel would cache data that the device changes unseen
             self._rpc.post(p.Release(reply.handle), call.verifier)
             raise os_error(errno.ESTALE)
-        file.remote, file.verifier = reply.handle, call.verifier
+        with self._rpc.lock:
+            is_first = file.verifier != call.verifier
+            if is_first:
+                file.remote, file.verifier = reply.handle, call.verifier
+        if not is_first:  # another thread has opened it meanwhile
+            self._rpc.post(p.Release(reply.handle), call.verifier)
         if file.local:
             self._end_local(file)
 
@@ -201,8 +211,8 @@ class OpenFiles:
                 call.ask(prepare, p.AttributesAre, idempotent=True)
 
     def sync(self, handle: Handle, data_only: bool, deadline: Deadline) -> None:
-        """Return when the file is on the flash. Raises OSError: EIO, once, if a restart of the server may
-        have lost writes.
+        """Return when the file is on the flash. Raises OSError, once, if writes were lost: EIO if a restart
+        of the server may have lost them.
         """
         opened = self.get(handle)
         # the data of a preallocated file may be synced already, its name not
@@ -218,7 +228,7 @@ class OpenFiles:
             nonlocal changed
             if (seen_seq := durability.report(opened.seen_seq)) is not None:
                 opened.seen_seq = seen_seq
-                raise os_error(errno.EIO)
+                raise os_error(durability.error)
             changed = durability.changed
             return request()
 

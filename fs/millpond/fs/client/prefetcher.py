@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from millpond.base.errors import ProtocolError
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.small_files import MOST, SmallFileCache
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import bulk_read as f
@@ -151,7 +151,7 @@ class Prefetcher:
             return file is False
         if file.attributes is None or not self._inodes.ttl(file, time):
             return True
-        small = file.readable and 0 < file.attributes.size <= MOST
+        small = (file.readable or not file.remote) and 0 < file.attributes.size <= MOST
         return small and not file.has_data and not self._small_files.has(file)
 
     def _fetch(self, wanted: _Wanted) -> None:
@@ -217,12 +217,12 @@ class Prefetcher:
         since: int,
         verifier: int,
     ) -> None:
-        """With the lock: cache one file of a reply, unless anything was changed since the request.
+        """With the lock: cache one file of a reply, unless names were changed since the request.
 
         The kernel's locks order a lookup of one name with changes of its directory, but not a fetch: after
-        any change the file may be elsewhere.
+        a change of names the file may be elsewhere.
         """
-        if since != self._inodes.changes or self._inodes.get(directory.node) is not directory:
+        if not self._inodes.is_current(directory, since) or self._inodes.get(directory.node) is not directory:
             self._inodes.reject(found, verifier)
             return
         file = self._inodes.insert(found, directory, name, since=since, verifier=verifier)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: reads ahead of a program that reads a file in order, over a session slot of its own.
+"""Edge: reads ahead of programs that read files in order, over a few session slots of its own.
 
 Requests are pipelined: so many are under way that the next part has arrived when it is wanted. Data counts
 only if it was granted and not recalled since.
@@ -8,25 +8,32 @@ only if it was granted and not recalled since.
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, ProtocolError
 from millpond.fs.client.cache.blocks import BLOCK, Block, BlockCache
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.client.open_files import OpenFile
-from millpond.fs.client.rpc import Dial
+from millpond.fs.client.rpc import Dial, seconds_left, until
 from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.operation import current, woken_by
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle
 from millpond.wire.channel import Channel
+from millpond.wire.framing import Head
 
 EXTENT = MAX_TRANSFER
 _LONG_READ = 128 << 10  # bytes: a read of so many at a file's beginning counts as sequential
 _FIRST_WINDOW, _LAST_WINDOW = 2, 8  # extents
+_LANES = 4
 _SPARE = 4
+_BEHIND = 2  # extents: requests of one reader may come in another order than they were made
+_UNSHARED = sys.getrefcount(bytearray()) + 1  # references to a buffer in a list of which there is no view
 
 
 @dataclass(eq=False, slots=True)
@@ -48,37 +55,78 @@ class _Stream:
 
 
 class Readahead:
-    """The readahead of the client with this name. One thread is served at a time; a thread that comes
-    meanwhile gets nothing.
+    """The readahead of the client with this name. Threads may call at once: files are spread over a few
+    lanes, of which each serves one thread at a time. The others wait, for ``timeout`` seconds after their
+    operations began.
     """
 
     def __init__(
         self, dial: Dial, client: bytes, timeout: float, meter: OperationMeter | None = None
+    ) -> None:
+        self._blocks = BlockCache()
+        meter = meter or OperationMeter()
+        self._lanes = [_Lane(dial, client, timeout, meter, self._blocks) for _ in range(_LANES)]
+
+    def _lane(self, handle: Handle) -> _Lane:
+        return self._lanes[handle % _LANES]
+
+    def take(
+        self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
+    ) -> tuple[int, memoryview] | None:
+        """Return the grant and the data that was read ahead of a file of ``end`` bytes.
+
+        Returns None if the file is not read in order, or cannot be read this way. Raises OSError: ETIMEDOUT
+        if other threads take too long.
+        """
+        return self._lane(handle).take(handle, opened, size, offset, end)
+
+    def drop(self, file: CachedInode) -> None:
+        """With the client's lock: invalidate all that was read ahead of this file."""
+        for lane in self._lanes:
+            lane.drop(file)
+        self._blocks.changed(file)
+
+    def forget(self, handle: Handle) -> None:
+        """Drop the stream of a handle that was closed."""
+        self._lane(handle).forget(handle)
+
+    def close(self) -> None:
+        """Disconnect."""
+        for lane in self._lanes:
+            lane.close()
+
+
+class _Lane:
+    """The readahead of some files, over one connection."""
+
+    def __init__(
+        self, dial: Dial, client: bytes, timeout: float, meter: OperationMeter, blocks: BlockCache
     ) -> None:
         self._dial, self._client, self._timeout = dial, client, timeout
         self._slot_id = os.urandom(16)
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._verifier = 0
-        self._meter = meter or OperationMeter()
+        self._meter, self._blocks = meter, blocks
         self._streams: dict[Handle, _Stream] = {}
         self._in_flight: deque[_Extent] = deque()
-        self._spare: list[memoryview] = []
-        self._blocks = BlockCache()
+        self._spare: list[bytearray] = []
 
     def take(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
     ) -> tuple[int, memoryview] | None:
-        """Return the grant and the data that was read ahead of a file of ``end`` bytes; valid until the next
-        call.
+        """Return the grant and the data, or None; see ``Readahead.take``."""
+        operation = current.get()
+        began = operation.began if operation and operation.began else time.monotonic()
+        deadline = Deadline(began + self._timeout)
+        with until(deadline, self._lock):
+            return self._take(handle, opened, size, offset, end, deadline)
 
-        Returns None if the file is not read in order, or cannot be read this way.
-        """
-        if not self._lock.acquire(blocking=False):
-            return None
+    def _take(
+        self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int, deadline: Deadline
+    ) -> tuple[int, memoryview] | None:
         try:
             stream = self._streams.setdefault(handle, _Stream(opened.file))
-            deadline = Deadline.after(self._timeout)
             if not self._is_sequential(stream, size, offset, end):
                 return self._read_block(opened, size, offset, end, deadline)
             self._request(
@@ -88,13 +136,12 @@ class Readahead:
         except (MillpondError, OSError):
             self._disconnect()
             return None
-        finally:
-            self._lock.release()
 
     def _is_sequential(self, stream: _Stream, size: int, offset: int, end: int) -> bool:
         """Return whether the file is read in order; update the stream's state."""
-        in_order = offset == stream.next or (offset == 0 and size >= _LONG_READ)
-        stream.next = offset + size
+        near = stream.window > 0 and abs(offset - stream.next) <= _BEHIND * EXTENT
+        in_order = near or offset == stream.next or (offset == 0 and size >= _LONG_READ)
+        stream.next = max(stream.next, offset + size) if near else offset + size
         if stream.stale or not in_order:
             stream.stale = False
             self._drop(stream)
@@ -107,7 +154,7 @@ class Readahead:
     ) -> None:
         """Send requests for the wanted extents and for the window behind them."""
         channel = self._connected(opened.verifier, deadline)
-        for index in [index for index in stream.extents if index < wanted.start]:
+        for index in [index for index in stream.extents if index < wanted.start - _BEHIND]:
             self._recycle(stream.extents.pop(index))
         for index in range(wanted.start, wanted.stop + stream.window):
             start = index * EXTENT
@@ -172,7 +219,7 @@ class Readahead:
         assert self._channel
         while wanted.data is None and not wanted.failed:
             extent = self._in_flight.popleft()
-            head = self._channel.receive(deadline)
+            head = self._await_reply(self._channel, deadline)
             if head.payload_size > EXTENT:
                 raise ProtocolError(f"the server sent {head.payload_size} bytes where {extent.size} belong")
             data = self._buffer()[: head.payload_size]
@@ -183,12 +230,24 @@ class Readahead:
             else:
                 extent.failed = True
 
+    def _await_reply(self, channel: Channel, deadline: Deadline) -> Head:
+        """Return the next reply; meanwhile others are served, and an interruption ends the connection."""
+        with woken_by(channel.shut_down) as operation:
+            operation.about_to_wait(channel.sock.fileno(), seconds_left(deadline))
+            return channel.receive(deadline)
+
     def _buffer(self) -> memoryview:
-        return self._spare.pop() if self._spare else memoryview(bytearray(EXTENT))
+        """Return a buffer of which no reply is on its way to a program any more."""
+        for number in range(len(self._spare)):
+            if sys.getrefcount(self._spare[number]) <= _UNSHARED:
+                return memoryview(self._spare.pop(number))
+        return memoryview(bytearray(EXTENT))
 
     def _recycle(self, extent: _Extent) -> None:
-        if extent.data is not None and len(self._spare) < _SPARE:
-            self._spare.append(memoryview(extent.data.obj))
+        buffer = extent.data.obj if extent.data is not None else None
+        if isinstance(buffer, bytearray) and len(self._spare) < _SPARE:
+            self._spare.append(buffer)
+            extent.data = None
 
     def _connected(self, verifier: int, deadline: Deadline) -> Channel:
         if self._channel is None:
@@ -202,11 +261,10 @@ class Readahead:
         return self._channel
 
     def drop(self, file: CachedInode) -> None:
-        """Invalidate all that was read ahead of this file."""
+        """Invalidate all extents of this file."""
         for stream in list(self._streams.values()):
             if stream.file is file:
                 stream.stale = True
-        self._blocks.changed(file)
 
     def forget(self, handle: Handle) -> None:
         """Drop the stream of a handle that was closed."""

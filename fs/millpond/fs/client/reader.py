@@ -7,7 +7,7 @@ import errno
 import time
 from typing import Protocol
 
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.small_files import MOST, SmallFileCache
 from millpond.fs.client.open_files import OpenFile, OpenFiles
 from millpond.fs.client.prefetcher import Prefetcher
@@ -116,8 +116,8 @@ class Reader:
     def _take_readahead(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
     ) -> Buffer | None:
-        """Return data that was read ahead, or None. Only the thread that must not block takes any: it alone
-        uses the buffer.
+        """Return data that was read ahead, or None. A thread that waits for a recall takes none: it would
+        keep others waiting.
         """
         since = self._inodes.changes
         found = None if may_block.get() else self._readahead.take(handle, opened, size, offset, end)
@@ -128,5 +128,5 @@ class Reader:
             counts = self._inodes.learn(opened.file, None, found[0], since=since)
             if counts and self._ttl(opened.file):
                 return found[1]
-        self._readahead.drop(opened.file)
+            self._readahead.drop(opened.file)
         return None

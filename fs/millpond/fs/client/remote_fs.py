@@ -6,22 +6,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from millpond.base.deadline import Deadline
 from millpond.fs.client.async_create import AsyncCreate
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.attached.extended import RemoteExtended
+from millpond.fs.client.attached.file_locks import remote_file_locks
+from millpond.fs.client.bulk_files import RemoteBulk
+from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
-from millpond.fs.client.cache.small_files import SmallFileCache, wanted
-from millpond.fs.client.file_locks import remote_file_locks
-from millpond.fs.client.open_dirs import OpenDirectories
-from millpond.fs.client.open_files import NameUpdates, OpenFiles, may_keep
+from millpond.fs.client.cache.small_files import MOST, SmallFileCache, wanted
+from millpond.fs.client.listing.open_dirs import OpenDirectories
+from millpond.fs.client.open_files import OpenFiles, may_keep
 from millpond.fs.client.prefetcher import Prefetcher
 from millpond.fs.client.readahead import Readahead
 from millpond.fs.client.reader import Backchannel, Reader
 from millpond.fs.client.rpc import AbsentName, Dial
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool, now
+from millpond.fs.client.write_behind import SET_IDS, WriteBehind
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.setattr import set_attributes
 from millpond.fs.vfs.inode_api import (
@@ -37,7 +40,6 @@ from millpond.fs.vfs.inode_api import (
 from millpond.fs.vfs.path_api import (
     MAX_TRANSFER,
     Attributes,
-    DirectoryEntry,
     Handle,
     Owner,
     Statistics,
@@ -46,45 +48,64 @@ from millpond.fs.vfs.path_api import (
 from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
-_DEFAULT_SECONDS = 15.0
-_EXCHANGE = 2  # RENAME_EXCHANGE
+DEFAULT_SECONDS = 900.0  # a slow flash takes minutes to sync what the memory held
+_EXCHANGE, _WHITEOUT = 2, 4  # RENAME_EXCHANGE; RENAME_WHITEOUT, which leaves a device file behind
 
 
 class RemoteFs:
-    """The InodeFs of the volume that ``dial`` reaches; ``timeout`` is in seconds for each operation.
+    """The InodeFs of the volume that ``dial`` reaches. ``timeout`` is how many seconds an operation may take
+    while the server answers keep-alives; one that answers nothing for 15 s (or ``timeout``) has stopped.
 
     A lost connection is dialled again at the next operation, and within one: nothing is done twice. If the
     server has lost this client's session, most likely because it was restarted, an operation that may not be
     repeated and may have been done raises EIO; files are looked up and opened again when they are next used:
-    ESTALE if their name means another file by now. ETIMEDOUT when the time is up.
+    ESTALE if their name means another file by now. ETIMEDOUT when the time is up, EINTR when the program
+    that waits has received a signal.
 
     Granted state is cached as long as a ``backchannel`` renews the lease. Threads may call at once.
     """
 
-    def __init__(self, dial: Dial, timeout: float = _DEFAULT_SECONDS) -> None:
+    def __init__(self, dial: Dial, timeout: float = DEFAULT_SECONDS) -> None:
         self.rpc = RpcPool(dial, timeout)
         self._inodes, self._lock = self.rpc.inodes, self.rpc.lock
-        self._files = OpenFiles(self.rpc)
-        self.locks = remote_file_locks(self.rpc)
+        self.files = OpenFiles(self.rpc)
         self._small_files = SmallFileCache()
-        self.async_create = AsyncCreate(self.rpc, self._files, lambda: self.backchannel is not None)
-        self._directories = OpenDirectories(self.rpc, self._ttl, self.async_create.flush)
+        self.async_create = AsyncCreate(self.rpc, self.files, lambda: self.backchannel is not None)
+        self.async_create.on_stored = self._small_files.keep
+        self.write_behind = WriteBehind(
+            self.rpc, self.files, self.async_create, self._data_invalidation, self._cache_written
+        )
+        self.extended = RemoteExtended(self.rpc, self._flush)
+        self.locks = remote_file_locks(self.rpc, self.write_behind.flush_node)
+        self._directories = OpenDirectories(self.rpc, self._ttl, self._attribute_ttl, self._flush)
+        self.readdir, self.readdirplus = self._directories.read, self._directories.read_plus
         self.prefetcher = Prefetcher(self.rpc, self._small_files, self._directories.listing)
-        self._readahead = Readahead(dial, self.rpc.client, timeout, self.rpc.meter)
-        self._reader = Reader(self.rpc, self._files, self._small_files, self.prefetcher, self._readahead)
+        self._readahead = Readahead(dial, self.rpc.client, self.rpc.silence, self.rpc.meter)
+        self._reader = Reader(self.rpc, self.files, self._small_files, self.prefetcher, self._readahead)
+        self.bulk = RemoteBulk(self.rpc, self._flush, self._invalidation)
         self.backchannel: Backchannel | None = None
 
     def close(self) -> None:
         """Disconnect; the server closes the files that were open."""
+        self.write_behind.close()
         self.async_create.close()
         self._readahead.close()
         self.prefetcher.close()
+        self._directories.stop()
         self.locks.close()
         self.rpc.close()
-        self._files.clear()
+        self.files.clear()
+
+    def _flush(self, changed: CachedInode | None = None, deadline: Deadline | None = None) -> Deadline:
+        """Send what is gathered of a file, of all if None, and the pending names. Raises OSError."""
+        if changed:
+            self.write_behind.flush(changed, deadline)
+        else:
+            self.write_behind.flush_below(None, deadline)
+        return self.async_create.flush(changed, deadline)
 
     def _file(self, node: Node) -> CachedInode:
-        file = self._inodes.file(node)
+        file = self.rpc.file(node)
         file.seen = True
         return file
 
@@ -98,6 +119,10 @@ class RemoteFs:
     def _entry(self, file: CachedInode, parent: CachedInode, attributes: Attributes) -> FoundEntry:
         """With the lock: count a lookup of a file and return its entry for the kernel."""
         self._inodes.use(file)
+        return self._counted_entry(file, parent, attributes)
+
+    def _counted_entry(self, file: CachedInode, parent: CachedInode, attributes: Attributes) -> FoundEntry:
+        """With the lock: return the kernel's entry of a file whose lookup is counted."""
         seconds = self._attribute_ttl(file) if file.attributes is attributes else 0.0
         name_seconds = self._ttl(parent) if parent.names.get(file.name) == file.node else 0.0
         return FoundEntry(file.node, attributes, seconds, name_seconds)
@@ -117,6 +142,11 @@ class RemoteFs:
                 self._small_files.keep(file, contents)
             return self._entry(file, parent, file.attributes or reply.attributes)
 
+    def path_of(self, node: Node) -> str:
+        """Return the path by which a file was last found, for a log. Raises OSError."""
+        with self._lock:
+            return os.fsdecode(b"/".join(self._inodes.path(self._inodes.file(node)))) or "/"
+
     def lookup(self, parent: Node, name: bytes) -> FoundEntry:
         """Return the file of a name, from the cache if it is valid."""
         directory = self._file(parent)
@@ -129,6 +159,7 @@ class RemoteFs:
                 raise NegativeEntry(self._ttl(directory))
             if isinstance(known, CachedInode) and known.attributes and self._attribute_ttl(known):
                 return self._entry(known, directory, known.attributes)
+        self.write_behind.flush_below(directory)
         return self._walk(directory, (name,), deadline)
 
     def _walk(
@@ -153,6 +184,7 @@ class RemoteFs:
         """Return the file at the end of a path of names."""
         directory = self._file(start)
         if names:
+            self.write_behind.flush_below(None)
             return self._walk(directory, tuple(one_name(name) for name in names))
         known = self.getattr(start)
         with self._lock:
@@ -162,6 +194,8 @@ class RemoteFs:
     def forget(self, node: Node, times: int) -> None:
         """Drop ``times`` of the kernel's lookups of a node."""
         with self._lock:
+            if self._inodes.forget_listed(node, times):
+                return
             if file := self._inodes.get(node):
                 self.async_create.forget(file, times)
             self._inodes.forget(node, times)
@@ -170,8 +204,9 @@ class RemoteFs:
 
     def getattr(self, node: Node) -> CachedAttributes:
         """Return the attributes of a file, from the cache if they are valid."""
+        file = self._file(node)
+        self.write_behind.flush(file, names=False)
         with self._lock:
-            file = self._file(node)
             if file.attributes and (seconds := self._attribute_ttl(file)):
                 return CachedAttributes(file.attributes, seconds)
             pending = self.async_create.names.affect(file)
@@ -189,30 +224,44 @@ class RemoteFs:
     def _invalidation(self, *files: CachedInode) -> Invalidation:
         return Invalidation(self._inodes, self._lock, self._drop, files)
 
+    def _data_invalidation(self, file: CachedInode, *, keeps_data: bool = False) -> Invalidation:
+        drop = (lambda _file: None) if keeps_data else self._drop
+        return Invalidation(self._inodes, self._lock, drop, (file,), data_only=True)
+
     def _drop(self, file: CachedInode) -> None:
         self._readahead.drop(file)
         self._small_files.drop(file)
 
-    def _cache_after(self, change: Invalidation, file: CachedInode, changed: p.AttributesAre | None) -> None:
-        if changed:
-            with self._lock:
-                change.learn(file, changed)
+    def _cache_written(
+        self, change: Invalidation, file: CachedInode, changed: p.AttributesAre | None, whole: Buffer
+    ) -> None:
+        """Cache what a reply says of a file, and ``whole``, if that is all that the file holds."""
+        change.learn_reply(file, changed)
+        with self._lock:
+            is_current = changed is not None and file.attributes is changed.attributes
+            if is_current and changed and 0 < len(whole) == changed.attributes.size <= MOST:
+                self._small_files.keep(file, bytes(whole))
 
     def setattr(self, node: Node, changes: SetAttr, handle: Handle | None = None) -> CachedAttributes:
         """Change attributes."""
         file = self._file(node)
-        opened = None if handle is None else self._files.get(handle)
-        deadline = self.async_create.flush(file)
+        opened = None if handle is None else self.files.get(handle)
+        if attributes := self.write_behind.set(file, changes):
+            return CachedAttributes(attributes)
+        if (changes.mode or 0) & SET_IDS:
+            self.write_behind.publish(file)
+        deadline = self._flush(file)
         if (changes.mode, changes.uid, changes.gid) != (None, None, None):
             self.async_create.end_if_flushed(file)
-        with self._invalidation(file) as change, self.rpc.call(deadline) as call:
+        keeps = changes.size is None
+        with self._data_invalidation(file, keeps_data=keeps) as change, self.rpc.call(deadline) as call:
 
             def prepare() -> Message:
-                remote = None if opened is None else self._files.remote(call, opened)
+                remote = None if opened is None else self.files.remote(call, opened)
                 return set_attributes(call.remote(file), changes, remote)
 
             reply, _ = call.ask(prepare, p.AttributesAre, idempotent=True)
-        self._cache_after(change, file, reply)
+        change.learn_reply(file, reply)
         return CachedAttributes(reply.attributes)  # no TTL: the kernel asks again once nothing is under way
 
     def readlink(self, node: Node) -> bytes:
@@ -264,6 +313,7 @@ class RemoteFs:
     def link(self, node: Node, parent: Node, name: bytes) -> FoundEntry:
         """Give a file another name."""
         file = self._file(node)
+        self.write_behind.publish(file)
         return self._create(parent, name, lambda call, into: p.MakeLink(call.remote(file), into, name), file)
 
     def unlink(self, parent: Node, name: bytes) -> None:
@@ -298,9 +348,11 @@ class RemoteFs:
         """Move a name, as renameat2(2) with these flags."""
         here, there = self._file(parent), self._file(new_parent)
         one_name(name), one_name(new_name)
-        deadline = self.async_create.flush()
         with self._lock:
             one, other = self._inodes.last_known(here, name), self._inodes.last_known(there, new_name)
+        for moved in (one, other if flags & _EXCHANGE else None):
+            self.write_behind.publish(moved)
+        deadline = self.async_create.flush()
         with self._invalidation(here, there) as change, self.rpc.call(deadline) as call:
 
             def prepare() -> Message:
@@ -310,7 +362,7 @@ class RemoteFs:
         with self._lock:
             self._inodes.remove_name(there, new_name, other)
             self._inodes.remove_name(here, name, one)
-            is_there = bool(flags & _EXCHANGE) or (one is not None and one is other)
+            is_there = bool(flags & (_EXCHANGE | _WHITEOUT)) or (one is not None and one is other)
             # renaming one hard link onto another removes neither
             self.async_create.note_name(here, name, is_there=is_there)
             self.async_create.note_name(there, new_name, is_there=True)
@@ -328,7 +380,8 @@ class RemoteFs:
         directory, deadline = self._file(parent), self.rpc.deadline()
         if made := self.async_create.create(directory, one_name(name), flags, mode, deadline):
             with self._lock:
-                return self._entry(made.file, directory, made.attributes), made.handle
+                self.write_behind.begin(made.file, made.handle, mode)
+                return self._counted_entry(made.file, directory, made.attributes), made.handle
         self.async_create.flush(deadline=deadline)
         with self._invalidation(directory) as change, self.rpc.call(deadline) as call:
 
@@ -340,32 +393,39 @@ class RemoteFs:
             if reply.found is None:
                 raise os_error(errno.EIO)
         found = self._cache_created(reply.found, directory, name, change, call.verifier)
-        return found, self._files.add(self._inodes.file(found.node), flags, reply, call.verifier)
+        return found, self.files.add(self._inodes.file(found.node), flags, reply, call.verifier)
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; locally for reading, if the cache shows that this is sure to succeed."""
         file = self._file(node)
         if self.backchannel and flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY:
+            if not file.remote:
+                self._find_listed(file)
             with self._lock:
                 if file.readable and self._ttl(file):
-                    return self._files.add_local(file, flags)
-        deadline = self.async_create.flush(file)
-        changing = self._invalidation(file) if flags & os.O_TRUNC else contextlib.nullcontext()
+                    return self.files.add_local(file, flags)
+        deadline = self._flush(file)
+        changing = self._data_invalidation(file) if flags & os.O_TRUNC else contextlib.nullcontext()
         with changing, self.rpc.call(deadline) as call:
             keeps = bool(self.backchannel) and may_keep(flags)
             reply, _ = call.ask(lambda: p.Open(call.remote(file), flags, keeps), p.Opened, idempotent=True)
-            return self._files.add(file, flags, reply, call.verifier)
+            return self.files.add(file, flags, reply, call.verifier)
 
-    def mark_reported_open(self, files: Sequence[CachedInode]) -> None:
-        """Note that a recall reply has reported local opens of these files to the server."""
-        self._files.mark_reported_open(files)
+    def _find_listed(self, file: CachedInode) -> None:
+        """Look a file up that was only listed until now, with its contents if these are likely to be read."""
+        with self._lock:
+            parent = self._inodes.parent(file)
+        if parent:
+            with contextlib.suppress(OSError):  # the server is asked to open it, and says why not
+                self.forget(self._walk(parent, (file.name,)).node, 1)
 
     def cache_mode(self, handle: Handle) -> CacheMode:
         """Return how the kernel reads and writes an open file."""
-        return CacheMode.DIRECT if self._files.get(handle).direct else CacheMode.CACHED
+        return CacheMode.DIRECT if self.files.get(handle).direct else CacheMode.CACHED
 
     def read(self, handle: Handle, size: int, offset: int) -> Buffer:
         """Return up to ``size`` bytes, fewer at the end of the file."""
+        self.write_behind.flush(self.files.get(handle).file)
         granted = self.cache_mode(handle) is CacheMode.CACHED
         return self._reader.read(
             handle, min(size, MAX_TRANSFER), offset, self.backchannel if granted else None
@@ -373,17 +433,13 @@ class RemoteFs:
 
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end, wherever that is; return the bytes written."""
-        body, file = memoryview(data)[:MAX_TRANSFER], self._files.get(handle).file
-
-        def write(updates: NameUpdates, deadline: Deadline) -> int:
-            with self._invalidation(file) as change:
-                reply = self._files.write(
-                    handle, body, offset, append=append, updates=updates, deadline=deadline
-                )
-            self._cache_after(change, file, reply.file)
-            return reply.count
-
-        return self.async_create.write_with_names(file, write)
+        body, file = memoryview(data)[:MAX_TRANSFER], self.files.get(handle).file
+        deadline = self._flush(file)
+        self.write_behind.report(handle)
+        with self._data_invalidation(file) as change:
+            reply = self.files.write(handle, body, offset, append=append, deadline=deadline)
+        change.learn_reply(file, reply.file)
+        return reply.count
 
     def descriptor(self, _handle: Handle) -> int:
         """Raise OSError: EOPNOTSUPP, since the file is on the device."""
@@ -391,47 +447,47 @@ class RemoteFs:
 
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
-        deadline = self.async_create.flush()
         if handle in self._directories:
-            self._files.sync_directory(handle, deadline)
+            self.files.sync_directory(handle, self.async_create.flush())
         else:
-            self._files.sync(handle, data_only, deadline)
+            self.write_behind.flush(self.files.get(handle).file)
+            deadline = self.async_create.flush()
+            self.files.sync(handle, data_only, deadline)
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
         """Allocate space, as fallocate(2)."""
-        opened = self._files.get(handle)
-        deadline = self.async_create.flush(opened.file)
+        opened = self.files.get(handle)
+        deadline = self._flush(opened.file)
 
         def request(remote: int) -> Message:
             return p.Allocate(remote, mode, offset, length)
 
-        with self._invalidation(opened.file) as change:
-            reply, _ = self._files.ask(handle, request, p.AttributesAre, deadline=deadline)
-        self._cache_after(change, opened.file, reply)
+        with self._data_invalidation(opened.file) as change:
+            reply, _ = self.files.ask(handle, request, p.AttributesAre, deadline=deadline)
+        change.learn_reply(opened.file, reply)
 
     def seek(self, handle: Handle, offset: int, whence: int) -> int:
         """Return where data or a hole begins, as lseek(2)."""
-        return self._files.ask(handle, lambda remote: p.Seek(remote, offset, whence), p.OffsetIs)[0].offset
+        self.write_behind.flush(self.files.get(handle).file)
+        return self.files.ask(handle, lambda remote: p.Seek(remote, offset, whence), p.OffsetIs)[0].offset
 
     def release(self, handle: Handle) -> None:
         """Forget the handle."""
         if handle in self._directories:
             self._directories.close(handle)
-            self._files.release_directory(handle)
+            self.files.release_directory(handle)
             return
         self._readahead.forget(handle)
-        closed = self.async_create.note_close(self._files.get(handle))
-        self._files.release(handle, keep_on_server=closed)
+        opened = self.files.get(handle)
+        self.write_behind.end(opened.file, handle)
+        closed = self.async_create.note_close(opened)
+        self.files.release(handle, keep_on_server=closed)
 
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
         file, handle = self._file(node), self._directories.open(node)
-        self._files.add_directory(handle, file)
+        self.files.add_directory(handle, file)
         return handle
-
-    def readdir(self, handle: Handle, offset: int) -> Iterator[DirectoryEntry]:
-        """Yield the names in a directory from the one at ``offset`` on."""
-        return self._directories.read(handle, offset)
 
     def statfs(self) -> Statistics:
         """Return how full the volume is."""

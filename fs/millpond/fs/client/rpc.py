@@ -11,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self, TypeVar
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import DeadlineExceeded, MillpondError
+from millpond.base.errors import DeadlineExceeded, MillpondError, RemoteError
+from millpond.fs.client.keep_alive import KeepAlive
 from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.proto.file_ops import (
     Again,
@@ -32,23 +35,27 @@ from millpond.fs.proto.file_ops import (
 )
 from millpond.fs.proto.validate import require_possible
 from millpond.fs.vfs.inode_api import WouldBlock
-from millpond.fs.vfs.path_api import MAX_TRANSFER, os_error
+from millpond.fs.vfs.operation import about_to_wait, current
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Owner, os_error
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 Dial = Callable[[Deadline], Channel]
 _TRIES = 3
+_UNSHARED = sys.getrefcount(bytearray()) + 1  # references to a buffer of which there is no view
+_REFUSED = (errno.EIO, errno.ETIMEDOUT, errno.ESTALE)  # of which the log says where they come from
 _FRESH_SECONDS = 0.5  # a connection that was just used is not probed: the request shows a loss
 
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A request that was sent when its connection was lost: the session verifier then (0: no request), and
-    the server's count once it is performed.
+    the server's count before, and once it is performed.
     """
 
     verifier: int
+    before: int
     performed: int
 
 
@@ -73,8 +80,10 @@ class SlotLost(Exception):
 @contextlib.contextmanager
 def until(deadline: Deadline, lock: threading.Lock) -> Iterator[None]:
     """Hold the lock. Raises OSError: ETIMEDOUT if it is not free by the deadline."""
-    if not lock.acquire(timeout=seconds_left(deadline)):
-        raise os_error(errno.ETIMEDOUT)
+    if not lock.acquire(blocking=False):
+        about_to_wait()
+        if not lock.acquire(timeout=seconds_left(deadline)):
+            raise os_error(errno.ETIMEDOUT)
     try:
         yield
     finally:
@@ -90,15 +99,51 @@ def seconds_left(deadline: Deadline) -> float:
     return threading.TIMEOUT_MAX if left is None else left
 
 
+class _Wait:
+    """A request under way. Its operation's interruption and a server that has stopped end it. (A generator
+    would cost more.)
+    """
+
+    __slots__ = ("_began", "_channel", "_slot", "is_given_up", "is_sent", "operation")
+
+    def __init__(self, slot: RpcSlot, channel: Channel, began: float) -> None:
+        self._slot, self._channel, self._began = slot, channel, began
+        self.operation, self.is_sent, self.is_given_up = current.get(), False, False
+
+    def __enter__(self) -> Self:
+        if self.operation:
+            self.operation.add_wake(self._channel.shut_down)
+        self._slot.keep_alive.begin(self, self._began)
+        return self
+
+    def give_up(self) -> None:
+        """End the wait: the server has stopped. Any thread may call, also late: then the slot's next request
+        loses its connection, and is sent over another.
+        """
+        self.is_given_up = True
+        self._channel.shut_down()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._slot.keep_alive.end(self)
+        if self.operation:
+            self.operation.remove_wake(self._channel.shut_down)
+        if error is not None:
+            self._slot.wait_failed(self, error)
+
+
 class RpcSlot:
     """A session slot: requests execute one at a time over what ``dial`` connects; dialled again when the
     connection is lost.
 
-    ``client`` is the client's name. Unless ``blocking``, a request that would wait for a recall raises
-    WouldBlock. ``meter`` counts how long requests take. ``verifier`` is the session verifier: it changes when
-    the server has lost this client's state. ``root`` is the volume's node on the server, ``lease`` the length
-    of a lease in seconds. Requests in ``posted`` go out with the next request and move to ``answered`` with
-    its reply; their outcome is ignored, and one may be performed twice.
+    One thread uses it at a time. ``client`` is the client's name, ``timeout`` the seconds that an operation
+    may take while the server answers ``keep_alive``. Unless ``blocking``, a request that would wait for a
+    recall raises WouldBlock. ``meter`` counts how long requests take. ``verifier`` is the session verifier:
+    it changes when the server has lost this client's state. ``root`` is the volume's node on the server,
+    ``lease`` the length of a lease in seconds, ``owner`` the owner of new files. Requests in ``posted`` go
+    out with the next request and move to ``answered`` with its reply; their outcome is ignored, and one may
+    be performed twice.
     """
 
     def __init__(
@@ -106,27 +151,22 @@ class RpcSlot:
         dial: Dial,
         timeout: float,
         client: bytes,
+        keep_alive: KeepAlive,
         *,
         blocking: bool = True,
         meter: OperationMeter | None = None,
     ) -> None:
         self._dial, self._timeout, self._meter = dial, timeout, meter or OperationMeter()
-        self._lock = threading.Lock()
+        self.keep_alive = keep_alive
         self._channel: Channel | None = None
         self._hello = SessionHello(client, os.urandom(16), blocking)
         self._performed = self._sent = 0
-        self._buffer = memoryview(bytearray(MAX_TRANSFER))
+        self._buffer = bytearray(MAX_TRANSFER)
         self._used = 0.0
         self.posted: list[Message] = []
         self.answered: list[Message] = []
         self.verifier, self.root, self.lease = 0, 0, 0.0
-
-    @contextlib.contextmanager
-    def acquire(self, deadline: Deadline | None = None) -> Iterator[Deadline]:
-        """Hold the slot for one thread; yields the deadline of everything done inside. Raises OSError."""
-        deadline = deadline or Deadline.after(self._timeout)
-        with until(deadline, self._lock):
-            yield deadline
+        self.owner: Owner | None = None
 
     def ask(
         self,
@@ -139,32 +179,35 @@ class RpcSlot:
         limit: int = 0,
     ) -> tuple[R, memoryview]:
         """Return the reply to the request that ``prepare`` makes once connected, and up to ``limit`` bytes
-        behind it, valid until the next request.
+        behind it.
 
         The caller holds the slot. If the connection is lost, the request is made and sent once more if it was
         not performed, else its reply is asked for (one with bytes behind it: by sending the request again).
-        Raises OSError: the server's; ETIMEDOUT; EIO if a request that is not ``idempotent`` was in doubt when
-        the server lost the session.
+        Raises OSError: the server's; ETIMEDOUT; EINTR; EIO if a request that is not ``idempotent`` was in
+        doubt when the server lost the session.
         """
-        doubt = _Doubt(0, 0)
+        doubt, loss = _Doubt(0, 0, 0), SlotLost(in_doubt=False)
         for _ in range(_TRIES):
             try:
                 self._connect(deadline)
-                forgotten = doubt.verifier not in (0, self.verifier)
+                forgotten = doubt.verifier not in (0, self.verifier) or self._performed < doubt.before
                 if forgotten and not idempotent:
                     break
                 if not forgotten and doubt.performed == self._performed and doubt.verifier and not limit:
                     return self.exchange(Again(), reply, deadline, counted=False)
-                doubt = _Doubt(0, 0)  # it was not performed
+                doubt = _Doubt(0, 0, 0)  # it was not performed
                 request = prepare(deadline)
-            except SlotLost:
+            except SlotLost as lost:
+                loss = lost
                 continue
             try:
                 return self.exchange(request, reply, deadline, payload=payload, limit=limit)
             except SlotLost as lost:
+                loss = lost
                 if lost.in_doubt:
-                    doubt = _Doubt(self.verifier, self._performed + self._sent + 1)
-        raise os_error(errno.EIO)
+                    performed = self._performed + self._sent
+                    doubt = _Doubt(self.verifier, self._performed, performed + 1)
+        raise os_error(errno.EIO) from loss
 
     def exchange(
         self,
@@ -182,34 +225,63 @@ class RpcSlot:
         channel = self._channel
         if channel is None:
             raise SlotLost(in_doubt=False)
-        sent, began = False, time.monotonic()
+        began = time.monotonic()
         posted = self._mark_sent() if counted else []
-        try:
+        with self._waiting(channel, deadline) as wait:
             channel.send(request, deadline, payload, before=posted)
-            sent = True
+            wait.is_sent = True
+            self._await_reply(channel, deadline)
             head = channel.receive(deadline)
             body = self._receive_payload(channel, head.payload_size, limit, deadline)
             require_possible(head.message)
-        except DeadlineExceeded as error:
-            self.disconnect()
-            raise os_error(errno.ETIMEDOUT) from error
-        except MillpondError as error:
-            self.disconnect()
-            raise SlotLost(in_doubt=sent) from error
-        except OverflowError:
-            raise os_error(errno.EINVAL) from None
-        except BaseException:  # an interrupt leaves the rest of a reply in the stream
-            self.disconnect()
-            raise
         if not isinstance(head.message, (Error, Pending, reply)):
             self.disconnect()  # a refusal, or the server is out of step
             raise os_error(errno.EIO)
         if counted:
             self._performed += 1
             self._confirm_posted(len(posted))
-        self._used = time.monotonic()
+        self._used = self.keep_alive.heard = time.monotonic()
         self._meter.add(request.NAME, self._used - began)
         return self._success(head.message, reply), body
+
+    def _waiting(self, channel: Channel, deadline: Deadline) -> _Wait:
+        """Return a context in which one request is sent, and its reply received."""
+        return _Wait(self, channel, self._began(deadline))
+
+    def _began(self, deadline: Deadline) -> float:
+        """Return when the operation with this deadline began."""
+        return time.monotonic() if deadline.at is None else deadline.at - self._timeout
+
+    def _await_reply(self, channel: Channel, deadline: Deadline) -> None:
+        """Tell the kernel binding that this thread waits for the reply."""
+        about_to_wait(channel.sock.fileno(), seconds_left(deadline))
+
+    def wait_failed(self, wait: _Wait, error: BaseException) -> None:
+        """Disconnect after a failed exchange. Raises SlotLost and OSError in place of the error."""
+        self.disconnect()  # an interrupt leaves the rest of a reply in the stream
+        if isinstance(error, OverflowError):
+            raise os_error(errno.EINVAL) from None
+        if not isinstance(error, (MillpondError, OSError)):
+            return
+        if wait.is_given_up:
+            self.renew()
+            raise os_error(errno.ETIMEDOUT) from DeadlineExceeded(
+                "the device has answered nothing for a while, nor keep-alives"
+            )
+        if isinstance(error, DeadlineExceeded):
+            self.renew()
+            raise os_error(errno.ETIMEDOUT) from error
+        if wait.operation and wait.operation.is_interrupted:
+            self.renew()
+            raise os_error(errno.EINTR) from error
+        raise SlotLost(in_doubt=wait.is_sent) from error
+
+    def renew(self) -> None:
+        """Become another slot of the session: the server may perform the last request for long yet, and
+        nobody wants its reply. What was posted goes out again.
+        """
+        self._hello = replace(self._hello, slot=os.urandom(16))
+        self._performed = self._sent = 0
 
     def _success(self, answer: Message, reply: type[R]) -> R:
         """Return the reply of a request that succeeded. Raises OSError and WouldBlock."""
@@ -224,7 +296,9 @@ class RpcSlot:
     def _receive_payload(self, channel: Channel, size: int, limit: int, deadline: Deadline) -> memoryview:
         if not size <= min(limit, len(self._buffer)):
             return memoryview(channel.receive_payload(limit, deadline))
-        body = self._buffer[:size]
+        if sys.getrefcount(self._buffer) > _UNSHARED:  # the last reply is still on its way to a program
+            self._buffer = bytearray(MAX_TRANSFER)
+        body = memoryview(self._buffer)[:size]
         channel.receive_into(body, deadline)
         return body
 
@@ -246,6 +320,11 @@ class RpcSlot:
         self._sent = 0
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._channel is not None
+
+    @property
     def has_ended(self) -> bool:
         """Whether the server has closed the connection."""
         return self._channel is not None and not self._channel.is_quiet
@@ -257,9 +336,7 @@ class RpcSlot:
             self._channel = None
 
     def close(self, deadline: Deadline) -> None:
-        """Close the connection and everything that the server has open for the slot. The caller holds the
-        slot.
-        """
+        """Close the connection and everything that the server has open for the client."""
         if self._channel:
             with contextlib.suppress(SlotLost, OSError):
                 self.exchange(Goodbye(), Done, deadline, counted=False)
@@ -271,7 +348,8 @@ class RpcSlot:
         if self._channel:
             return
         try:
-            self._channel = self._dial(deadline)
+            about_to_wait()
+            self._channel = self._dial(self.keep_alive.earlier(deadline))
             self._channel.eager = True
         except (DeadlineExceeded, TimeoutError) as error:
             raise os_error(errno.ETIMEDOUT) from error
@@ -289,9 +367,13 @@ class RpcSlot:
             self.answered.clear()
         else:  # performed requests must not be repeated: their numbers may mean other files by now
             self._confirm_posted(min(sent, max(0, welcome.performed - self._performed)))
-        self._performed, self.lease = welcome.performed, welcome.lease
+        self._performed, self.lease, self.owner = welcome.performed, welcome.lease, welcome.owner
 
 
 def _refusal(error: Error) -> OSError:
     code = known_errno(error.errno)
+    if code in _REFUSED:
+        refusal = os_error(code)
+        refusal.__cause__ = RemoteError("the device's server said so")
+        return refusal
     return AbsentName(error.granted) if code == errno.ENOENT else os_error(code)

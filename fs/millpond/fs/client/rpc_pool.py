@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: gives each thread a session slot, and keeps the client's inodes known to the server across lost
+"""Edge: gives each request a session slot, and keeps the client's inodes known to the server across lost
 sessions.
 """
 
@@ -10,16 +10,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
 from millpond.base.deadline import Deadline
-from millpond.fs.client.cache.inodes import CachedInode, InodeCache
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.cache.inodes import InodeCache
+from millpond.fs.client.keep_alive import SILENT_SECONDS, KeepAlive
 from millpond.fs.client.metrics import OperationMeter
-from millpond.fs.client.rpc import Dial, RpcSlot, SlotLost
+from millpond.fs.client.rpc import Dial, RpcSlot, SlotLost, seconds_left
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import may_block
-from millpond.fs.vfs.path_api import os_error
+from millpond.fs.proto.bulk_copy import ReturnUnused
+from millpond.fs.vfs.inode_api import Node, may_block
+from millpond.fs.vfs.operation import about_to_wait, current, woken_by
+from millpond.fs.vfs.path_api import Owner, os_error
 from millpond.wire.channel import Buffer
 from millpond.wire.messages import Message
 
@@ -27,14 +31,18 @@ R = TypeVar("R", bound=Message)
 T = TypeVar("T")
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _FORGET_AT_ONCE = 64
+_MOST_SHARED = 16
+_FLUSH_SECONDS = 0.5  # of a thread that has to renew the lease
 
 
 class RpcPool:
-    """The session slots of one client: one for all threads that must not block, and one for each thread that
-    may.
+    """The session slots of one client, each for one thread at a time. Threads that must not block share a few
+    and wait for each other; those that may block get as many as they need, for they may wait for long.
 
-    ``inodes`` is guarded by ``lock``. ``on_invalidate`` is called, with the lock, when the server has lost
-    the session.
+    ``timeout`` is how many seconds an operation may take while the server answers, ``silence`` how long the
+    server may answer nothing. ``inodes`` is guarded by ``lock``. ``on_invalidate`` is called, with the lock,
+    when the server has lost the session. ``lease`` is the length of a lease in seconds, as the server gives
+    it, ``owner`` the owner of what the server makes, None for whoever makes it.
     """
 
     def __init__(self, dial: Dial, timeout: float) -> None:
@@ -44,59 +52,74 @@ class RpcPool:
         self.busy: list[RpcSlot] = []
         self.inodes, self.lock = InodeCache(), threading.Lock()
         self.on_invalidate: Callable[[list[CachedInode]], None] = lambda _files: None
-        self._dial, self.timeout = dial, timeout
-        self._first = self._new_slot(blocking=False)
-        self._own = threading.local()
-        self._all = [self._first]
-        self._owners: list[tuple[threading.Thread, RpcSlot]] = []
+        self._dial, self.timeout, self.silence = dial, timeout, min(timeout, SILENT_SECONDS)
+        self._keep_alive = KeepAlive(dial, self.client, self.silence)
+        self._free: dict[bool, list[RpcSlot]] = {False: [], True: []}
+        self._slot_free = threading.Condition()
+        self._all: list[RpcSlot] = []
+        self._shared = 0
+        self.lease = 0.0
+        self.owner: Owner | None = None
 
-    def _new_slot(self, *, blocking: bool) -> RpcSlot:
-        return RpcSlot(self._dial, self.timeout, self.client, blocking=blocking, meter=self.meter)
+    def _take_slot(self, deadline: Deadline, *, blocking: bool) -> RpcSlot:
+        """Return a slot for this thread. Raises OSError."""
+        free = self._free[blocking]
+        with self._slot_free:
+            if free:
+                return free.pop()
+            if blocking or self._shared < _MOST_SHARED:
+                self._shared += not blocking
+                slot = RpcSlot(
+                    self._dial,
+                    self.timeout,
+                    self.client,
+                    self._keep_alive,
+                    blocking=blocking,
+                    meter=self.meter,
+                )
+                self._all.append(slot)
+                return slot
+        return self._await_slot(free, deadline)
 
-    def _slot(self) -> RpcSlot:
-        """Return the slot of this thread."""
-        if not may_block.get():
-            return self._first
-        found: RpcSlot | None = getattr(self._own, "slot", None)
-        if found is None:
-            found = self._own.slot = self._orphaned_slot() or self._new_slot(blocking=True)
-            with self.lock:
-                self._owners.append((threading.current_thread(), found))
-                if found not in self._all:
-                    self._all.append(found)
-        return found
+    def _await_slot(self, free: list[RpcSlot], deadline: Deadline) -> RpcSlot:
+        about_to_wait()
+        with woken_by(self._notify) as operation, self._slot_free:
+            if not self._slot_free.wait_for(lambda: free or operation.is_interrupted, seconds_left(deadline)):
+                raise os_error(errno.ETIMEDOUT)
+            if operation.is_interrupted:
+                raise os_error(errno.EINTR)
+            return free.pop()
 
-    def _orphaned_slot(self) -> RpcSlot | None:
-        """Return the slot of a thread that has ended, or None: the server limits the slots of a client."""
+    def _notify(self) -> None:
+        with self._slot_free:
+            self._slot_free.notify_all()
+
+    def file(self, node: Node) -> CachedInode:
+        """Return the inode of a node, without the lock. Raises OSError: ESTALE for a forgotten one."""
+        if file := self.inodes.known(node):
+            return file
         with self.lock:
-            for owned in self._owners:
-                if not owned[0].is_alive():
-                    self._owners.remove(owned)
-                    return owned[1]
-        return None
-
-    @property
-    def lease(self) -> float:
-        """The length of a lease in seconds, as the server gives it."""
-        return self._slot().lease
+            return self.inodes.file(node)
 
     def deadline(self) -> Deadline:
-        """Return the deadline of an operation that begins now."""
-        return Deadline.after(self.timeout)
+        """Return the deadline of the operation of this thread, or of one that begins now."""
+        operation = current.get()
+        return Deadline((operation.began if operation and operation.began else now()) + self.timeout)
 
     @contextmanager
     def call(self, deadline: Deadline | None = None) -> Iterator[RpcCall]:
-        """Hold this thread's slot for one operation, of which a part of the time may be over.
-        Raises OSError.
-        """
-        slot = self._slot()
-        with slot.acquire(deadline) as deadline:
-            self.busy.append(slot)
-            try:
-                yield RpcCall(self, slot, deadline)
-            finally:
-                self.busy.remove(slot)
-                self._requeue_unsent(slot)
+        """Have a slot for one operation, of which a part of the time may be over. Raises OSError."""
+        deadline, blocking = deadline or self.deadline(), may_block.get()
+        slot = self._take_slot(deadline, blocking=blocking)
+        self.busy.append(slot)
+        try:
+            yield RpcCall(self, slot, deadline)
+        finally:
+            self.busy.remove(slot)
+            self._requeue_unsent(slot)
+            with self._slot_free:
+                self._free[blocking].append(slot)
+                self._slot_free.notify()
 
     def _requeue_unsent(self, slot: RpcSlot) -> None:
         """Queue again what was posted on a slot and went out with no request."""
@@ -111,11 +134,16 @@ class RpcPool:
         with self.lock:
             self.posted.append((verifier, request))
 
-    def flush(self) -> None:
-        """Send what was posted now."""
-        if self.posted or self.inodes.forget_is_urgent:
-            with suppress(OSError):
+    def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
+        """Send what was posted, and all FORGETs, with requests that begin within so many seconds."""
+        end = now() + seconds
+        while (self.posted or self.inodes.to_forget) and now() < end:
+            with self.lock:
+                self.inodes.forget_is_urgent = bool(self.inodes.to_forget)
+            try:
                 self._send_posted()
+            except OSError:
+                return
 
     def _send_posted(self) -> None:
         """Send any request, so that what was posted goes with it."""
@@ -137,13 +165,15 @@ class RpcPool:
             return self.inodes.forget_is_urgent
 
     def close(self) -> None:
-        """End the session on this thread's slot, and disconnect the others."""
-        own = self._slot()
-        for slot in self._all:
-            if slot is not own:
-                slot.disconnect()
-        with own.acquire() as deadline:
-            own.close(deadline)
+        """End the session, and disconnect all slots."""
+        with self._slot_free:
+            slots = self._all[:]
+        connected = [slot for slot in slots if slot.is_connected and slot not in self.busy]
+        if connected:
+            connected[0].close(Deadline.after(self.silence))
+        for slot in slots:
+            slot.disconnect()
+        self._keep_alive.close()
 
 
 class RpcCall:
@@ -220,6 +250,7 @@ class RpcCall:
         if inodes.verifier not in (0, self._slot.verifier) and self._slot.has_ended:
             self._slot.disconnect()  # else its old session would look like a new one
             raise SlotLost(in_doubt=False)
+        self._rpc.lease, self._rpc.owner = self._slot.lease, self._slot.owner
         with self._rpc.lock:
             if inodes.verifier != self._slot.verifier:
                 self._rpc.on_invalidate(inodes.invalidate_all(self._slot.verifier))
@@ -229,6 +260,9 @@ class RpcCall:
             self._rpc.posted.clear()
             if len(inodes.to_forget) >= _FORGET_AT_ONCE or (inodes.to_forget and inodes.forget_is_urgent):
                 self._slot.posted.append(p.Forget(inodes.take_forgets()))
+            if len(inodes.to_return) >= _FORGET_AT_ONCE:
+                grants = inodes.take_returns()
+                self._slot.posted.append(ReturnUnused(*map(tuple, zip(*grants, strict=True))))
 
     def remote(self, file: CachedInode) -> int:
         """Return a file's node on the server, while ``ask`` prepares. Raises OSError: ESTALE if the file is

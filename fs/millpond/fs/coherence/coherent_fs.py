@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a file system that recalls other clients' delegations before each change of its public part."""
+"""Edge: a file system that recalls other clients' delegations before each change."""
 
 from __future__ import annotations
 
@@ -15,10 +15,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from millpond.fs.coherence.delegation_table import Holder
-from millpond.fs.filelocks.local import RoutedLocks
+from millpond.fs.coherence.extended import CoherentExtended
 from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.bulk_files import store_files
+from millpond.fs.store.directories import list_with_lookups
 from millpond.fs.store.mmap_writers import MmapWriters
-from millpond.fs.vfs.inode_api import Buffer, CachedAttributes, CacheMode, FoundEntry, Locking, Node, SetAttr
+from millpond.fs.vfs.bulk_api import SmallFile
+from millpond.fs.vfs.inode_api import (
+    AddEntry,
+    Buffer,
+    CachedAttributes,
+    CacheMode,
+    FoundEntry,
+    Locking,
+    Node,
+    SetAttr,
+)
 from millpond.fs.vfs.path_api import DirectoryEntry, Handle, Owner, os_error
 
 if TYPE_CHECKING:  # the device's own mount runs without a manager
@@ -57,6 +69,11 @@ class DelegationBreaker(Protocol):
         ``force``. Called within a write intent on the file.
         """
 
+    def try_writing(self, inode: int) -> bool | None:
+        """Register the same without a write intent, which takes one message. None, with nothing registered,
+        if an intent is needed, since a delegation has to be recalled first.
+        """
+
     def end_writing(self, inode: int) -> None:
         """Report that this side's kernel writes the file no longer."""
 
@@ -82,14 +99,18 @@ class ClientDelegationBreaker:
         """Return False: a client's writes all go through the server."""
         return False
 
+    def try_writing(self, _inode: int) -> bool | None:
+        """Return None: no client's kernel writes files."""
+        return None
+
     def end_writing(self, inode: int) -> None:
         """Do nothing: no passthrough write ever began."""
 
 
 class CoherentFs:
-    """InodeFs over ``tree`` that announces the changes of the public part to ``breaker``. With
-    ``passthrough``, the kernel writes files that are open for writing itself, where the breaker allows it.
-    ``locks`` are the file locks of the public part, if they are shared.
+    """InodeFs over ``tree`` that announces changes to ``breaker``. With ``passthrough``, the kernel writes
+    files that are open for writing itself, where the breaker allows it. ``locks`` are the file locks, if they
+    are shared with others.
     """
 
     def __init__(
@@ -102,13 +123,13 @@ class CoherentFs:
     ) -> None:
         self._tree, self._breaker, self._passthrough = tree, breaker, passthrough
         self._open: dict[Handle, Node] = {}
-        self.locks: Locking = RoutedLocks(tree.is_public, locks, tree.locks) if locks else tree.locks
+        self.locks: Locking = locks or tree.locks
         self._handles_of: dict[Node, set[Handle]] = {}
         self._lock = threading.Lock()
         self._direct: set[Handle] = set()
         self._passthrough_inodes: dict[Handle, int] = {}
         self._mapped = MmapWriters()
-        self._directories: dict[Handle, Node] = {}
+        self.extended = CoherentExtended(tree.extended, self._file_intent)
         self.forget, self.readlink, self.statfs = tree.forget, tree.readlink, tree.statfs
         self.read = tree.read
         self.descriptor, self.fsync, self.seek = tree.descriptor, tree.fsync, tree.seek
@@ -158,29 +179,24 @@ class CoherentFs:
 
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
-        handle = self._tree.opendir(node)
-        self._directories[handle] = node
-        return handle
+        return self._tree.opendir(node)
 
     def readdir(self, handle: Handle, offset: int) -> Iterator[DirectoryEntry]:
-        """Iterate over the names in a directory, from the one at ``offset`` on."""
-        if offset == 0 and handle in self._directories:
-            self.recall_directory(self._directories[handle])
+        """Iterate over the names in a directory behind ``offset``."""
+        self.recall_directory(self._tree.directory_of(handle))
         return self._tree.readdir(handle, offset)
+
+    def readdirplus(self, handle: Handle, offset: int, add: AddEntry) -> None:
+        """List a directory with attributes."""
+        list_with_lookups(self, self._tree.directory_of(handle), handle, offset, add)
 
     @contextlib.contextmanager
     def _name_intent(self, *places: tuple[Node, bytes], inodes: tuple[int, ...] = ()) -> Iterator[None]:
-        """Hold a write intent on these directories and on the files that these names in them stand for. The
-        private part has no other client, and needs none.
-        """
-        shared = [(node, name) for node, name in places if self._tree.is_public(node)]
-        if not shared:
-            yield
-            return
-        before = self._inodes_of(shared)
-        directories = [self._tree.inode(node) for node, _ in shared]
+        """Hold a write intent on these directories and on the files that these names in them stand for."""
+        before = self._inodes_of(places)
+        directories = [self._tree.inode(node) for node, _ in places]
         with self._breaker.write_intent(*directories, inodes=(*inodes, *before)) as change:
-            if others := set(self._inodes_of(shared)) - set(before):  # looked up again under the intent
+            if others := set(self._inodes_of(places)) - set(before):  # looked up again under the intent
                 change.recall(*others)
             yield
 
@@ -188,14 +204,9 @@ class CoherentFs:
         found = (self._tree.inode_of(node, name) for node, name in places)
         return tuple(inode for inode in found if inode is not None)
 
-    @contextlib.contextmanager
-    def _file_intent(self, node: Node) -> Iterator[None]:
-        """Hold a write intent on the file itself."""
-        if not self._tree.is_public(node):
-            yield
-            return
-        with self._breaker.write_intent(inodes=(self._tree.inode(node),)):
-            yield
+    def _file_intent(self, node: Node) -> AbstractContextManager[Revoking]:
+        """Hold a write intent on the file itself for a block."""
+        return self._breaker.write_intent(inodes=(self._tree.inode(node),))
 
     def setattr(self, node: Node, changes: SetAttr, handle: Handle | None = None) -> CachedAttributes:
         """Change attributes."""
@@ -246,6 +257,16 @@ class CoherentFs:
             self._add_open(found.node, handle, flags)
         return found, handle
 
+    def store_files(self, parent: Node, files: Sequence[SmallFile]) -> list[int]:
+        """Store small files whole. Returns an errno for each. Nothing is announced, and nothing waited for,
+        before they are written: until then no other client can know of them.
+        """
+
+        def naming(names: Sequence[bytes]) -> AbstractContextManager[None]:
+            return self._name_intent(*((parent, name) for name in names))
+
+        return store_files(self._tree, parent, files, naming)
+
     def create_unnamed(self, parent: Node) -> tuple[FoundEntry, Handle]:
         """Make and open a file without a name (O_TMPFILE), of which no other client knows."""
         found, handle = self._tree.create_unnamed(parent)
@@ -254,21 +275,39 @@ class CoherentFs:
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file."""
-        if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY:
-            handle = self._tree.open(node, flags)
-            self._add_open(node, handle, flags)
-            return handle
-        with self._file_intent(node):
-            handle = self._tree.open(node, flags)
-            self._add_open(node, handle, flags)
+        handle = self._open_at_once(node, flags)
+        if handle is None:
+            with self._file_intent(node):
+                handle = self._tree.open(node, flags)
+                self._add_open(node, handle, flags)
         return handle
 
-    def _add_open(self, node: Node, handle: Handle, flags: int) -> None:
+    def _open_at_once(self, node: Node, flags: int) -> Handle | None:
+        """Open a file without a write intent: to read it, or where no client has a delegation that would have
+        to be recalled. None if it takes an intent.
+        """
+        allowed, inode = None, self._tree.inode(node)
+        if flags & (os.O_ACCMODE | os.O_TRUNC) != os.O_RDONLY:
+            allowed = (
+                None if flags & os.O_TRUNC or not self._passthrough else self._breaker.try_writing(inode)
+            )
+            if allowed is None:
+                return None
+        try:
+            handle = self._tree.open(node, flags)
+        except BaseException:
+            if allowed:
+                self._breaker.end_writing(inode)
+            raise
+        self._add_open(node, handle, flags, allowed)
+        return handle
+
+    def _add_open(self, node: Node, handle: Handle, flags: int, allowed: bool | None = None) -> None:
         """Note an open file, and choose its cache mode: the same as that of the file's other handles, since
-        the kernel refuses a mix (EIO).
+        the kernel refuses a mix (EIO). ``allowed`` is the breaker's answer, if it was asked.
         """
         self._open[handle] = node
-        if not (self._passthrough and self._tree.is_public(node)):
+        if not self._passthrough:
             return
         with self._lock:
             others = self._handles_of.setdefault(node, set())
@@ -276,15 +315,17 @@ class CoherentFs:
             others.add(handle)
             if by_daemon:
                 self._direct.add(handle)
-        if flags & os.O_ACCMODE != os.O_RDONLY and not by_daemon:
-            self._begin_passthrough(node, handle)
+        if by_daemon and allowed:
+            self._breaker.end_writing(self._tree.inode(node))
+        elif flags & os.O_ACCMODE != os.O_RDONLY and not by_daemon:
+            self._begin_passthrough(node, handle, allowed)
 
-    def _begin_passthrough(self, node: Node, handle: Handle) -> None:
+    def _begin_passthrough(self, node: Node, handle: Handle, allowed: bool | None) -> None:
         """Register the kernel as a writer. If the breaker refuses, the daemon writes (DIRECT), unless another
         handle of the file is in passthrough by now.
         """
         inode = self._tree.inode(node)
-        if not self._breaker.begin_writing(inode):
+        if not (self._breaker.begin_writing(inode) if allowed is None else allowed):
             with self._lock:
                 if self._handles_of[node] == {handle}:
                     self._direct.add(handle)
@@ -313,6 +354,24 @@ class CoherentFs:
                 raise os_error(errno.EIO)
             return self._tree.write(handle, data, offset, append=append)
 
+    def write_and_set(
+        self, handle: Handle, data: Buffer, offset: int, changes: Callable[[], SetAttr], *, append: bool
+    ) -> tuple[int, int]:
+        """Write, and set attributes if all is written, within one write intent. Returns the bytes written and
+        the errno for which the attributes are not set, 0 if they are. Raises WouldBlock and OSError.
+        """
+        node = self._node(handle)
+        with self._file_intent(node):
+            count, refused = self._tree.write(handle, data, offset, append=append), 0
+            if count == len(data):
+                try:
+                    self._tree.setattr(node, changes())
+                except OSError as error:
+                    refused = error.errno or errno.EIO
+                except (OverflowError, ValueError):  # a number that no system call takes
+                    refused = errno.EINVAL
+        return count, refused
+
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
         """Allocate or free a range of an open file, as fallocate(2) does."""
         with self._file_intent(self._node(handle)):
@@ -327,7 +386,6 @@ class CoherentFs:
     def release(self, handle: Handle) -> None:
         """Close the file behind the handle."""
         self._tree.release(handle)
-        self._directories.pop(handle, None)
         node = self._open.pop(handle, None)
         with self._lock:
             self._direct.discard(handle)

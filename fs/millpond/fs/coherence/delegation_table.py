@@ -23,23 +23,13 @@ DEVICE: Final = Holder(0)
 
 
 class DelegationMarks(Protocol):
-    """Publishes which directories are delegated exclusively, before they are."""
+    """Publishes marks of inodes."""
 
     def add(self, inode: int) -> None:
-        """Publish that a directory is about to be delegated exclusively."""
+        """Publish a mark."""
 
     def remove(self, inode: int) -> None:
-        """Withdraw a directory that is delegated exclusively no more."""
-
-
-class NoDelegationMarks:
-    """DelegationMarks that publish nothing."""
-
-    def add(self, inode: int) -> None:
-        """Do nothing."""
-
-    def remove(self, inode: int) -> None:
-        """Do nothing."""
+        """Withdraw a mark."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,38 +45,31 @@ class WriteIntent:
 
 @dataclass(slots=True)
 class _File:
-    read_grants: dict[Holder, int] = field(default_factory=dict)
+    """The state of a file that is more than delegated."""
+
     open: dict[Holder, int] = field(default_factory=dict)
     reported_open: set[Holder] = field(default_factory=set)
     intents: list[WriteIntent] = field(default_factory=list)
-    expired: dict[Holder, bool] = field(default_factory=dict)
     writers: int = 0
 
     @property
     def idle(self) -> bool:
-        used = (
-            self.read_grants
-            or self.open
-            or self.reported_open
-            or self.intents
-            or self.expired
-            or self.writers
-        )
-        return not used
+        return not (self.open or self.reported_open or self.intents or self.writers)
 
 
 class DelegationTable:
     """Table of delegations and write intents. Grants are numbered for each holder, from 1. ``bitmap``
-    publishes the exclusive ones.
+    publishes the exclusive ones, before they are; ``changing`` publishes these and the inodes in clients'
+    write intents, which the device's mount must not cache.
     """
 
-    def __init__(self, bitmap: DelegationMarks | None = None) -> None:
-        self._bitmap: DelegationMarks = bitmap or NoDelegationMarks()
+    def __init__(self, bitmap: DelegationMarks, changing: DelegationMarks) -> None:
+        self._bitmap, self._changing = bitmap, changing
         self._exclusive: dict[Inode, tuple[Holder, int]] = {}
         self._flushing: Counter[Inode] = Counter()
         self._files: dict[Inode, _File] = {}
-        self._held: dict[Holder, set[Inode]] = {}
-        self._expired: dict[Holder, set[Inode]] = {}
+        self._held: dict[Holder, dict[Inode, int]] = {}  # the grants: a host lists millions of files
+        self._expired: dict[Holder, dict[Inode, bool]] = {}  # whether others have changed it since
         self._numbers: dict[Holder, int] = {}
 
     def grant_read(self, holder: Holder, inode: Inode) -> int:
@@ -97,18 +80,18 @@ class DelegationTable:
         if self._exclusive and self.exclusive_holder(holder, inode) is not None:
             return 0
         number = self._numbers[holder] = self._numbers.get(holder, 0) + 1
-        self._files.setdefault(inode, _File()).read_grants[holder] = number
-        self._held.setdefault(holder, set()).add(inode)
+        self._held.setdefault(holder, {})[inode] = number
         return number
 
     def grant_exclusive(self, holder: Holder, inode: Inode) -> int:
         """Grant an exclusive directory delegation. Returns the grant's number, 0 if it is refused."""
         file = self._files.get(inode)
-        others = file is not None and (file.intents or set(file.read_grants) - {holder})
+        others = (file is not None and file.intents) or set(self.readers(inode)) - {holder}
         number = 0 if others or self._flushing[inode] else self.grant_read(holder, inode)
         if number:
             if inode not in self._exclusive:
                 self._bitmap.add(inode)
+                self._changing.add(inode)
             self._exclusive[inode] = holder, number
         return number
 
@@ -117,6 +100,7 @@ class DelegationTable:
         if self._exclusive.get(inode, (None, 0))[0] == holder:
             del self._exclusive[inode]
             self._bitmap.remove(inode)
+            self._changing.remove(inode)
 
     def holds_exclusive(self, holder: Holder, inode: Inode, number: int) -> bool:
         """Return whether the holder has the directory exclusively, by this grant."""
@@ -127,19 +111,31 @@ class DelegationTable:
         other = self._exclusive.get(inode)
         return None if other is None or other[0] == holder else other[0]
 
+    def exclusive_directories(self) -> tuple[Inode, ...]:
+        """Return the directories that are delegated exclusively, or whose names are being applied."""
+        return (*self._exclusive, *self._flushing)
+
     @property
     def exclusive_count(self) -> int:
         """Number of directories that are delegated exclusively."""
         return len(self._exclusive)
 
     def begin_flush(self, inodes: Collection[Inode]) -> None:
-        """Note that names made under exclusive delegations of these directories are being applied."""
+        """Note that names made under exclusive delegations of these directories are being applied. Should the
+        delegations expire meanwhile, the device's mount goes on to ask.
+        """
         self._flushing.update(inodes)
+        for inode in inodes:
+            self._bitmap.add(inode)
+            self._changing.add(inode)
 
     def end_flush(self, inodes: Collection[Inode]) -> None:
         """Note that the names are applied, or will not be."""
         self._flushing.subtract(inodes)
         self._flushing = +self._flushing
+        for inode in inodes:
+            self._bitmap.remove(inode)
+            self._changing.remove(inode)
 
     def is_flushing(self, holder: Holder, inodes: Collection[Inode]) -> bool:
         """Return whether names are being applied in one of the directories, other than by this holder."""
@@ -150,18 +146,16 @@ class DelegationTable:
         """Return whether the holder has a delegation of the inode, also one that is recalled but not yet
         returned.
         """
-        file = self._files.get(inode)
-        return file is not None and holder in file.read_grants
+        return inode in self._held.get(holder, ())
+
+    def readers(self, inode: Inode) -> Collection[Holder]:
+        """Return the holders of read delegations of the inode."""
+        return tuple(holder for holder, grants in self._held.items() if inode in grants)
 
     def is_written(self, inode: Inode) -> bool:
         """Return whether the device's kernel writes the file by passthrough."""
         file = self._files.get(inode)
         return file is not None and file.writers > 0
-
-    def has_intent(self, inode: Inode) -> bool:
-        """Return whether a write intent on the inode has begun."""
-        file = self._files.get(inode)
-        return file is not None and bool(file.intents)
 
     def begin(self, change: WriteIntent, inode: Inode, *, alone: bool) -> bool:
         """Add an inode to a write intent. False if it is to be ``alone`` and another such intent holds it."""
@@ -170,7 +164,9 @@ class DelegationTable:
             return False
         if change not in file.intents:
             file.intents.append(change)
-            file.expired.update((holder, True) for holder in file.expired if holder != change.holder)
+            if change.holder != DEVICE:
+                self._changing.add(inode)
+            self._note_stale(inode, change.holder)
         change.inodes.add(inode)
         if alone:
             change.alone.add(inode)
@@ -180,7 +176,7 @@ class DelegationTable:
         """Return the delegations that the intent has to recall: their inodes by holder."""
         found: dict[Holder, set[Inode]] = {}
         for inode in change.inodes:
-            for holder in self._files[inode].read_grants:
+            for holder in self.readers(inode):
                 if holder != change.holder:
                     found.setdefault(holder, set()).add(inode)
         return found
@@ -190,22 +186,20 @@ class DelegationTable:
         for inode in change.inodes:
             file = self._files[inode]
             file.intents.remove(change)
+            if change.holder != DEVICE:
+                self._changing.remove(inode)
             self._discard_if_idle(inode)
         change.inodes.clear()
         change.alone.clear()
 
     def return_delegation(self, holder: Holder, inode: Inode, upto: int) -> None:
         """Return the holder's delegation of the inode, if it was granted by a number up to ``upto``."""
-        file = self._files.get(inode)
-        if file is not None and file.read_grants.get(holder, 0) <= upto:
+        if self._held.get(holder, {}).get(inode, 0) <= upto:
             self._drop_read(holder, inode)
 
     def _drop_read(self, holder: Holder, inode: Inode) -> None:
         self.downgrade(holder, inode)
-        self._held.get(holder, set()).discard(inode)
-        if file := self._files.get(inode):
-            file.read_grants.pop(holder, None)
-            self._discard_if_idle(inode)
+        self._held.get(holder, {}).pop(inode, None)
 
     def opened(self, holder: Holder, inode: Inode) -> bool:
         """Note that the holder opens a file and caches it. False if it may not, since the device's kernel
@@ -240,31 +234,35 @@ class DelegationTable:
         if file := self._files.get(inode):
             file.open.pop(holder, None)
             file.reported_open.discard(holder)
+            self._discard_if_idle(inode)
         self._drop_read(holder, inode)
 
     def expire(self, holder: Holder) -> None:
         """Revoke all delegations of a holder whose lease has expired. The client may not know, and serve
         stale data from its cache, until it reconnects.
         """
-        for inode in list(self._held.pop(holder, ())):
-            file = self._files[inode]
-            is_stale = any(change.holder != holder for change in file.intents)
-            file.expired[holder] = is_stale or file.expired.get(holder, False)
-            self._expired.setdefault(holder, set()).add(inode)
-            self._drop_read(holder, inode)
+        expired = self._expired.setdefault(holder, {})
+        for inode in self._held.pop(holder, ()):
+            file = self._files.get(inode)
+            is_stale = file is not None and any(change.holder != holder for change in file.intents)
+            expired[inode] = is_stale or expired.get(inode, False)
+            self.downgrade(holder, inode)
+
+    def _note_stale(self, inode: Inode, but: Holder | None = None) -> None:
+        """Note that a file is changed by another than ``but``."""
+        for holder, expired in self._expired.items():
+            if holder != but and inode in expired:
+                expired[inode] = True
 
     def is_stale(self, holder: Holder, inode: Inode) -> bool:
         """Return whether others have changed the file since the holder's lease expired, or were about to
         then.
         """
-        file = self._files.get(inode)
-        return file is not None and file.expired.get(holder, False)
+        return self._expired.get(holder, {}).get(inode, False)
 
     def reconnected(self, holder: Holder) -> None:
         """Note that the holder has dropped all that was revoked when its lease expired."""
-        for inode in self._expired.pop(holder, ()):
-            self._files[inode].expired.pop(holder, None)
-            self._discard_if_idle(inode)
+        self._expired.pop(holder, None)
 
     def leave(self, holder: Holder) -> None:
         """Remove a client that is gone."""
@@ -293,9 +291,11 @@ class DelegationTable:
         """Note that the device's kernel writes the file by passthrough. False if a client holds a delegation
         of it or has it open, unless the kernel writes it ``already``.
         """
-        file = self._files.setdefault(inode, _File())
-        if (file.open or file.reported_open or file.read_grants) and not already:
+        file = self._files.get(inode, _File())
+        if (file.open or file.reported_open or self.readers(inode)) and not already:
             return False
+        self._note_stale(inode)
+        self._files[inode] = file
         file.writers += 1
         return True
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import select
-import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
@@ -25,11 +23,12 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, MillpondError
 from millpond.fs.coherence.delegation_table import DEVICE
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
-from millpond.fs.coherence.shared_bitmap import SharedBitmapView
+from millpond.fs.coherence.shared_bitmap import SharedBitmapView, receive_bitmap
 from millpond.fs.filelocks.service import LockService
 from millpond.fs.proto import delegations as m
 from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import WouldBlock, may_block
+from millpond.fs.vfs.operation import about_to_wait, current, held, woken_by
 from millpond.fs.vfs.path_api import os_error
 from millpond.linux.sockets import connect
 from millpond.wire.channel import Channel
@@ -43,14 +42,24 @@ _CONNECT_SECONDS = 0.25
 _PRESENT_SECONDS = 2.0
 
 
+def recall_directories(path: Path) -> None:
+    """Have the manager whose socket is at ``path`` recall all exclusive directory delegations: whatever names
+    hosts have made by now are on the flash afterwards. Raises OSError and MillpondError.
+    """
+    with Channel(connect(path, _CONNECT_SECONDS), "the delegation manager") as channel:
+        channel.call(m.SettleDirectory(0, may_block=True), m.ChangeBegun, _deadline())
+
+
 class DeviceDelegationBreaker:
     """DelegationBreaker over the Unix socket at ``path``. Each write intent has a connection to itself until
     it ends. Over one more, kept open, the manager learns which files the kernel writes, also after the
-    manager was restarted.
+    manager was restarted. ``lease`` and ``clock`` are in seconds.
     """
 
-    def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
-        self._path, self._lease = path, lease
+    def __init__(
+        self, path: Path, lease: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._lease, self._clock = path, lease, clock
         self._idle: list[Channel] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -59,7 +68,7 @@ class DeviceDelegationBreaker:
         self._bitmap: SharedBitmapView | None = None
         self._local_locks = LockService(lambda _: False)
         self._last_heard = (
-            time.monotonic() if path.exists() else -math.inf
+            clock() if path.exists() else -math.inf
         )  # no socket: no manager has granted anything
         self._presence = threading.Thread(target=self._keep_present, name="presence", daemon=True)
 
@@ -93,8 +102,8 @@ class DeviceDelegationBreaker:
         Raises WouldBlock and OSError.
         """
         bitmap = self._bitmap
-        if bitmap is None and time.monotonic() > self._last_heard + self._lease:
-            return False  # every delegation has expired
+        if bitmap is None and self._leases_are_over:
+            return False
         if bitmap is not None and not bitmap.has(inode):
             return False
         if channel := self.ask(m.SettleDirectory(inode, may_block.get())):
@@ -123,8 +132,11 @@ class DeviceDelegationBreaker:
 
     def call_file_locks(self, inode: int, request: r.LockRequest) -> r.LockReply:
         """Send a request about file locks to the manager; where there is none, perform it in this process.
-        Raises OSError and WouldBlock.
+        Raises OSError; WouldBlock, with nothing sent, for one that changes locks: a request that is given up
+        after a short time may be performed after the next one.
         """
+        if not (may_block.get() or isinstance(request, r.GetLock)):
+            raise WouldBlock
         deadline = _deadline()
         for _ in range(_TRIES):
             channel = self._take_channel()
@@ -138,6 +150,11 @@ class DeviceDelegationBreaker:
             return reply
         return self._local_locks.perform(DEVICE, inode, request)
 
+    @property
+    def _leases_are_over(self) -> bool:
+        """Whether every delegation has expired: there has been no manager for a whole lease."""
+        return self._presence_channel is None and self._clock() > self._last_heard + self._lease
+
     def return_channel(self, channel: Channel) -> None:
         """Return a connection that holds no write intent to the pool."""
         self._idle.append(channel)
@@ -149,9 +166,11 @@ class DeviceDelegationBreaker:
         when the deadline has passed.
         """
         try:
-            answer = channel.call(request, reply, deadline)
+            answer = _call_interruptibly(channel, request, reply, deadline)
         except MillpondError as error:
             channel.close()
+            if (operation := current.get()) and operation.is_interrupted:
+                raise os_error(errno.EINTR) from None
             if isinstance(error, DeadlineExceeded):
                 raise _timed_out() from None
             self._forget_idle()  # the others lead to the same manager, which is gone
@@ -159,7 +178,7 @@ class DeviceDelegationBreaker:
         except BaseException:  # a late answer must not be taken for the next request's
             channel.close()
             raise
-        self._last_heard = time.monotonic()
+        self._last_heard = self._clock()
         return answer
 
     def _take_channel(self) -> Channel | None:
@@ -170,7 +189,7 @@ class DeviceDelegationBreaker:
             try:
                 return self._connect()
             except OSError:
-                if time.monotonic() > self._last_heard + self._lease:
+                if self._leases_are_over:
                     return None
                 if not may_block.get():
                     raise WouldBlock from None
@@ -192,6 +211,7 @@ class DeviceDelegationBreaker:
         while not self._stopped.is_set():
             if self._presence_channel:
                 _await_end(self._presence_channel)
+                self._last_heard = self._clock()  # so long the manager may have granted something
             if not self._stopped.wait(_PAUSE):
                 self._report_presence()
         self._drop_presence()
@@ -202,11 +222,11 @@ class DeviceDelegationBreaker:
             if self._stopped.is_set():
                 return
             channel = failed.enter_context(self._connect())
-            self._bitmap, self._last_heard = None, time.monotonic()  # it may grant before its bitmap is here
+            self._bitmap, self._last_heard = None, self._clock()  # it may grant before its bitmap is here
             channel.call(
                 m.DevicePresent(tuple(self._writing)), m.PresenceAccepted, Deadline.after(_PRESENT_SECONDS)
             )
-            self._bitmap = _receive_bitmap(channel)
+            self._bitmap = receive_bitmap(channel.sock, _PRESENT_SECONDS)
             self._presence_channel = channel
             failed.pop_all()
 
@@ -219,7 +239,7 @@ class DeviceDelegationBreaker:
         """Register that the kernel is to write the file by passthrough. False if a client caches it, unless
         ``force``. A manager that cannot be reached is informed once it can.
         """
-        with self._lock:
+        with held(self._lock):
             if not self._writing[inode] and not self._ask_to_write(inode, force) and not force:
                 return False
             self._writing[inode] += 1
@@ -231,18 +251,45 @@ class DeviceDelegationBreaker:
         """
         if self._presence_channel is None:
             return True
+        answer = self._over_presence(m.BeginWriting(inode, force), m.WritingBegun)
+        return answer is not None and answer.passthrough
+
+    def _over_presence(self, request: Message, reply: type[R]) -> R | None:
+        """With the lock: send a request over the presence connection, and return the reply; None if there is
+        no manager.
+        """
+        if (channel := self._presence_channel) is None:
+            return None
         try:
-            request = m.BeginWriting(inode, force)
-            return self._presence_channel.call(
-                request, m.WritingBegun, Deadline.after(_PRESENT_SECONDS)
-            ).passthrough
+            deadline = Deadline.after(_PRESENT_SECONDS)
+            channel.send(request, deadline)
+            about_to_wait(channel.sock.fileno(), _PRESENT_SECONDS)
+            return channel.expect(reply, deadline)
         except (MillpondError, OSError):
-            self._presence_channel.close()  # a late answer must not be taken for the next request's
-            return False
+            channel.close()  # a late answer must not be taken for the next request's
+            return None
+
+    def try_writing(self, inode: int) -> bool | None:
+        """Register that the kernel is to write the file, without a write intent. False if a client has it
+        open; None if it takes an intent.
+        """
+        with held(self._lock):
+            if not self._writing[inode]:
+                answer = self._over_presence(m.TryWriting(inode), Message)
+                if not isinstance(answer, m.WritingBegun):
+                    return None
+                if not answer.passthrough:
+                    return False
+            self._writing[inode] += 1
+            return True
+
+    def is_writing(self, inode: int) -> bool:
+        """Return whether the kernel writes the file by passthrough, or has it mapped for writing."""
+        return inode in self._writing
 
     def end_writing(self, inode: int) -> None:
         """Report that the kernel has closed the file."""
-        with self._lock:
+        with held(self._lock):
             self._writing[inode] -= 1
             if self._writing[inode]:
                 return
@@ -261,19 +308,19 @@ def _await_end(channel: Channel) -> None:
         state.poll()
 
 
-def _receive_bitmap(channel: Channel) -> SharedBitmapView:
-    """Receive the bitmap's descriptor, which follows PresenceAccepted. Raises OSError."""
-    channel.sock.settimeout(_PRESENT_SECONDS)
-    _, descriptors, _, _ = socket.recv_fds(channel.sock, 1, 1)
-    if not descriptors:
-        raise os_error(errno.EPROTO)
-    os.set_inheritable(descriptors[0], False)
-    return SharedBitmapView(descriptors[0])
-
-
 def _deadline() -> Deadline:
     """Return a short deadline for a thread that must not block, for others as long as leases can take."""
     return Deadline.after(_ANSWER_SECONDS if may_block.get() else _CONNECT_SECONDS)
+
+
+def _call_interruptibly(channel: Channel, request: Message, reply: type[R], deadline: Deadline) -> R:
+    """Send a request and return its reply. Others are served meanwhile, and a signal to the program that
+    waits cuts the connection.
+    """
+    with woken_by(channel.shut_down) as operation:
+        channel.send(request, deadline)
+        operation.about_to_wait(channel.sock.fileno(), deadline.remaining() or _ANSWER_SECONDS)
+        return channel.expect(reply, deadline)
 
 
 def _timed_out() -> OSError | WouldBlock:

@@ -10,9 +10,10 @@ import threading
 import time
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, ProtocolError
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from millpond.fs.coherence.delegation_table import DEVICE, Inode, WriteIntent
 from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.coherence.shared_bitmap import CACHE_SLOTS, receive_bitmap, send_bitmap
 from millpond.fs.proto import delegations as m
 from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import WouldBlock, may_block
@@ -22,6 +23,7 @@ from millpond.wire.messages import Message
 log = logging.getLogger(__name__)
 _PAUSE = 0.5
 _ANSWER_SECONDS = 10.0
+_RECALLS_PER_LEASE, _RECALL_SECONDS = 4, 2.5  # empty ones, at least: each answer renews the lease
 
 
 def accept_all(listener: socket.socket, delegations: DelegationManager) -> None:
@@ -47,17 +49,40 @@ def serve(channel: Channel, delegations: DelegationManager) -> None:
     try:
         with channel:
             while True:
-                reply = device.perform(channel.receive(Deadline.after(None)).message)
+                request = channel.receive(Deadline.after(None)).message
+                if isinstance(request, m.BeginCaching):
+                    _recall_all(channel, delegations)
+                    return
+                reply = device.perform(request)
                 if reply is not None:
                     channel.send(reply, Deadline.after(_ANSWER_SECONDS))
                 if isinstance(reply, m.PresenceAccepted):
-                    socket.send_fds(channel.sock, [b"m"], [delegations.bitmap_descriptor()])
-    except (ConnectionLost, ConnectionError):
+                    delegations.share_bitmaps()
+                    send_bitmap(channel.sock, delegations.bitmap)
+    except (ConnectionLost, ConnectionError, DeadlineExceeded):
         pass
     except OSError as error:
-        log.warning("cannot share the delegation bitmap with the device's mount: %s", error.strerror)
+        log.warning("cannot share memory with the device's mount: %s", error.strerror)
     finally:
         device.end()
+
+
+def _recall_all(channel: Channel, delegations: DelegationManager) -> None:
+    """Send recalls to the device's mount until its connection ends, or another mount has connected."""
+    lease, mount = delegations.lease, delegations.mount
+    channel.send(m.CachingBegun(lease), Deadline.after(_ANSWER_SECONDS))
+    delegations.share_bitmaps()
+    send_bitmap(channel.sock, mount.changing)
+    cached = receive_bitmap(channel.sock, _ANSWER_SECONDS, CACHE_SLOTS)  # sent now: nothing was read ahead
+    mount.begin(cached)
+    try:
+        seconds = 0.0
+        while recall := mount.next(cached, seconds):
+            channel.call(recall, m.CachedDropped, Deadline.after(2 * lease))
+            mount.answered(cached)
+            seconds = min(_RECALL_SECONDS, lease / _RECALLS_PER_LEASE)
+    finally:
+        mount.end(cached)
 
 
 class _Device:
@@ -74,6 +99,7 @@ class _Device:
     def end(self) -> None:
         """Release everything that ended with the connection."""
         self._delegations.end(self._change)
+        self._delegations.lose_device(self)  # first: its kernel may go on writing
         for inode in self._written:
             self._delegations.end_writing(inode)
         if self._is_presence:
@@ -92,6 +118,8 @@ class _Device:
                 return self._report_presence(request.inodes)
             case m.BeginWriting():
                 return self._begin_writing(request.inode, request.force)
+            case m.TryWriting():
+                return self._try_writing(request.inode)
             case m.EndWriting():
                 self._end_writing(request.inode)
             case r.LockRequest():
@@ -125,7 +153,10 @@ class _Device:
     def _recall_directory(self, request: m.SettleDirectory) -> Message:
         may_block.set(request.may_block)
         try:
-            self._delegations.recall_directory(DEVICE, request.inode)
+            if request.inode:
+                self._delegations.recall_directory(DEVICE, request.inode)
+            else:
+                self._delegations.recall_directories(DEVICE)
         except WouldBlock:
             return m.WaitForLeases()
         except OSError as error:
@@ -133,11 +164,11 @@ class _Device:
         return m.ChangeBegun()
 
     def _report_presence(self, inodes: tuple[int, ...]) -> Message:
-        for inode in inodes:  # unconditionally: these writes began before this manager
+        for inode in inodes:  # unconditionally: these writes began before this connection
             self._delegations.begin_writing(inode, already=True)
         self._written += inodes
         self._is_presence = True
-        self._delegations.report_device()
+        self._delegations.report_device(self)
         return m.PresenceAccepted()
 
     def _begin_writing(self, inode: int, force: bool) -> Message:
@@ -145,6 +176,12 @@ class _Device:
         if may:
             self._written.append(inode)
         return m.WritingBegun(may)
+
+    def _try_writing(self, inode: int) -> Message:
+        may = self._delegations.try_writing(inode)
+        if may:
+            self._written.append(inode)
+        return m.WaitForLeases() if may is None else m.WritingBegun(may)
 
     def _end_writing(self, inode: int) -> None:
         if inode in self._written:

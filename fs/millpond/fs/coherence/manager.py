@@ -15,11 +15,13 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from millpond.fs.coherence.announced_change import AnnouncedChange
 from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
+from millpond.fs.coherence.mount_recalls import MOUNT_NAME, MountRecalls
 from millpond.fs.coherence.shared_bitmap import SharedBitmap
 from millpond.fs.filelocks.service import LockService
 from millpond.fs.vfs.inode_api import WouldBlock, abandoned, may_block
@@ -40,19 +42,6 @@ class _Client:
     recalls: set[Inode] = field(default_factory=set)
 
 
-class AnnouncedChange:
-    """A write intent that has begun."""
-
-    def __init__(self, delegations: DelegationManager, change: WriteIntent) -> None:
-        self._delegations, self._change = delegations, change
-
-    def recall(self, *inodes: int) -> None:
-        """Add these inodes to the intent and wait until no other client holds a delegation of them. Raises
-        WouldBlock and OSError.
-        """
-        self._delegations.add(self._change, [Inode(inode) for inode in inodes], alone=False)
-
-
 class DelegationManager:
     """Delegations, leases and recalls of one volume. Threads may call at once. ``clock`` is in seconds. With
     ``device``, nothing is granted before the device's mount has reported which files its kernel writes; with
@@ -71,10 +60,12 @@ class DelegationManager:
         self.lease, self._clock, self._leases = lease, clock, leases
         self._device_reported = not device
         self._expected = clock() + _REPORT_SECONDS
+        self._presence: object = None
         self.bitmap = SharedBitmap()
-        self._table = DelegationTable(self.bitmap)
-        self._contended: dict[Inode, float] = {}
         self._changed = threading.Condition()
+        self.mount = MountRecalls(self._changed, lease, clock, leases)
+        self._table = DelegationTable(self.bitmap, self.mount)
+        self._contended: dict[Inode, float] = {}
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
         self.files = LockService(self._has_expired)
@@ -85,7 +76,7 @@ class DelegationManager:
         """
         with self._changed:
             holder = Holder(next(self._numbers))
-            self._clients[holder] = _Client(name)
+            self._clients[holder] = _Client(None if name == MOUNT_NAME else name)
             return holder
 
     def leave(self, holder: Holder) -> None:
@@ -156,27 +147,27 @@ class DelegationManager:
         with self._changed:
             return self._device_reported, self._table.written
 
-    @property
-    def exclusive_count(self) -> int:
-        """Number of directories that are delegated exclusively."""
+    def report_device(self, presence: object = None) -> None:
+        """Note that the device's mount has reported which files its kernel writes by passthrough, over the
+        connection ``presence``.
+        """
         with self._changed:
-            return self._table.exclusive_count
-
-    def bitmap_descriptor(self) -> int:
-        """Return the descriptor of the shared bitmap, for the device's mount. Raises OSError."""
-        with self._changed:
-            return self.bitmap.descriptor()
-
-    def report_device(self) -> None:
-        """Note that the device's mount has reported which files its kernel writes by passthrough."""
-        with self._changed:
-            self._device_reported = True
+            self._device_reported, self._presence = True, presence
             self._changed.notify_all()
 
-    def count(self, holder: Holder) -> int:
-        """Return how many delegations the client holds."""
+    def lose_device(self, presence: object) -> None:
+        """Note that this connection of the device's mount has ended: if it has no other, nothing is granted
+        until the mount has reported again what its kernel goes on writing.
+        """
         with self._changed:
-            return self._table.count(holder)
+            if presence is self._presence:
+                self._device_reported, self._expected = False, self._clock() + _REPORT_SECONDS
+
+    def share_bitmaps(self) -> None:
+        """Move the bitmaps to memory that can be passed to the device's mount. Raises OSError."""
+        with self._changed:
+            self.bitmap.descriptor()
+            self.mount.changing.descriptor()
 
     def grant_read(self, holder: Holder, inode: int) -> int:
         """Grant a read delegation. Returns the grant's number, 0 for a refusal."""
@@ -186,6 +177,20 @@ class DelegationManager:
     def _grant_read(self, holder: Holder, inode: Inode) -> int:
         may = self._device_reported and self.has_lease(holder)
         return self._table.grant_read(holder, inode) if may else 0
+
+    def grant_reads(self, holder: Holder, inodes: Sequence[int]) -> list[int]:
+        """Grant a read delegation of each inode. Returns the grants' numbers, 0 for a refusal."""
+        with self._changed:
+            may = self._device_reported and self.has_lease(holder)
+            grant = self._table.grant_read
+            return [grant(holder, Inode(inode)) for inode in inodes] if may else [0] * len(inodes)
+
+    def return_unused(self, holder: Holder, grants: Iterable[tuple[int, int]]) -> None:
+        """Return the client's delegations of these inodes, if granted by a number up to the given one."""
+        with self._changed:
+            for inode, upto in grants:
+                self._table.return_delegation(holder, Inode(inode), upto)
+            self._changed.notify_all()
 
     def grant_data(self, holder: Holder, inode: int) -> int:
         """Grant a read delegation after write intents that have begun, unless they wait for this client, or
@@ -203,28 +208,26 @@ class DelegationManager:
             return number
 
     def grant_exclusive(self, holder: Holder, inode: int) -> int:
-        """Grant an exclusive directory delegation, without waiting. Returns the grant's number, 0 for a
-        refusal.
-        """
+        """Grant an exclusive directory delegation once the device's kernel has dropped the names."""
         directory = Inode(inode)
         with self._changed:
             if not (self._device_reported and self.has_lease(holder)) or self._former_leases_last(holder):
                 return 0
             if self._clock() < self._contended.get(directory, -math.inf):
                 return 0
-            return self._table.grant_exclusive(holder, directory)
+            number = self._table.grant_exclusive(holder, directory)
+            try:
+                self._await_mount(holder, (directory,))
+            except (WouldBlock, OSError):
+                self._table.downgrade(holder, directory)
+                return 0
+            return number if self._table.holds_exclusive(holder, directory, number) else 0
 
     def downgrade(self, holder: Holder, inode: int) -> None:
         """Turn the client's exclusive delegation into a read delegation."""
         with self._changed:
             self._table.downgrade(holder, Inode(inode))
             self._changed.notify_all()
-
-    def recall(self, holder: Holder, inodes: Iterable[int]) -> None:
-        """Recall these inodes from a client, without waiting for the answer."""
-        with self._changed:
-            if holder in self._clients:
-                self._recall(holder, {Inode(inode) for inode in inodes})
 
     def holds_exclusive(self, holder: Holder, inode: int, number: int) -> bool:
         """Return whether the client has the directory exclusively, by this grant."""
@@ -264,6 +267,15 @@ class DelegationManager:
                 self._wait(end)
         return True
 
+    def recall_directories(self, holder: Holder) -> None:
+        """Recall all exclusive directory delegations of other clients, and wait until the names made under
+        them are flushed. Raises WouldBlock and OSError.
+        """
+        with self._changed:
+            directories = self._table.exclusive_directories()
+        for directory in directories:
+            self.recall_directory(holder, directory)
+
     def _contend(self, directory: Inode) -> None:
         """Note that others want a directory: it is delegated exclusively to no client for a while."""
         now = self._clock()
@@ -273,9 +285,11 @@ class DelegationManager:
             self._contended[directory] = now + _CONTENDED_SECONDS
 
     def is_written(self, inode: int) -> bool:
-        """Return whether the device's kernel writes the file by passthrough."""
+        """Return whether the device's kernel writes the file by passthrough, or may, since the device's mount
+        has not reported.
+        """
         with self._changed:
-            return self._table.is_written(Inode(inode))
+            return not self._device_reported or self._table.is_written(Inode(inode))
 
     def is_stale(self, holder: Holder, inode: int) -> bool:
         """Return whether others have changed a file that the client had cached when its lease expired, and
@@ -325,8 +339,9 @@ class DelegationManager:
         """
         change = WriteIntent(holder)
         try:
-            self.add(change, [Inode(inode) for inode in sorted(set(directories))], alone=True)
-            self.add(change, [Inode(inode) for inode in inodes], alone=False)
+            for found, alone in ((sorted({*directories}), True), (inodes, False)):
+                if found:
+                    self.add(change, [Inode(inode) for inode in found], alone=alone)
             yield AnnouncedChange(self, change)
         finally:
             self.end(change)
@@ -344,18 +359,26 @@ class DelegationManager:
                     self._contend(inode)
                 while not self._table.begin(change, inode, alone=alone):
                     self._wait(end)
-            self._await_conflicts(change, end)
+            while others := self._table.conflicts(change):
+                self._recall_and_wait(others, end)
+            while self._table.is_flushing(change.holder, change.inodes):
+                self._wait(end)
+            self._await_mount(change.holder, inodes)
+
+    def _await_mount(self, holder: Holder, inodes: Collection[Inode]) -> None:
+        """Wait until the device's kernel caches none of the inodes, which others cannot cache meanwhile: no
+        longer than the mount's lease. Raises WouldBlock and OSError.
+        """
+        if holder == DEVICE:
+            return
+        recall = self.mount.begin_recall(inodes)
+        while not self.mount.is_done(recall):
+            self._wait(math.inf)
 
     def _former_leases_last(self, holder: Holder) -> bool:
         """Return whether another client may hold a delegation from an earlier server."""
-        client = self._clients.get(holder)
-        return self._leases is not None and self._leases.has_former(client.name if client else None)
-
-    def _await_conflicts(self, change: WriteIntent, end: float) -> None:
-        while others := self._table.conflicts(change):
-            self._recall_and_wait(others, end)
-        while self._table.is_flushing(change.holder, change.inodes):
-            self._wait(end)
+        client = self._clients.get(holder, _Client(MOUNT_NAME if holder == DEVICE else None))
+        return self._leases is not None and self._leases.has_former(client.name)
 
     def _recall_and_wait(self, others: Mapping[Holder, set[Inode]], end: float) -> None:
         """Recall these delegations, and wait for a while; revoke those of clients that are gone."""
@@ -402,6 +425,8 @@ class DelegationManager:
     def end(self, change: WriteIntent) -> None:
         """End a write intent, whether the change was done or not."""
         with self._changed:
+            if change.alone and change.holder != DEVICE:  # it may have removed names of the others
+                self.mount.report_removed(change.inodes - change.alone)
             self._table.end(change)
             self._changed.notify_all()
 
@@ -423,8 +448,7 @@ class DelegationManager:
         the ones that it has open locally, cached.
         """
         with self._changed:
-            client = self._clients.get(holder)
-            if client is None:
+            if not (client := self._clients.get(holder)):
                 return
             client.recalls.difference_update(inodes)
             for inode in inodes:
@@ -435,10 +459,21 @@ class DelegationManager:
     def begin_writing(self, inode: int, *, already: bool = False) -> bool:
         """Note that the device's kernel is to write the file by passthrough. False if a client holds a
         delegation of it or has it open. Called within a write intent on the file, unless the kernel writes it
-        ``already``.
+        ``already``: then it is recalled, and not waited for.
         """
         with self._changed:
+            for holder in self._table.readers(Inode(inode)) if already else ():
+                self._recall(holder, {Inode(inode)})
             return self._table.begin_writing(Inode(inode), already=already)
+
+    def try_writing(self, inode: int) -> bool | None:
+        """Note, without a write intent, that the device's kernel is to write the file by passthrough. False
+        if a client has it open; None if a delegation would have to be recalled first.
+        """
+        with self._changed:
+            if self._former_leases_last(DEVICE) or self._table.readers(Inode(inode)):
+                return None
+            return self._table.begin_writing(Inode(inode))
 
     def end_writing(self, inode: int) -> None:
         """Note that the device's kernel has closed the file."""

@@ -1,35 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (memory that processes share): which directories may be delegated exclusively.
+"""Edge (memory that processes share): marks of inodes, which another process looks at without a message.
 
-The delegation manager marks a directory before it grants an exclusive delegation. The device's mount looks at
-the bitmap, which costs no message, and asks the manager only where it is marked. Several directories share a
-slot, which counts them: a counting Bloom filter with one hash.
+The delegation manager marks a directory before it grants an exclusive delegation, and each inode that a host
+is about to change; the device's mount marks what its kernel may cache. Several inodes share a slot, which
+counts them: a counting Bloom filter with one hash.
+
+The manager's process is confined and may be taken over, the mount's is root: the memory is sealed at its
+size, or a page that is truncated away would end the mount (SIGBUS), and nobody but its owner can write to it.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
+import socket
 from typing import Final
 
+from millpond.fs.vfs.path_api import os_error
+
 _SLOTS: Final = 4096
-_SIZE = _SLOTS * 4
+CACHE_SLOTS: Final = 1 << 20  # of what a kernel may cache: most pages of the memory are never touched
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE: all but the mapping that is there can only read
 
 
 class SharedBitmap:
-    """The manager's end: a count of exclusive delegations in each slot. One thread may call at once."""
+    """The end that marks: a count in each of ``slots``, and how many marks were set and taken away, modulo
+    2**32. One thread may call at once.
+    """
 
-    def __init__(self) -> None:
-        self._view = memoryview(bytearray(_SIZE)).cast("I")
+    def __init__(self, slots: int = _SLOTS) -> None:
+        self._slots = slots
+        self._view = memoryview(bytearray(_size(slots))).cast("I")
         self._descriptor = -1
 
     def descriptor(self) -> int:
         """Return the memfd of the slots, to be passed on; it stays open here. Raises OSError."""
         if self._descriptor < 0:
-            descriptor = os.memfd_create("millpond-bitmap", os.MFD_CLOEXEC)
+            descriptor = os.memfd_create("millpond-bitmap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
-                os.ftruncate(descriptor, _SIZE)
-                view = memoryview(mmap.mmap(descriptor, _SIZE)).cast("I")
+                os.ftruncate(descriptor, _size(self._slots))
+                view = memoryview(mmap.mmap(descriptor, _size(self._slots))).cast("I")
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | _FUTURE_WRITE)
             except OSError:
                 os.close(descriptor)
                 raise
@@ -38,12 +52,18 @@ class SharedBitmap:
         return self._descriptor
 
     def add(self, inode: int) -> None:
-        """Mark a directory that is about to be delegated exclusively."""
-        self._view[inode % _SLOTS] += 1
+        """Mark an inode."""
+        self._view[inode % self._slots] += 1
+        self.count_change()
 
     def remove(self, inode: int) -> None:
-        """Unmark a directory that is delegated exclusively no more."""
-        self._view[inode % _SLOTS] -= 1
+        """Take one mark of an inode away."""
+        self._view[inode % self._slots] -= 1
+        self.count_change()
+
+    def count_change(self) -> None:
+        """Let a view see that there was a change, though no mark may be seen any more."""
+        self._view[self._slots] = (self._view[self._slots] + 1) & 0xFFFFFFFF
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -51,14 +71,51 @@ class SharedBitmap:
 
 
 class SharedBitmapView:
-    """The device's end: a read-only view of the slots. Closes ``descriptor``."""
+    """The end that looks: a read-only view of ``slots``. Closes ``descriptor``. Raises OSError: EPROTO for
+    memory that is too small, or not sealed at its size.
+    """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, slots: int = _SLOTS) -> None:
+        self._slots = slots
         try:
-            self._view = memoryview(mmap.mmap(descriptor, _SIZE, prot=mmap.PROT_READ)).cast("I")
+            if not _is_sealed(descriptor) or os.fstat(descriptor).st_size < _size(slots):
+                raise os_error(errno.EPROTO)
+            self._view = memoryview(mmap.mmap(descriptor, _size(slots), prot=mmap.PROT_READ)).cast("I")
         finally:
             os.close(descriptor)
 
     def has(self, inode: int) -> bool:
-        """Return whether this directory may be delegated exclusively."""
-        return self._view[inode % _SLOTS] > 0
+        """Return whether this inode, or one that shares its slot, is marked."""
+        return self._view[inode % self._slots] > 0
+
+    @property
+    def changes(self) -> int:
+        """How many marks were set and taken away, modulo 2**32."""
+        return self._view[self._slots]
+
+
+def send_bitmap(sock: socket.socket, bitmap: SharedBitmap) -> None:
+    """Send one byte, and with it the bitmap's memory, over a Unix socket. Raises OSError."""
+    socket.send_fds(sock, [b"m"], [bitmap.descriptor()])
+
+
+def receive_bitmap(sock: socket.socket, seconds: float, slots: int = _SLOTS) -> SharedBitmapView:
+    """Receive what ``send_bitmap`` sends, in ``seconds`` at most. Raises OSError."""
+    sock.settimeout(seconds)
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    if not descriptors:
+        raise os_error(errno.EPROTO)
+    os.set_inheritable(descriptors[0], False)
+    return SharedBitmapView(descriptors[0], slots)
+
+
+def _size(slots: int) -> int:
+    """Return the bytes of so many slots and the count of changes."""
+    return (slots + 1) * 4
+
+
+def _is_sealed(descriptor: int) -> bool:
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:  # EINVAL: not a memfd
+        return False

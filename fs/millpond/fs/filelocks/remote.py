@@ -4,8 +4,9 @@ that process was restarted.
 
 The locks that this mount holds are remembered here, so a close sends nothing if there is nothing to unlock.
 When the server answers that it knows no locks of this mount (any more), a new lock epoch has begun and the
-mount reclaims them. A lock that somebody else has got meanwhile is lost: its owner's locks of the file, and
-writes to the file, fail with EIO until the owner has closed it. After a reclaim, new locks wait for a grace
+mount reclaims them. If the outcome of a request is unknown the server drops the locks of that file alone. A
+lock that somebody else has got meanwhile is lost: its owner's locks of the file, and writes to the file, fail
+with EIO until the owner has closed it. After a reclaim, new locks wait for a grace
 period in which other mounts reclaim theirs.
 """
 
@@ -18,8 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from millpond.fs.filelocks.service import LockService
 from millpond.fs.filelocks.table import replaced
 from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import Node, Waiting, WouldBlock, may_block
@@ -34,13 +35,10 @@ _TRIES = 5
 _JOIN_SECONDS = 5.0
 
 
-class Asks(Protocol):
-    """Sends a request about file locks to the server."""
-
-    def __call__(self, node: Node | None, request: Callable[[int], r.LockRequest]) -> r.LockReply:
-        """Send the request that ``request`` builds from the server's number of the file. Returns the reply.
-        Raises OSError and WouldBlock.
-        """
+Ask = Callable[[Node | None, Callable[[int], r.LockRequest]], r.LockReply]
+"""Sends the request that is built from the server's number of a file; returns the reply. Raises OSError and
+WouldBlock.
+"""
 
 
 @dataclass(slots=True)
@@ -57,10 +55,12 @@ class _GracePeriod(Exception):
 
 
 class RemoteLocks:
-    """Locking over the server that ``ask`` reaches. Threads may call at once."""
+    """Locking over the server that ``ask`` reaches; with ``may_wait``, it waits for each change of locks,
+    only in a thread that may block. Threads may call at once.
+    """
 
-    def __init__(self, ask: Asks) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask, *, may_wait: bool = False) -> None:
+        self._ask, self._may_wait = ask, may_wait
         self._changed, self._reclaiming = threading.Condition(), threading.Lock()
         self._epoch, self._grace_end = 0, 0.0
         self._held: dict[tuple[Node, Family], dict[int, list[Lock]]] = {}
@@ -68,7 +68,8 @@ class RemoteLocks:
         self._waiting: dict[int, _Waiter] = {}
         self._requested: set[int] = set()
         self._early_answers: dict[int, int] = {}
-        self._diverged = self._closed = False
+        self._diverged: set[Node] = set()
+        self._closed = False
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class RemoteLocks:
             except _GracePeriod:
                 epoch, error = 0, None
             except OSError:
-                self._mark_diverged()  # whether the server has done it is unknown
+                self._mark_diverged(node)  # whether the server has done it is unknown
                 raise
             if error is None and waiting:
                 return self._add_waiter(_Waiter(node, family, lock, waiting.then, epoch), waiting.ticket)
@@ -195,23 +196,44 @@ class RemoteLocks:
             before = self._held.get((node, family), {}).get(number)
             if before is None:
                 return 0
+            self._require_waiting()
             self._set_held(node, family, number, replaced(before, lock))
             epoch = self._epoch
-        self._notify_server(node, _set_lock(epoch, family, lock, None))
+        with self._restored_unless_sent(node, family, number, before):
+            self._notify_server(node, _set_lock(epoch, family, lock, None))
         return 0
 
+    def _require_waiting(self) -> None:
+        """Raise WouldBlock before anything is changed, if the request would not be sent by this thread."""
+        if self._may_wait and not may_block.get():
+            raise WouldBlock
+
+    @contextlib.contextmanager
+    def _restored_unless_sent(
+        self, node: Node, family: Family, number: int, before: list[Lock]
+    ) -> Iterator[None]:
+        """Restore the owner's locks on WouldBlock: another thread will unlock them."""
+        try:
+            yield
+        except WouldBlock:
+            with self._changed:
+                self._set_held(node, family, number, before)
+            raise
+
     def _notify_server(self, node: Node, request: Callable[[int], r.LockRequest]) -> None:
-        """Send an unlock that is already done here; if it fails, all locks are dropped and reclaimed."""
+        """Send an unlock that is already done here; if it fails, the file's locks are dropped and reclaimed.
+        Raises WouldBlock.
+        """
         try:
             reply = self._ask(node, request)
-        except (OSError, WouldBlock):
-            self._mark_diverged()
+        except OSError:
+            self._mark_diverged(node)
             return
         if reply != r.LockSet(0):  # also if the lock was being reclaimed meanwhile
-            self._mark_diverged()
+            self._mark_diverged(node)
 
     def release(self, node: Node, family: Family, owner: int) -> None:
-        """Release all locks of this owner."""
+        """Release all locks of this owner. Raises WouldBlock."""
         if not (self._held or self._lost):
             return
         place = (node, family)
@@ -221,22 +243,25 @@ class RemoteLocks:
             self._lost.get(place, set()).discard(owner)
             if not self._lost.get(place, True):
                 del self._lost[place]
-            if owner not in self._held.get(place, ()):
+            before = self._held.get(place, {}).get(owner)
+            if before is None:
                 return
+            self._require_waiting()
             self._set_held(node, family, owner, [])
             epoch = self._epoch
-        self._notify_server(node, lambda file: r.ReleaseLocks(file, epoch, family is Family.FLOCK, owner))
+        with self._restored_unless_sent(node, family, owner, before):
+            self._notify_server(node, lambda file: r.ReleaseLocks(file, epoch, family is Family.FLOCK, owner))
 
     def cancel(self, ticket: int) -> None:
-        """Cancel a waiting request."""
+        """Cancel a waiting request. Raises WouldBlock."""
         with self._changed:
             waiter, epoch = self._waiting.get(ticket), self._epoch
         if waiter is None:
             return
         try:
             reply = self._ask(None, lambda _: r.CancelLock(epoch, ticket))
-        except (OSError, WouldBlock):
-            self._mark_diverged()  # the server may grant the lock yet
+        except OSError:
+            self._mark_diverged(waiter.node)  # the server may grant the lock yet
             reply = r.LockSet(0)
         has_its_answer = isinstance(reply, r.LockSet) and bool(reply.error) and waiter.epoch == epoch
         if not has_its_answer:
@@ -245,20 +270,20 @@ class RemoteLocks:
     def _finish(self, ticket: int, error: int) -> None:
         with self._changed:
             waiter = self._waiting.pop(ticket, None)
-            if waiter is None:
+            if waiter is None:  # if it has been given up, its file's locks are about to be dropped
                 if ticket in self._requested:
                     self._early_answers[ticket] = error
-                elif not error:  # granted, but its waiter is gone
-                    self._diverged = True
                 return
             if error != errno.EINTR:
                 self._record_outcome(waiter.node, waiter.family, waiter.lock, error)
         waiter.then(error)
 
-    def _mark_diverged(self) -> None:
-        """Note that the server's locks may differ from those here: they are to be dropped and reclaimed."""
+    def _mark_diverged(self, node: Node) -> None:
+        """Note that the server's locks of a file may differ from those here: they are to be dropped and
+        reclaimed.
+        """
         with self._changed:
-            self._diverged = True
+            self._diverged.add(node)
             self._wake_thread()
 
     def _wake_thread(self) -> None:
@@ -283,8 +308,8 @@ class RemoteLocks:
 
     def _poll_answers(self) -> None:
         """Poll for the answers of waiting requests and for a new lock epoch; repair what has diverged."""
-        if self._diverged:
-            self._drop_locks()
+        for node in list(self._diverged):
+            self._repair(node)
         left = self._grace_end - time.monotonic()
         if left <= 0:
             self._retry_waiters()
@@ -296,18 +321,29 @@ class RemoteLocks:
             for ticket, error in zip(reply.tickets, reply.errors, strict=False):
                 self._finish(ticket, error)
 
-    def _drop_locks(self) -> None:
-        """Have the server drop this mount's locks, in whatever epoch, so that they can be reclaimed."""
+    def _repair(self, node: Node) -> None:
+        """Have the server drop this mount's locks of a file, and reclaim those that are known here."""
         with self._reclaiming:
-            self._diverged, epoch = False, self._epoch
+            self._diverged.discard(node)
             try:
-                reply = self._ask(None, lambda _: r.DropLocks(epoch))
-                if isinstance(reply, r.Regain):
-                    epoch = reply.epoch
-                    self._ask(None, lambda _: r.DropLocks(epoch))
+                reply = self._drop_file(node, self._epoch)
+                if isinstance(reply, r.LockEpochBegun):
+                    self._begin_epoch(reply.epoch, node)
+                elif isinstance(reply, r.Regain):
+                    self._diverged.add(node)  # the reply to an earlier drop may have been lost
+                    self._begin_epoch(reply.epoch)
             except OSError:
-                self._diverged = True
+                self._diverged.add(node)
                 raise
+
+    def _drop_file(self, node: Node, epoch: int) -> r.LockReply:
+        """Have the server drop the locks of a file, or all locks of this mount if the file is gone."""
+        try:
+            return self._ask(node, lambda file: r.DropFileLocks(file, epoch))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
+        return self._ask(None, lambda _: r.DropLocks(epoch))
 
     def _retry_waiters(self) -> None:
         """Send again the requests that waited in an earlier epoch."""
@@ -326,31 +362,33 @@ class RemoteLocks:
     def _reclaim(self, epoch: int) -> None:
         """Ask again for all locks held here: in this epoch the server has none of them."""
         with self._reclaiming:
-            if self._epoch == epoch:
-                return
-            with self._changed:
-                held = [
-                    (node, family, lock)
-                    for (node, family), owners in self._held.items()
-                    for locks in owners.values()
-                    for lock in locks
-                ]
-            for node, family, lock in held:
-                try:
-                    reply = self._ask(node, _set_lock(epoch, family, lock, None))
-                except FileNotFoundError:
-                    reply = r.LockSet(errno.ENOENT)
-                except OSError as error:
-                    if error.errno != errno.ESTALE:
-                        raise
-                    reply = r.LockSet(errno.ESTALE)
-                if not isinstance(reply, r.LockSet):
-                    return  # yet another epoch has begun
-                if reply.error:
-                    self._lose(node, family, lock)
-            if self._epoch:  # other mounts may have locks to reclaim, too
-                self._grace_end = time.monotonic() + _GRACE_SECONDS
-            self._epoch = epoch
+            if self._epoch != epoch:
+                self._begin_epoch(epoch)
+
+    def _begin_epoch(self, epoch: int, only: Node | None = None) -> None:
+        """Ask again, in this epoch, for all locks held here, or those of one file ``only``."""
+        with self._changed:
+            held = [
+                (node, family, lock)
+                for (node, family), owners in self._held.items()
+                if only in (None, node)
+                for locks in owners.values()
+                for lock in locks
+            ]
+        for node, family, lock in held:
+            try:
+                reply = self._ask(node, _set_lock(epoch, family, lock, None))
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+                reply = r.LockSet(error.errno)
+            if not isinstance(reply, r.LockSet):
+                return  # yet another epoch has begun
+            if reply.error:
+                self._lose(node, family, lock)
+        if self._epoch and only is None:  # other mounts may have locks to reclaim, too
+            self._grace_end = time.monotonic() + _GRACE_SECONDS
+        self._epoch = epoch
 
     def _lose(self, node: Node, family: Family, lock: Lock) -> None:
         log.warning(
@@ -363,6 +401,12 @@ class RemoteLocks:
             gap = replace(lock, mode=Mode.UNLOCK)
             self._set_held(node, family, lock.owner.number, replaced(before, gap))
             self._lost.setdefault((node, family), set()).add(lock.owner.number)
+
+
+def own_locks() -> RemoteLocks:
+    """Return the file locks of a mount whose files nobody else serves: with a lock table in this process."""
+    service = LockService(lambda _holder: False)
+    return RemoteLocks(lambda node, request: service.perform(HERE, node or 0, request(node or 0)))
 
 
 def _set_lock(epoch: int, family: Family, lock: Lock, ticket: int | None) -> Callable[[int], r.LockRequest]:

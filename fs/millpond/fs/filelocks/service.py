@@ -25,7 +25,7 @@ _MAX_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _MAX_ANSWERS = 1024
 _OWNERS = (1 << 64) - 1
-_EPOCH_REQUESTS = r.SetLock | r.ReleaseLocks | r.CancelLock | r.AwaitLocks | r.DropLocks
+_EPOCH_REQUESTS = r.SetLock | r.ReleaseLocks | r.CancelLock | r.AwaitLocks | r.DropLocks | r.DropFileLocks
 
 
 class LockService:
@@ -39,7 +39,7 @@ class LockService:
         self._epochs: dict[int, int] = {}
         first = int.from_bytes(os.urandom(6)) + 1
         self._next_epoch = itertools.count(first)  # no earlier process had one of these epochs
-        self._answers: dict[int, dict[int, int]] = {}
+        self._answers: dict[int, dict[int, LockAnswer]] = {}
 
     def end(self, holder: int) -> None:
         """Release all locks of a holder that is gone, and end its lock epoch."""
@@ -74,9 +74,20 @@ class LockService:
                     return self._await(holder, request)
                 case r.DropLocks():
                     self.end(holder)
+                case r.DropFileLocks():
+                    return self._drop_file(holder, inode)
                 case _:
                     raise ProtocolError(f"'{request.NAME}' is no request for file locks")
         return r.LockSet(0)
+
+    def _drop_file(self, holder: int, inode: int) -> r.LockEpochBegun:
+        kept = {ticket: each for ticket, each in self._answers.pop(holder, {}).items() if each.inode != inode}
+        if kept:
+            self._answers[holder] = kept
+        self._deliver(self._table.drop(holder, inode))
+        self._epochs[holder] = next(self._next_epoch)
+        self._changed.notify_all()
+        return r.LockEpochBegun(self._epochs[holder])
 
     def _epoch(self, holder: int) -> int:
         if holder not in self._epochs:
@@ -94,6 +105,9 @@ class LockService:
     def _set(self, holder: int, inode: int, request: r.SetLock) -> r.LockReply:
         lock, family = _lock(holder, request, request.pid), _family(request.flock)
         self._end_expired(inode, family, lock)
+        if request.ticket is not None:  # sent again in another epoch
+            self._table.cancel(holder, request.ticket)
+            self._forget_answer(holder, request.ticket)
         if request.ticket is not None and len(self._answers.get(holder, ())) >= _MAX_ANSWERS:
             return r.LockSet(errno.ENOLCK)  # the holder does not poll for its answers
         outcome = self._table.setlk(inode, family, lock, request.ticket)
@@ -104,7 +118,7 @@ class LockService:
         end = time.monotonic() + min(max(0.0, request.seconds), _MAX_SECONDS)
         while request.epoch == self._epoch(holder):
             if found := self._answers.pop(holder, None):
-                return r.LocksAnswered(tuple(found), tuple(found.values()))
+                return r.LocksAnswered(tuple(found), tuple(answer.error for answer in found.values()))
             waits = self._end_expired_conflicts(holder)
             left = end - time.monotonic()
             if holder in self._answers:
@@ -126,9 +140,14 @@ class LockService:
             if self._has_lapsed(other):
                 self.end(other)
 
+    def _forget_answer(self, holder: int, ticket: int) -> None:
+        answers = self._answers.get(holder, {})
+        if answers.pop(ticket, None) and not answers:
+            del self._answers[holder]
+
     def _deliver(self, answers: Iterable[LockAnswer]) -> None:
         for answer in answers:
-            self._answers.setdefault(answer.holder, {})[answer.ticket] = answer.error
+            self._answers.setdefault(answer.holder, {})[answer.ticket] = answer
             self._changed.notify_all()
 
 

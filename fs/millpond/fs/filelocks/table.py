@@ -13,7 +13,7 @@ import errno
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 from millpond.fs.vfs.path_api import os_error
@@ -24,11 +24,12 @@ _MAX_WAITERS = 256
 
 @dataclass(frozen=True, slots=True)
 class LockAnswer:
-    """Answer to a waiting request: 0 if it has the lock now, else an errno."""
+    """Answer to a waiting request for a lock of a file: 0 if it has the lock now, else an errno."""
 
     holder: int
     ticket: int
     error: int
+    inode: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,18 @@ class LockTable:
             if gone:
                 answers += self._grant_waiters(place)
         return tuple(answers)
+
+    def drop(self, holder: int, inode: int) -> tuple[LockAnswer, ...]:
+        """Release all locks that a holder has of one file. Its own waiting requests for it get no answer."""
+        answers: tuple[LockAnswer, ...] = ()
+        for place in ((inode, family) for family in Family):
+            for waiter in list(self._queues.get(place, {}).values()):
+                if waiter.lock.owner.holder == holder:
+                    self._leave(waiter)
+            for owner in [one for one in self._held.get(place, {}) if one.holder == holder]:
+                self._release_owner(place, owner)
+            answers += self._grant_waiters(place)
+        return answers
 
     def cancel(self, holder: int, ticket: int) -> bool:
         """Cancel a request (FUSE's INTERRUPT). Returns whether it was still waiting, and is to be answered
@@ -214,7 +227,7 @@ class LockTable:
 
     def _answered(self, waiter: _Waiter, error: int) -> LockAnswer:
         self._leave(waiter)
-        return LockAnswer(waiter.lock.owner.holder, waiter.ticket, error)
+        return LockAnswer(waiter.lock.owner.holder, waiter.ticket, error, waiter.place[0])
 
     def _grant_waiters(self, place: _Place) -> tuple[LockAnswer, ...]:
         """Grant waiting requests in order of arrival until no more can be: a granted one may have downgraded

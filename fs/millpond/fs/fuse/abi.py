@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from struct import Struct
 from typing import NamedTuple
 
-from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Statistics, os_error
+from millpond.fs.vfs.path_api import Attributes, Statistics, os_error
 
 MAJOR, MINOR = 7, 40
 
@@ -41,6 +41,10 @@ class Code(IntEnum):
     STATFS = 17
     RELEASE = 18
     FSYNC = 20
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
     FLUSH = 25
     INIT = 26
     OPENDIR = 27
@@ -56,19 +60,26 @@ class Code(IntEnum):
     IOCTL = 39
     BATCH_FORGET = 42
     FALLOCATE = 43
+    READDIRPLUS = 44
     RENAME2 = 45
     LSEEK = 46
+    STATX = 52
 
 
 class Notice(IntEnum):
     """The notifications to the kernel (FUSE_NOTIFY_*)."""
 
     INVAL_INODE = 2
+    INVAL_ENTRY = 3
     INC_EPOCH = 8
+    PRUNE = 9
 
 
 INC_EPOCH_SINCE = 44
 """The minor protocol version from which the kernel accepts FUSE_NOTIFY_INC_EPOCH."""
+
+PRUNE_SINCE = 45
+"""The same for FUSE_NOTIFY_PRUNE."""
 
 UNANSWERED = frozenset({Code.FORGET, Code.BATCH_FORGET})
 
@@ -82,8 +93,11 @@ class Feature(IntFlag):
     AUTO_INVAL_DATA = 1 << 12
     FLOCK_LOCKS = 1 << 10
     IOCTL_DIR = 1 << 11
+    DO_READDIRPLUS = 1 << 13
+    READDIRPLUS_AUTO = 1 << 14
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
+    HANDLE_KILLPRIV_V2 = 1 << 28
     INIT_EXT = 1 << 30
     PASSTHROUGH = 1 << 37
 
@@ -100,6 +114,7 @@ class Valid(IntFlag):
     HANDLE = 1 << 6
     ATIME_NOW = 1 << 7
     MTIME_NOW = 1 << 8
+    KILL_SUIDGID = 1 << 11
 
 
 IOCTL_OF_DIRECTORY = 1 << 4
@@ -156,7 +171,11 @@ _INVAL_INODE = Struct("=Qqq")
 _LOCK = Struct("=QQQQIII4x")
 _LOCK_IS = Struct("=QQII")
 _INIT_IS = Struct("=IIIIHHIIHHII24x")
-_DIRENT = Struct("=QQII")
+_INVAL_ENTRY = Struct("=QII")
+_PRUNE = Struct("=IIQ")
+DIRENT = Struct("=QQII")
+DIRENTPLUS = Struct("=QQQQII" + "QQQqqqIIIIIIIIII" + "QQII")
+"""An entry, attributes, and a DIRENT; the name follows."""
 
 
 class Header(NamedTuple):
@@ -168,6 +187,7 @@ class Header(NamedTuple):
     node: int
     uid: int
     gid: int
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +223,10 @@ def parse_header(data: memoryview) -> Header:
     """Parse a request's header. Raises OSError: EIO for bytes that are no request."""
     if len(data) < HEADER.size:
         raise os_error(errno.EIO)
-    size, code, unique, node, uid, gid, _pid, _, _ = HEADER.unpack_from(data)
+    size, code, unique, node, uid, gid, pid, _, _ = HEADER.unpack_from(data)
     if size != len(data):
         raise os_error(errno.EIO)
-    return Header(size, _CODES.get(code), unique, node, uid, gid)
+    return Header(size, _CODES.get(code), unique, node, uid, gid, pid)
 
 
 def names(data: memoryview, count: int = 1) -> list[bytes]:
@@ -225,32 +245,38 @@ def parse_lock(data: memoryview) -> LockBody:
     return LockBody(handle, owner, start, end, kind, pid, bool(flags & LOCK_FLOCK))
 
 
-def pack_init(features: Feature, max_write: int, stack_depth: int) -> bytes:
-    """Pack the reply to INIT; ``stack_depth`` is how many file systems passthrough may stack."""
+def pack_init(
+    features: Feature, max_write: int, stack_depth: int, background: tuple[int, int] = (0, 0)
+) -> bytes:
+    """Pack the reply to INIT; ``stack_depth`` is how many file systems passthrough may stack, ``background``
+    how many asynchronous requests there may be at once, and from how many on the kernel counts as congested
+    (0: 12 and 9).
+    """
     low, high = int(features) & 0xFFFFFFFF, int(features) >> 32
     pages = max_write // os.sysconf("SC_PAGESIZE")
-    return _INIT_IS.pack(MAJOR, MINOR, max_write, low, 0, 0, max_write, 1, pages, 0, high, stack_depth)
+    return _INIT_IS.pack(MAJOR, MINOR, max_write, low, *background, max_write, 1, pages, 0, high, stack_depth)
 
 
 def pack_attributes(a: Attributes, seconds: float = 0.0) -> bytes:
     """Pack attributes that the kernel may cache for ``seconds``."""
-    return _ATTRIBUTES_ARE.pack(*_split(seconds), 0) + _packed(a)
+    return _ATTRIBUTES_ARE.pack(*split_seconds(seconds), 0) + _packed(a)
 
 
 def pack_entry(node: int, a: Attributes, seconds: float = 0.0, name_seconds: float = 0.0) -> bytes:
     """Pack a name's node and attributes, and for how long the kernel may cache them and the name."""
-    whole, part = _split(seconds)
-    name_whole, name_part = _split(name_seconds)
+    whole, part = split_seconds(seconds)
+    name_whole, name_part = split_seconds(name_seconds)
     return _ENTRY.pack(node, 0, name_whole, whole, name_part, part) + _packed(a)
 
 
 def pack_absence(seconds: float) -> bytes:
     """Pack a negative entry that the kernel may cache for ``seconds``."""
-    whole, part = _split(seconds)
+    whole, part = split_seconds(seconds)
     return _ENTRY.pack(0, 0, whole, 0, part, 0) + bytes(_ATTRIBUTES.size)
 
 
-def _split(seconds: float) -> tuple[int, int]:
+def split_seconds(seconds: float) -> tuple[int, int]:
+    """Return whole seconds, and nanoseconds beside them."""
     whole = int(seconds)
     return whole, int((seconds - whole) * 10**9)
 
@@ -260,6 +286,16 @@ def pack_inval_inode(node: int, offset: int, length: int) -> bytes:
     the offset.
     """
     return _INVAL_INODE.pack(node, offset, length)
+
+
+def pack_inval_entry(node: int, name: bytes) -> bytes:
+    """Pack FUSE_NOTIFY_INVAL_ENTRY: a name in the directory ``node``."""
+    return _INVAL_ENTRY.pack(node, len(name), 0) + name + b"\0"
+
+
+def pack_prune(nodes: Sequence[int]) -> bytes:
+    """Pack FUSE_NOTIFY_PRUNE: nodes that the kernel is to forget unless it uses them."""
+    return _PRUNE.pack(len(nodes), 0, 0) + Struct(f"={len(nodes)}Q").pack(*nodes)
 
 
 def _packed(a: Attributes) -> bytes:
@@ -308,17 +344,3 @@ def pack_statistics(s: Statistics) -> bytes:
     """Pack how full the file system is."""
     blocks = (s.blocks, s.free, s.available, s.files, s.files_free)
     return _STATISTICS.pack(*blocks, s.block_size, s.name_max, s.fragment_size, 0)
-
-
-def pack_directory(entries: Iterable[tuple[int, DirectoryEntry]], size: int) -> bytes:
-    """Pack as many entries as ``size`` bytes hold, each with the offset of the next one."""
-    packed, left = [], size
-    for offset, entry in entries:
-        name = os.fsencode(entry.name)
-        head = _DIRENT.pack(entry.inode, offset, len(name), entry.mode >> 12)
-        padding = -(len(head) + len(name)) % 8
-        left -= len(head) + len(name) + padding
-        if left < 0:
-            break
-        packed += [head, name, bytes(padding)]
-    return b"".join(packed)

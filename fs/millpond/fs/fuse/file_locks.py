@@ -85,11 +85,8 @@ class KernelLocks:
             else:
                 self._kernel.reply(header, ())
 
-    def interrupt(self, body: memoryview) -> None:
-        """Perform INTERRUPT: the process that waits for a lock has received a signal. Other requests
-        continue.
-        """
-        (ticket,) = abi.INTERRUPT.unpack_from(body)
+    def interrupt(self, ticket: int) -> None:
+        """Interrupt a request that waits for a lock, since its process has received a signal."""
         with self._lock:
             if ticket in self._asking:  # another thread is performing it and checks this set
                 self._interrupted.add(ticket)

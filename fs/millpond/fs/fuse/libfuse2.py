@@ -23,7 +23,10 @@ import fuse
 
 from millpond.base.errors import LocalError
 from millpond.fs.fuse.mounts import require_mountable
-from millpond.fs.vfs.path_api import Attributes, Handle, Owner, PathFs
+from millpond.fs.vfs.inode_api import SetAttr
+from millpond.fs.vfs.ownership import OwnerMap
+from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import Attributes, Handle, Owner
 from millpond.linux.confinement.userns import has_many_uids
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -35,22 +38,24 @@ _OPTIONS = (
 
 
 def mount_and_serve(
-    volume: PathFs,
+    volume: PathAdapter,
     mountpoint: Path,
     *,
     name: str,
     allow_other: bool,
     read_only: bool = False,
+    owners: OwnerMap | None = None,
     on_ready: Callable[[], None],
 ) -> None:
     """Mount ``volume`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted.
 
-    SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once the kernel uses the mount. The thread
+    SIGTERM, SIGINT and SIGHUP unmount it. ``owners`` says whose the files show as. ``on_ready`` is called
+    once the kernel uses the mount. The thread
     must be the main one; no other one of this process runs meanwhile. Raises LocalError if it cannot mount.
     """
     require_mountable(mountpoint, name)
     options = _options(name, allow_other, read_only)
-    binding = _Binding(volume, has_many_uids())
+    binding = _Binding(volume, has_many_uids(), owners or OwnerMap())
     with _libfuse_signals(), _CapturedErrors() as captured:
 
         def ready() -> None:
@@ -184,8 +189,8 @@ class _Binding:
     -errno.
     """
 
-    def __init__(self, volume: PathFs, owners: bool) -> None:
-        self._volume, self._owners = volume, owners
+    def __init__(self, volume: PathAdapter, chowns: bool, owners: OwnerMap) -> None:
+        self._volume, self._chowns, self._owners = volume, chowns, owners
         self._spare: list[_OpenFile] = []
         self.served = False
         self.failure: OSError | None = None
@@ -194,8 +199,8 @@ class _Binding:
         """Return the functions by the names that the C module knows."""
         v = self._volume
         plain: dict[str, Callable[..., Any]] = {
-            "getattr": lambda path: _stat(v.getattr(path[1:])),
-            "fgetattr": lambda _, file: _stat(v.fgetattr(file.handle)),
+            "getattr": lambda path: _stat(self._owners.shown(v.getattr(path[1:]))),
+            "fgetattr": lambda _, file: _stat(self._owners.shown(v.fgetattr(file.handle))),
             "readdir": self._readdir,
             "readlink": lambda path: v.readlink(path[1:]),
             "mknod": lambda path, mode, rdev: v.mknod(path[1:], mode, self._caller(), rdev),
@@ -206,7 +211,7 @@ class _Binding:
             "rename": lambda old, new: v.rename(old[1:], new[1:]),
             "link": lambda old, new: v.link(old[1:], new[1:]),
             "chmod": lambda path, mode: v.chmod(path[1:], mode),
-            "chown": lambda path, uid, gid: v.chown(path[1:], _id(uid), _id(gid)),
+            "chown": self._chown,
             "truncate": lambda path, size: v.truncate(path[1:], size),
             "ftruncate": lambda _, size, file: v.ftruncate(file.handle, size),
             "utimens": self._utimens,
@@ -232,10 +237,15 @@ class _Binding:
 
     def _caller(self) -> Owner | None:
         """Return the owner of the request's process, where this process may chown files; else None."""
-        if not self._owners:
+        if not self._chowns:
             return None
         context = fuse.FuseGetContext(None)
         return Owner(context["uid"], context["gid"])
+
+    def _chown(self, path: str, uid: int, gid: int) -> None:
+        new = self._owners.stored(SetAttr(uid=_id(uid), gid=_id(gid)))
+        if (new.uid, new.gid) != (None, None):
+            self._volume.chown(path[1:], _or_keep(new.uid), _or_keep(new.gid))
 
     def _opened(self, handle: Handle) -> tuple[_OpenFile, bool]:
         file = self._spare.pop() if self._spare else _OpenFile()
@@ -284,6 +294,10 @@ def _unsigned(value: int) -> int:
     return max(0, min(value, (1 << 63) - 1))
 
 
-def _id(number: int) -> int:
-    """Return a uid or gid that came through a C int: -1 keeps the old one, others are unsigned."""
-    return number if number == -1 else number & 0xFFFFFFFF
+def _id(number: int) -> int | None:
+    """Return a uid or gid that came through a C int, unsigned; None for -1, which keeps the old one."""
+    return None if number == -1 else number & 0xFFFFFFFF
+
+
+def _or_keep(number: int | None) -> int:
+    return -1 if number is None else number

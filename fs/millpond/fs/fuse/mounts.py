@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from millpond.base.errors import LocalError
 from millpond.linux import syscalls
+
+_USED_MILLISECONDS = 1000
 
 
 def require_mountable(mountpoint: Path, name: str) -> None:
@@ -19,11 +24,19 @@ def require_mountable(mountpoint: Path, name: str) -> None:
         raise LocalError(f"{mountpoint}: mounting needs root, or root of a user namespace")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise LocalError("/dev/fuse is missing or closed to this user: load the fuse module, or pass it in")
+    require_no_volume(mountpoint)
     try:
         if any(mountpoint.iterdir()):
             raise LocalError(f"{mountpoint}: a mount point must be an empty directory")
     except OSError as error:
         raise LocalError(f"{mountpoint}: cannot be a mount point: {error.strerror}") from None
+
+
+def require_no_volume(mountpoint: Path) -> None:
+    """Raise LocalError if a volume is mounted at ``mountpoint``, also a dead one. Asks the kernel alone."""
+    kind, name = top_mount(mountpoint)
+    if kind == "fuse.millpond":
+        raise LocalError(f"{name} is already mounted at {mountpoint}")
 
 
 def unmount(mountpoint: Path) -> bool:
@@ -70,18 +83,60 @@ def _device_of(mountpoint: Path) -> str:
 
 
 def is_volume(mountpoint: Path) -> bool:
-    """Return whether the top mount on ``mountpoint`` is a volume, also a dead one, but not one hidden below a
-    later mount on a parent directory.
+    """Return whether the top mount on ``mountpoint`` is one of a volume's files, also a dead one. Asks the
+    kernel alone.
+    """
+    return top_mount(mountpoint)[0] == "fuse.millpond"
 
-    Asks the kernel alone.
+
+def top_mount(mountpoint: Path) -> tuple[str, str]:
+    """Return the type and the source of the top mount on ``mountpoint``, unless a later mount on a parent
+    directory hides it; empty texts if there is none. Asks the kernel alone.
     """
     wanted = os.path.abspath(mountpoint)  # noqa: PTH100 - resolving would ask a server that may be dead
-    found = False
+    found = "", ""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         place = before.split(" ")[4].encode().decode("unicode_escape")
         if place == wanted:
-            found = after.split(" ")[0] == "fuse.millpond"
+            kind, source, *_ = after.split(" ")
+            found = kind, source
         elif wanted.startswith(place.rstrip("/") + "/"):
-            found = False
+            found = "", ""
     return found
+
+
+class MountWatch:
+    """Watches whether a mount is still in this process's mount namespace, in a thread. Other namespaces may
+    keep copies of it after it was unmounted here: its server would never learn of that.
+
+    ``is_used`` is asked once it is gone; when it returns False, ``end`` is called.
+    """
+
+    def __init__(self, mountpoint: Path, is_used: Callable[[], bool], end: Callable[[], None]) -> None:
+        self._is_used, self._end = is_used, end
+        self._device = _device_of(mountpoint)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._watch, name="mount watch", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        with Path("/proc/self/mountinfo").open("rb", buffering=0) as table:
+            change = select.poll()
+            change.register(table, select.POLLERR | select.POLLPRI)
+            change.register(self._stop, select.POLLIN)
+            wait = None
+            while all(number != self._stop for number, _ in change.poll(wait)):
+                table.seek(0)
+                if any(line.split()[2].decode() == self._device for line in table.read().splitlines()):
+                    continue
+                if not self._is_used():
+                    self._end()
+                    return
+                wait = _USED_MILLISECONDS
+
+    def close(self) -> None:
+        """Stop watching."""
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        os.close(self._stop)

@@ -8,24 +8,28 @@ file system below.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
-import signal
 import stat
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from millpond.base.errors import LocalError
 from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, Header, Valid
+from millpond.fs.fuse.backings import Backings
 from millpond.fs.fuse.device import FuseDevice
+from millpond.fs.fuse.directories import list_attributes, list_names
+from millpond.fs.fuse.extended import KernelExtended
+from millpond.fs.fuse.extended_abi import pack_statx
 from millpond.fs.fuse.file_locks import KernelLocks
 from millpond.fs.fuse.mounts import require_mountable
+from millpond.fs.fuse.operation_log import OperationLog
+from millpond.fs.fuse.signals import signals_blocked, stopped_by_signals
+from millpond.fs.fuse.threads import RequestKind, RequestThreads
 from millpond.fs.vfs.inode_api import (
     Buffer,
     CachedAttributes,
@@ -37,26 +41,20 @@ from millpond.fs.vfs.inode_api import (
     Now,
     SetAttr,
     WouldBlock,
+    WriteGathering,
     may_block,
-    may_map,
     page_writeback,
 )
+from millpond.fs.vfs.ownership import OwnerMap
 from millpond.fs.vfs.path_api import Handle, Owner, os_error
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reply = Sequence[Buffer]
 Prefetch = Callable[[Node, Sequence[bytes]], None]
 log = logging.getLogger(__name__)
 
-_THREADS = 4
-_SLOW = frozenset({Code.FSYNC, Code.FSYNCDIR})
-"""Operations that wait for the flash, and so run in the thread pool at once."""
-
-
-class _Stop(BaseException):
-    """Raised by a signal to end the mount. Not an Exception: the handling of one request's errors must not
-    catch it.
-    """
+_SYNCS = frozenset({Code.FSYNC, Code.FSYNCDIR})
+_OF_LOCKS = frozenset({Code.GETLK, Code.SETLK, Code.SETLKW, Code.FLUSH, Code.RELEASE})
+"""Operations that may wait for the lock service."""
 
 
 def passthrough_refusal(directory: Path, backing: int) -> str:
@@ -66,7 +64,7 @@ def passthrough_refusal(directory: Path, backing: int) -> str:
     Tried by a mount on an empty ``directory``. Raises LocalError if nothing can be mounted there.
     """
     require_mountable(directory, "millpond")
-    with _signals_blocked():
+    with signals_blocked():
         try:
             kernel = FuseDevice(directory, "millpond", backing)
         except LocalError as error:
@@ -83,101 +81,78 @@ def mount_and_serve(
     backing: int | None = None,
     options: Sequence[str] = ("allow_other",),
     prefetch: Prefetch | None = None,
+    operations: OperationLog | None = None,
+    owners: OwnerMap | None = None,
+    gathering: WriteGathering | None = None,
     on_ready: Callable[[FuseDevice], None],
 ) -> None:
-    """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted.
+    """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it until it is unmounted.
 
     Its files may lie in ``backing``, an open directory. ``options`` are of mount(8). ``prefetch`` is called
-    with a directory and the names in it that are about to be read, and returns at once. SIGTERM, SIGINT and
-    SIGHUP unmount it. ``on_ready`` is called once it is mounted. The thread must be the main one. Raises
-    LocalError if it cannot mount.
+    with a directory and the names in it that are about to be read, and returns at once. What programs do is
+    recorded in ``operations``. ``owners`` says whose the files show as, ``gathering`` answers small writes
+    before they are done. SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once it is mounted.
+    The thread must be the main one. Raises LocalError if it cannot mount.
     """
     require_mountable(mountpoint, name)
-    with _signals_blocked():
+    with signals_blocked():
         kernel = FuseDevice(mountpoint, name, backing, options)
-        binding = FuseServer(kernel, tree, prefetch)
+        binding = FuseServer(kernel, tree, prefetch, operations, owners, gathering)
         try:
-            with _stopped_by_signals() as woken:
-                kernel.wake_by(woken)
+            with stopped_by_signals() as woken:
                 on_ready(kernel)
-                binding.serve()
+                binding.serve(woken)
         finally:
-            binding.close()
-            kernel.close()
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block the signals: a mount made meanwhile must not be left behind."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[int]:
-    """End the context at the first signal; later ones do not disturb the end of the process.
-
-    Yields a descriptor that is readable once a signal has come: it may come just before the thread begins to
-    wait.
-    """
-
-    def stop(_number: int, _frame: object) -> None:
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        raise _Stop
-
-    before: dict[signal.Signals, Any] = {number: signal.signal(number, stop) for number in _SIGNALS}
-    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    wakened = signal.set_wakeup_fd(writing)
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the parent process may have blocked them
-        yield reading
-    except _Stop:
-        before = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
-    finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        signal.set_wakeup_fd(wakened)
-        os.close(reading)
-        os.close(writing)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            if binding.close():
+                kernel.close()
+            else:  # a thread still uses the descriptor, which the end of the process closes
+                kernel.unmount()
 
 
 class FuseServer:
-    """Performs the kernel's requests on an InodeFs."""
+    """Performs the kernel's requests on an InodeFs, in several threads."""
 
-    def __init__(self, kernel: FuseDevice, tree: InodeFs, prefetch: Prefetch | None = None) -> None:
+    def __init__(
+        self,
+        kernel: FuseDevice,
+        tree: InodeFs,
+        prefetch: Prefetch | None = None,
+        operations: OperationLog | None = None,
+        owners: OwnerMap | None = None,
+        gathering: WriteGathering | None = None,
+    ) -> None:
+        self._owners, self._gathering = owners or OwnerMap(), gathering
         self._kernel, self._tree, self._prefetch = kernel, tree, prefetch
-        self._backings, self._locks = _Backings(kernel), KernelLocks(kernel, tree.locks)
-        self._waiting = ThreadPoolExecutor(_THREADS, "fsync")
+        self._operations = operations or OperationLog()
+        self._backings, self._locks = Backings(kernel), KernelLocks(kernel, tree.locks)
+        self._extended = KernelExtended(tree.extended, is_cheap=kernel.leaves_privileges)
+        self._threads = RequestThreads(
+            kernel,
+            _kind,
+            self._perform_now,
+            self._perform,
+            kernel.fail,
+            cancel_lock=self._locks.interrupt,
+            blocked_kind_of=_blocked_kind,
+            answer_at_once=self._gather,
+        )
 
-    def serve(self) -> None:
-        """Answer requests until the mount has gone. This thread never blocks on a recall."""
-        may_block.set(False)
-        try:
-            while True:
-                self._serve_one()
-        except OSError as error:
-            if error.errno != errno.ENODEV:
-                raise
+    def serve(self, woken: int | None = None) -> None:
+        """Answer requests until the mount has gone, or the descriptor ``woken`` is readable."""
+        self._threads.run(woken)
 
-    def _serve_one(self) -> None:
-        header, body = self._kernel.receive()
-        handler = _HANDLERS.get(header.code)
-        if handler is None:
-            self._serve_unanswered(header, body)
-        elif header.code in _SLOW:
-            self._waiting.submit(self._answer, handler, header, memoryview(bytes(body)))
-        else:
-            try:
-                self._answer(handler, header, body)
-            except WouldBlock:
-                self._waiting.submit(self._answer, handler, header, memoryview(bytes(body)))
+    def close(self) -> bool:
+        """Wait for requests under way, but not for file locks; interrupt those that take long. Returns
+        whether all have ended.
+        """
+        self._locks.close()
+        return self._threads.close()
 
-    def _serve_unanswered(self, header: Header, body: memoryview) -> None:
+    def _perform(self, header: Header, body: memoryview) -> None:
+        assert header.code
+        self._answer(_HANDLERS[header.code], header, body)
+
+    def _perform_now(self, header: Header, body: memoryview) -> None:
         """Handle requests without a reply, and refuse unknown ones."""
         if header.code in abi.UNANSWERED:
             try:
@@ -185,7 +160,7 @@ class FuseServer:
             except Exception:
                 log.exception("a FORGET of the kernel failed")  # the mount goes on
         elif header.code is Code.INTERRUPT:
-            self._locks.interrupt(body)
+            self._threads.interrupts.request(*abi.INTERRUPT.unpack_from(body))
         else:
             self._kernel.fail(header, errno.ENOSYS)
 
@@ -195,42 +170,54 @@ class FuseServer:
         header: Header,
         body: memoryview,
     ) -> None:
+        began = time.monotonic()
+        code, parts, cause = self._outcome(handler, header, body)
+        if not code and parts is None:  # a file lock that is waited for
+            return
+        self._operations.answered(header, code, began, cause)  # before the program can look at the statistics
+        if parts is None:
+            self._kernel.fail(header, code)
+        else:
+            self._kernel.reply(header, parts)
+
+    def _outcome(
+        self,
+        handler: Callable[[FuseServer, Header, memoryview], Reply | None],
+        header: Header,
+        body: memoryview,
+    ) -> tuple[int, Reply | None, BaseException | None]:
+        """Perform a request. Returns the errno, 0 for success, with the reply and the error."""
         try:
-            parts = handler(self, header, body)
+            return 0, handler(self, header, body), None
         except NegativeEntry as absent:
             if absent.seconds and header.code is Code.LOOKUP and self._kernel.caches_names:
-                self._kernel.reply(header, [abi.pack_absence(absent.seconds)])
-            else:
-                self._kernel.fail(header, errno.ENOENT)
+                return 0, [abi.pack_absence(absent.seconds)], None
+            return errno.ENOENT, None, absent
         except OSError as error:
-            self._kernel.fail(header, error.errno or errno.EIO)
-        except (OverflowError, ValueError):  # a number or a name that no system call takes
-            self._kernel.fail(header, errno.EINVAL)
-        except WouldBlock:
+            return error.errno or errno.EIO, None, error
+        except (OverflowError, ValueError) as error:  # a number or a name that no system call takes
+            return errno.EINVAL, None, error
+        except WouldBlock as error:
             if not may_block.get():
                 raise
-            self._kernel.fail(header, errno.EIO)  # the other side of a recall breaks the protocol
-        except Exception:
+            return errno.EIO, None, error  # the other side of a recall breaks the protocol
+        except Exception as error:
             log.exception("a request of the kernel (%s) failed", header.code)  # other requests go on
-            self._kernel.fail(header, errno.EIO)
-        else:
-            if parts is not None:
-                self._kernel.reply(header, parts)
-
-    def close(self) -> None:
-        """Wait for requests under way, but not for file locks."""
-        self._locks.close()
-        self._waiting.shutdown()
+            return errno.EIO, None, error
 
     def _forget(self, header: Header, body: memoryview) -> None:
         if header.code is Code.FORGET:
-            self._tree.forget(Node(header.node), abi.FORGET.unpack_from(body)[0])
+            self._forget_node(Node(header.node), abi.FORGET.unpack_from(body)[0])
             return
         count, _ = abi.BATCH_FORGET.unpack_from(body)
         for number in range(count):
             place = abi.BATCH_FORGET.size + number * abi.FORGOTTEN.size
             node, times = abi.FORGOTTEN.unpack_from(body, place)
-            self._tree.forget(Node(node), times)
+            self._forget_node(Node(node), times)
+
+    def _forget_node(self, node: Node, times: int) -> None:
+        self._backings.forget(node)
+        self._tree.forget(node, times)
 
     def _lookup(self, header: Header, body: memoryview) -> Reply:
         (name,) = abi.names(body)
@@ -238,15 +225,30 @@ class FuseServer:
 
     def _entry(self, found: FoundEntry) -> Reply:
         name_seconds = found.name_seconds if self._kernel.caches_names else 0.0
-        return [abi.pack_entry(found.node, found.attributes, found.seconds, name_seconds)]
+        shown = self._owners.shown(found.attributes)
+        return [abi.pack_entry(found.node, shown, found.seconds, name_seconds)]
+
+    def _attributes(self, known: CachedAttributes) -> Reply:
+        return [abi.pack_attributes(self._owners.shown(known.attributes), known.seconds)]
 
     def _getattr(self, header: Header, _body: memoryview) -> Reply:
-        return [_attributes(self._tree.getattr(Node(header.node)))]
+        return self._attributes(self._tree.getattr(Node(header.node)))
+
+    def _statx(self, header: Header, _body: memoryview) -> Reply:
+        node = Node(header.node)
+        known, birth = self._tree.getattr(node), self._tree.extended.birth_time(node)
+        return [pack_statx(self._owners.shown(known.attributes), birth, known.seconds)]
 
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         valid, _, handle, *rest = abi.SETATTR.unpack_from(body)
-        opened = Handle(handle) if valid & Valid.HANDLE else None
-        return [_attributes(self._tree.setattr(Node(header.node), _changes(Valid(valid), rest), opened))]
+        opened, node = Handle(handle) if valid & Valid.HANDLE else None, Node(header.node)
+        changes = self._owners.stored(_changes(Valid(valid), rest))
+        changed = (
+            self._tree.getattr(node) if changes == SetAttr() else self._tree.setattr(node, changes, opened)
+        )
+        if valid & Valid.KILL_SUIDGID:
+            changed = self._drop_privileges(node, changed) or changed
+        return self._attributes(replace(changed, seconds=0.0))  # Linux before 6.16 takes recalled ones
 
     def _readlink(self, header: Header, _body: memoryview) -> Reply:
         return [self._tree.readlink(Node(header.node))]
@@ -287,29 +289,30 @@ class FuseServer:
 
     def _link(self, header: Header, body: memoryview) -> Reply:
         (node,) = abi.LINK.unpack_from(body)
-        return self._entry(self._tree.link(Node(node), Node(header.node), *abi.names(body[abi.LINK.size :])))
+        found = self._tree.link(Node(node), Node(header.node), *abi.names(body[abi.LINK.size :]))
+        return self._entry(replace(found, seconds=0.0))  # the kernel would take them, recalled or not
 
     def _open(self, header: Header, body: memoryview) -> Reply:
         flags, _ = abi.OPEN.unpack_from(body)
         node = Node(header.node)
+        if flags & os.O_ACCMODE != os.O_RDONLY and not self._kernel.passthrough_refusal:
+            self._tree.locks.require(node)  # what the kernel writes itself is not seen here
         handle = self._tree.open(node, flags)
-        return [self._opened(node, handle, flags)]
+        return [self._opened(node, handle)]
 
     def _create(self, header: Header, body: memoryview) -> Reply:
         flags, mode, _, _ = abi.CREATE.unpack_from(body)
         (name,) = abi.names(body[abi.CREATE.size :])
         found, handle = self._tree.create(Node(header.node), name, flags, mode, _owner(header))
-        return [*self._entry(found), self._opened(found.node, handle, flags)]
+        return [*self._entry(found), self._opened(found.node, handle)]
 
-    def _opened(self, node: Node, handle: Handle, flags: int) -> bytes:
+    def _opened(self, node: Node, handle: Handle) -> bytes:
         access = self._tree.cache_mode(handle)
         if access is CacheMode.CACHED:
             return abi.pack_opened(handle, abi.OPEN_KEEP_CACHE)
         if access is CacheMode.PASSTHROUGH:
-            backing = self._backings.open(node, handle, self._tree.descriptor(handle))
+            backing = self._backings.open(node, handle, self._tree.descriptor)
             if backing is not None:
-                if may_map(flags):
-                    self._kernel.drop(node, data=False)
                 return abi.pack_opened(handle, abi.OPEN_PASSTHROUGH, backing)
         return abi.pack_opened(handle, abi.OPEN_DIRECT_IO)
 
@@ -317,24 +320,46 @@ class FuseServer:
         handle, offset, size, *_ = abi.READ.unpack_from(body)
         return [self._tree.read(Handle(handle), size, offset)]
 
+    def _gather(self, header: Header, body: memoryview) -> bool:
+        """Gather a write and answer it, without waiting. Returns False if it is to be performed as others."""
+        gathering = self._gathering
+        _, offset, size, how, _, flags, _ = abi.WRITE.unpack_from(body)
+        if gathering is None or how & abi.WRITE_CACHE:
+            return False
+        began, data = time.monotonic(), body[abi.WRITE.size :][:size]
+        try:
+            self._tree.locks.require(Node(header.node))
+        except OSError:
+            return False
+        if not gathering.add(Node(header.node), flags, data, offset):
+            return False
+        self._kernel.reply(header, (abi.pack_written(size),))
+        self._operations.answered(header, 0, began)
+        return True
+
     def _write(self, header: Header, body: memoryview) -> Reply:
         handle, offset, size, how, _, flags, _ = abi.WRITE.unpack_from(body)
-        if how & abi.WRITE_KILL_SUIDGID:
-            self._drop_privileges(Node(header.node))
-        self._tree.locks.require(Node(header.node))
+        node, data, append = Node(header.node), body[abi.WRITE.size :][:size], bool(flags & os.O_APPEND)
+        self._tree.locks.require(node)
         page_writeback.set(bool(how & abi.WRITE_CACHE))
-        data, append = body[abi.WRITE.size :][:size], bool(flags & os.O_APPEND)
+        gathering = None if how & abi.WRITE_CACHE else self._gathering
+        if gathering and gathering.add_when_sent(node, flags, data, offset):
+            return [abi.pack_written(len(data))]
+        if how & abi.WRITE_KILL_SUIDGID:
+            self._drop_privileges(node, self._tree.getattr(node))
         return [abi.pack_written(self._tree.write(Handle(handle), data, offset, append=append))]
 
-    def _drop_privileges(self, node: Node) -> None:
+    def _drop_privileges(self, node: Node, known: CachedAttributes) -> CachedAttributes | None:
         """Clear the set-id bits of a file that is written to: its writer must not decide as which user it
-        runs.
+        runs. Returns the attributes after it; None if there were no such bits.
         """
-        mode = self._tree.getattr(node).attributes.mode
+        mode = known.attributes.mode
         dropped = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
-        if mode & dropped:
-            self._tree.setattr(node, SetAttr(mode=stat.S_IMODE(mode) & ~dropped))
-            self._kernel.drop(node, data=False)
+        if not mode & dropped:
+            return None
+        changed = self._tree.setattr(node, SetAttr(mode=stat.S_IMODE(mode) & ~dropped))
+        self._kernel.drop(node, data=False)
+        return changed
 
     def _statfs(self, _header: Header, _body: memoryview) -> Reply:
         return [abi.pack_statistics(self._tree.statfs())]
@@ -346,6 +371,19 @@ class FuseServer:
         self._tree.release(Handle(handle))
         return ()
 
+    def _flush(self, header: Header, body: memoryview) -> Reply:
+        handle, _ = abi.FLUSH.unpack_from(body)
+        failure: OSError | None = None
+        try:
+            if self._gathering:
+                self._gathering.close_descriptor(Handle(handle))
+        except OSError as error:
+            failure = error
+        self._locks.closed(header, body)  # once others may see what was written under them
+        if failure:
+            raise failure
+        return ()
+
     def _fsync(self, _header: Header, body: memoryview) -> Reply:
         handle, flags, _ = abi.FSYNC.unpack_from(body)
         self._tree.fsync(Handle(handle), bool(flags & abi.FSYNC_DATA_ONLY))
@@ -355,8 +393,10 @@ class FuseServer:
         return [abi.pack_opened(self._tree.opendir(Node(header.node)))]
 
     def _readdir(self, _header: Header, body: memoryview) -> Reply:
-        handle, offset, size, *_ = abi.READ.unpack_from(body)
-        return [abi.pack_directory(enumerate(self._tree.readdir(Handle(handle), offset), offset + 1), size)]
+        return list_names(self._tree, body)
+
+    def _readdirplus(self, _header: Header, body: memoryview) -> Reply:
+        return list_attributes(self._tree, body, self._owners.ids, caches_names=self._kernel.caches_names)
 
     def _releasedir(self, _header: Header, body: memoryview) -> Reply:
         handle, *_ = abi.RELEASE.unpack_from(body)
@@ -401,6 +441,7 @@ _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply
     Code.FSYNC: FuseServer._fsync,
     Code.OPENDIR: FuseServer._opendir,
     Code.READDIR: FuseServer._readdir,
+    Code.READDIRPLUS: FuseServer._readdirplus,
     Code.RELEASEDIR: FuseServer._releasedir,
     Code.FSYNCDIR: FuseServer._fsync,
     Code.FALLOCATE: FuseServer._fallocate,
@@ -409,47 +450,26 @@ _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply
     Code.GETLK: lambda binding, header, body: binding._locks.get(header, body),
     Code.SETLK: lambda binding, header, body: binding._locks.set(header, body),
     Code.SETLKW: lambda binding, header, body: binding._locks.set(header, body),
-    Code.FLUSH: lambda binding, header, body: binding._locks.closed(header, body),
+    Code.FLUSH: FuseServer._flush,
+    Code.GETXATTR: lambda binding, header, body: binding._extended.get(header, body),
+    Code.SETXATTR: lambda binding, header, body: binding._extended.set(header, body),
+    Code.LISTXATTR: lambda binding, header, body: binding._extended.list(header, body),
+    Code.REMOVEXATTR: lambda binding, header, body: binding._extended.remove(header, body),
+    Code.STATX: FuseServer._statx,
     Code.DESTROY: lambda _binding, _header, _body: (),
 }
 
 
-class _Backings:
-    """The backing files for passthrough: one for all open files of a node."""
-
-    def __init__(self, kernel: FuseDevice) -> None:
-        self._kernel = kernel
-        self._numbers: dict[Node, int] = {}
-        self._users: dict[Node, set[Handle]] = {}
-        self._lock = threading.Lock()
-
-    def open(self, node: Node, handle: Handle, descriptor: int) -> int | None:
-        """Return the number of a node's backing file; None if the kernel refuses it."""
-        if self._kernel.passthrough_refusal:
-            return None
-        with self._lock:
-            if node not in self._numbers:
-                try:
-                    self._numbers[node] = self._kernel.open_backing(descriptor)
-                except OSError:
-                    return None
-            self._users.setdefault(node, set()).add(handle)
-            return self._numbers[node]
-
-    def close(self, node: Node, handle: Handle) -> None:
-        """Drop a handle, and with the last one the backing file."""
-        if node not in self._users:
-            return
-        with self._lock:
-            users = self._users.get(node, set())
-            users.discard(handle)
-            if node in self._numbers and not users:
-                self._kernel.close_backing(self._numbers.pop(node))
-                del self._users[node]
+def _kind(header: Header) -> RequestKind | None:
+    """Return what a request may wait for; None if it is performed in order, without waiting."""
+    if header.code not in _HANDLERS:
+        return None
+    return RequestKind.SYNC if header.code in _SYNCS else RequestKind.ORDINARY
 
 
-def _attributes(known: CachedAttributes) -> bytes:
-    return abi.pack_attributes(known.attributes, known.seconds)
+def _blocked_kind(header: Header) -> RequestKind:
+    """Return what a request waits for that must block."""
+    return RequestKind.LOCK if header.code in _OF_LOCKS else RequestKind.RECALL
 
 
 def _owner(header: Header) -> Owner:

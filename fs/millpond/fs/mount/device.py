@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: mount a device's volume on the device: ``python -m millpond.fs.mount.device BACKING MOUNTPOINT``.
 
-Prints one line when the mount is up: ``ready``, and how files are read and written. SIGTERM, or the end of
-the parent process, unmounts.
+The private part is the flash's own directory (``volume_root``); this process serves the public part alone.
+Prints one line when the mount is up: ``ready``, and how public files are read and written. SIGTERM, or the
+end of the parent process, unmounts.
 """
 
 from __future__ import annotations
@@ -17,23 +18,27 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.fs.coherence.coherent_fs import CoherentFs
+from millpond.fs.coherence.device_cache import DeviceCache
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.coherence.device_fs import DeviceFs
+from millpond.fs.coherence.removed_files import RemovedFiles
 from millpond.fs.filelocks.remote import RemoteLocks
 from millpond.fs.fuse import server
+from millpond.fs.fuse.device import FuseDevice
+from millpond.fs.fuse.operation_log import OperationLog
+from millpond.fs.mount.volume_root import is_laid_out, lay_out, take_away
 from millpond.fs.proto.file_locks import LockReply, LockRequest
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import PUBLIC
-from millpond.fs.vfs.inode_api import InodeFs, Node
+from millpond.fs.vfs.inode_api import ROOT, InodeFs, KnownFile, Node
+from millpond.fs.vfs.kernel_memory import KernelMemory
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.descriptors import allow_most
 from millpond.linux.malloc import trim_heap
 from millpond.linux.syscalls import die_with_parent
 
-_KEPT_SECONDS = 1.0
-"""For how long the kernel caches private names and attributes: only this mount changes them.
-
-Briefly, since the file system below changes block counts by itself when it allocates delayed writes.
-"""
+_SPARE = 8  # more descriptors than any one operation opens
+_MARK = 0.75  # of the descriptors that there may be: the others last while the kernel forgets
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="millpond.fs.mount.device", description="Mount a device's volume on the device."
     )
     parser.add_argument("backing", type=Path, help="the flash directory, with its public and private part")
-    parser.add_argument("mountpoint", type=Path, help="an empty directory")
+    parser.add_argument("mountpoint", type=Path, help="an empty directory, or the root of a volume")
     parser.add_argument("--name", default="millpond", help="what the mount is called in the table of mounts")
     parser.add_argument(
         "--binding",
@@ -73,28 +78,81 @@ def _parser() -> argparse.ArgumentParser:
 def _mount(arguments: argparse.Namespace) -> None:
     backing, mountpoint, binding = arguments.backing, arguments.mountpoint, arguments.binding
     try:
-        root = os.open(backing, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = os.open(backing / PUBLIC, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise LocalError(f"{backing}: cannot be a volume: {error.strerror}") from None
     with contextlib.ExitStack() as mounted:
         mounted.callback(os.close, root)
+        if not is_laid_out(mountpoint):  # the agent lays it out itself, to survive this process
+            lay_out(backing, mountpoint)
+            mounted.callback(take_away, mountpoint)
+        mountpoint /= PUBLIC
         refusal = "" if binding == "fuse-python" else server.passthrough_refusal(mountpoint, root)
         by_path = binding == "fuse-python" or (binding == "auto" and bool(refusal))
-        inodes = BackingFs(root, chown_new=_may_chown(), public=PUBLIC.encode(), cache_seconds=_KEPT_SECONDS)
-        inodes.max_descriptors = allow_most()  # each file that the kernel has looked up takes one
+        inodes = BackingFs(root, chown_new=_may_chown())
+        inodes.last_descriptor = allow_most() - _SPARE  # each file that the kernel has looked up takes one
         tree: InodeFs = inodes
+        cache: DeviceCache | None = None
+        removed = RemovedFiles(inodes)
+        memory = _descriptor_memory(inodes)
         if arguments.locks:
             breaker = mounted.enter_context(DeviceDelegationBreaker(arguments.locks))
-            tree = _coherent(inodes, breaker, passthrough=not by_path)
+            if not by_path:
+                mounted.callback(removed.stop)
+                cache = DeviceCache(arguments.locks, inodes.knows, breaker.is_writing, removed.look)
+                mounted.callback(cache.stop)
+            tree = _coherent(inodes, breaker, cache, memory)
         if by_path:
             _mount_by_fuse_python(tree, mountpoint, arguments.name, refusal)
         else:
-            _mount_raw(tree, root, mountpoint, arguments.name, refusal)
+            operations = OperationLog(inodes.path_of)
+            _mount_raw(tree, root, mountpoint, arguments.name, refusal, operations, cache, removed, memory)
 
 
-def _mount_raw(tree: InodeFs, root: int, mountpoint: Path, name: str, refusal: str) -> None:
+def _mount_raw(
+    tree: InodeFs,
+    root: int,
+    mountpoint: Path,
+    name: str,
+    refusal: str,
+    operations: OperationLog,
+    cache: DeviceCache | None,
+    removed: RemovedFiles,
+    memory: KernelMemory,
+) -> None:
+    def ready(kernel: FuseDevice) -> None:
+        if cache:
+            removed.start(kernel)
+            if kernel.prunes:  # an earlier one forgets what a lookup does not find
+                memory.start(kernel)
+            _start(cache, kernel)
+        _print_ready(how)
+
     how = f"by this process ({refusal})" if refusal else "by the kernel itself (FUSE passthrough)"
-    server.mount_and_serve(tree, mountpoint, name=name, backing=root, on_ready=lambda _: _print_ready(how))
+    server.mount_and_serve(
+        tree,
+        mountpoint,
+        name=name,
+        backing=root,
+        operations=operations,
+        on_ready=ready,
+    )
+
+
+def _descriptor_memory(inodes: BackingFs) -> KernelMemory:
+    """Return what has the kernel forget the files found longest ago, by their nodes, in time."""
+
+    def oldest() -> list[KnownFile]:
+        return [(node, ROOT, b"") for node in inodes.nodes_of(None)]
+
+    return KernelMemory(int(inodes.last_descriptor * _MARK), lambda: len(oldest()), oldest)
+
+
+def _start(cache: DeviceCache, kernel: FuseDevice) -> None:
+    try:
+        cache.start(kernel)
+    except OSError as error:
+        print(f"millpond.fs.mount.device: nothing is cached: {error}", file=sys.stderr)
 
 
 def _mount_by_fuse_python(tree: InodeFs, mountpoint: Path, name: str, refusal: str) -> None:
@@ -110,12 +168,20 @@ def _mount_by_fuse_python(tree: InodeFs, mountpoint: Path, name: str, refusal: s
     )
 
 
-def _coherent(inodes: BackingFs, breaker: DeviceDelegationBreaker, *, passthrough: bool) -> InodeFs:
+def _coherent(
+    inodes: BackingFs,
+    breaker: DeviceDelegationBreaker,
+    cache: DeviceCache | None,
+    memory: KernelMemory,
+) -> InodeFs:
     def ask(node: Node | None, request: Callable[[int], LockRequest]) -> LockReply:
         inode = 0 if node is None else inodes.inode(node)
         return breaker.call_file_locks(inode, request(inode))
 
-    return CoherentFs(inodes, breaker, passthrough=passthrough, locks=RemoteLocks(ask))
+    locks = RemoteLocks(ask, may_wait=True)
+    if cache:
+        return DeviceFs(inodes, breaker, cache, memory, locks)
+    return CoherentFs(inodes, breaker, locks=locks)
 
 
 def _may_chown() -> bool:

@@ -6,21 +6,25 @@ fuse-python.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.metrics import MountStats
-from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.client.remote_fs import DEFAULT_SECONDS, RemoteFs
 from millpond.fs.client.rpc import Dial
 from millpond.fs.fuse import libfuse2, server
 from millpond.fs.fuse.device import FuseDevice
+from millpond.fs.fuse.mounts import MountWatch
+from millpond.fs.fuse.operation_log import OperationLog
 from millpond.fs.mount.stats_socket import serve_stats
+from millpond.fs.vfs.ownership import OwnerMap
 from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import Owner
 from millpond.linux.confinement.userns import has_many_uids
 
-_TIMEOUT = 15.0
 BINDINGS = ("auto", "raw", "fuse-python")
 
 
@@ -30,11 +34,18 @@ class _StatsSource:
     def __init__(self, tree: RemoteFs, about: MountStats) -> None:
         self._tree, self._about = tree, about
         self._kernel: FuseDevice | None = None
+        self.operations = OperationLog(tree.path_of)
 
     def is_up(self, how: str, kernel: FuseDevice | None = None) -> str:
         """Record that the mount is up, and how it caches; return ``how``."""
         self._about, self._kernel = replace(self._about, how=how), kernel
         return how
+
+    def _errors(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for (operation, error), count in list(self.operations.errors.items()):
+            found.setdefault(operation, {})[error] = count
+        return found
 
     def numbers(self) -> MountStats:
         """Return the present statistics."""
@@ -47,6 +58,8 @@ class _StatsSource:
             took={kind: tuple(classes) for kind, classes in list(meter.kinds.items())},
             ahead=meter.ahead,
             ahead_used=meter.ahead_used,
+            operations={kind: tuple(each) for kind, each in list(self.operations.latencies.kinds.items())},
+            errors=self._errors(),
         )
 
 
@@ -58,18 +71,22 @@ def mount_and_serve(
     allow_other: bool,
     read_only: bool = False,
     binding: str = "auto",
-    timeout: float = _TIMEOUT,
+    timeout: float = DEFAULT_SECONDS,
     numbers: Path | None = None,
+    uid: int | None = None,
+    gid: int | None = None,
     on_ready: Callable[[str], None],
 ) -> None:
     """Mount the volume that ``dial`` reaches at ``mountpoint`` as ``name``, and serve it until it is
     unmounted.
 
-    ``on_ready`` is called with a line on how names and data are cached. ``timeout`` is in seconds for each
-    operation. The mount's statistics are served at a socket in the directory ``numbers``. Signals are as of
-    the binding. Raises LocalError if it cannot mount.
+    ``on_ready`` is called with a line on how names and data are cached. ``timeout`` is how many seconds an
+    operation may take while the device answers keep-alives. The server's files show as this process's user's
+    and group's, or all files as ``uid``'s and ``gid``'s. The mount's statistics are served at a socket in
+    the directory ``numbers``. Signals are as of the binding. Raises LocalError if it cannot mount.
     """
     tree = RemoteFs(dial, timeout)
+    owners = OwnerMap(lambda: tree.rpc.owner, Owner(os.geteuid(), os.getegid()), uid, gid)
     state = _StatsSource(tree, MountStats(name, str(mountpoint)))
     served = contextlib.nullcontext() if numbers is None else serve_stats(numbers, state.numbers)
     if binding == "fuse-python" or (binding == "auto" and not has_many_uids()):
@@ -80,23 +97,56 @@ def mount_and_serve(
                 name=name,
                 allow_other=allow_other,
                 read_only=read_only,
+                owners=owners,
                 on_ready=lambda: on_ready(state.is_up("nothing is kept (fuse-python)")),
             )
         return
-    channels: list[CallbackChannel] = []
+    options = [option for option, wanted in (("allow_other", allow_other), ("ro", read_only)) if wanted]
+    with served:
+        _mount_raw(tree, dial, mountpoint, name, state, owners, options, on_ready)
+
+
+def _mount_raw(
+    tree: RemoteFs,
+    dial: Dial,
+    mountpoint: Path,
+    name: str,
+    state: _StatsSource,
+    owners: OwnerMap,
+    options: Sequence[str],
+    on_ready: Callable[[str], None],
+) -> None:
+    ends = contextlib.ExitStack()
 
     def ready(kernel: FuseDevice) -> None:
-        channels.append(CallbackChannel(tree, dial, kernel, timeout))
-        channels[0].start()
+        channel = CallbackChannel(tree, dial, kernel, tree.rpc.silence)
+        channel.start()
+        ends.callback(channel.stop)
+        ends.enter_context(_ended_when_unmounted(kernel, mountpoint, tree))
         names = "names, " if kernel.caches_names else ""
         on_ready(state.is_up(f"{names}attributes and data are kept until they are recalled", kernel))
 
-    options = [option for option, wanted in (("allow_other", allow_other), ("ro", read_only)) if wanted]
+    with ends:
+        server.mount_and_serve(
+            tree,
+            mountpoint,
+            name=name,
+            options=options,
+            prefetch=tree.prefetcher.ask,
+            operations=state.operations,
+            owners=owners,
+            gathering=tree.write_behind,
+            on_ready=ready,
+        )
+
+
+@contextlib.contextmanager
+def _ended_when_unmounted(kernel: FuseDevice, mountpoint: Path, tree: RemoteFs) -> Iterator[None]:
+    """Within the context, end the mount once it was unmounted in this namespace and nothing is open in it,
+    whatever copies of it other namespaces have.
+    """
+    watch = MountWatch(mountpoint, lambda: len(tree.files) > 0, kernel.stop)
     try:
-        with served:
-            server.mount_and_serve(
-                tree, mountpoint, name=name, options=options, prefetch=tree.prefetcher.ask, on_ready=ready
-            )
+        yield
     finally:
-        for each in channels:
-            each.stop()
+        watch.close()

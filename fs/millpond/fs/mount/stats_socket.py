@@ -49,8 +49,8 @@ def _serve(listener: socket.socket, numbers: Callable[[], MountStats]) -> None:
             connection.sendall(json.dumps(dump(numbers())).encode())
 
 
-def read_stats(directory: Path, device: str) -> list[MountStats]:
-    """Return the statistics of each live mount of the device; remove the sockets of dead ones."""
+def read_stats(directory: Path, device: str = "") -> list[MountStats]:
+    """Return the statistics of each live mount of the device, or of all; remove the sockets of dead ones."""
     found = []
     for path in sorted(directory.glob("*.sock")):
         try:
@@ -60,7 +60,7 @@ def read_stats(directory: Path, device: str) -> list[MountStats]:
         except (OSError, ValueError, ConfigError):  # the mount is ending, or is of another version
             continue
         else:
-            found += [numbers] if numbers.device == device else []
+            found += [numbers] if device in ("", numbers.device) else []
     return found
 
 

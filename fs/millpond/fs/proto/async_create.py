@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from millpond.fs.vfs.path_api import Attributes
 from millpond.wire.messages import Kind, Message, message
 
 MAX_BATCH = 128
 """Most files that one Preallocate makes, and most names that one FlushNames applies."""
+MAX_TIME: Final = (1 << 40) * 10**9
+"""Latest time that a file or directory is given, in nanoseconds since 1970."""
+ROOM: Final = 1 << 16
+"""Most bytes that a preallocated file may have room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,17 @@ class NameUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class Contents:
+    """The next ``size`` bytes of the payload are all that the file holds which gets its name by the update
+    ``serial``, and ``accessed`` is its access time, in nanoseconds since 1970.
+    """
+
+    serial: int
+    size: int
+    accessed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Touched:
     """Names were made and removed again in a directory under the client's exclusive delegation
     ``granted``.
@@ -39,7 +55,6 @@ class Touched:
 
 
 @message("fs.prepare", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Preallocate(Message):
     """Preallocate ``count`` files for a directory under the exclusive delegation ``granted``. With 0 the
     server grants the delegation first; an earlier one ends, and its preallocated files are closed. Answered
@@ -52,11 +67,11 @@ class Preallocate(Message):
 
 
 @message("fs.prepared", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Preallocated(Message):
     """Unnamed files, each open for reading and writing: nodes, handles, inodes and the grants of their
     attributes, which are alike but for the inode. ``granted`` is the number of the directory's exclusive
-    delegation, 0 if it is refused; the payload is the directory's listing if the delegation is new.
+    delegation, 0 if it is refused; the payload is the directory's listing if the delegation is new. There is
+    room for ``room`` bytes of contents of each, to be told with its name.
     """
 
     granted: int
@@ -65,15 +80,25 @@ class Preallocated(Message):
     handles: tuple[int, ...] = ()
     inodes: tuple[int, ...] = ()
     grants: tuple[int, ...] = ()
+    room: int = 0
 
 
 @message("fs.tell", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class FlushNames(Message):
-    """Link preallocated files in order until one fails, and update the times of the ``touched`` directories.
-    Answered by Done, or Error: ESTALE if a directory is not the client's under this delegation any more, or a
-    file was not preallocated for it.
+    """Link preallocated files in order until one fails, each with its ``contents`` if these are told, and
+    update the times of the ``touched`` directories. Answered by NamesFlushed, or Error: ESTALE if a directory
+    is not the client's under this delegation any more, or a file was not preallocated for it.
     """
 
     updates: tuple[NameUpdate, ...]
     touched: tuple[Touched, ...] = ()
+    contents: tuple[Contents, ...] = ()
+
+
+@message("fs.told", Kind.VOLUME)
+class NamesFlushed(Message):
+    """All is done. ``files`` are the attributes of the files whose contents came along, in their order; fewer
+    if updates had been applied before.
+    """
+
+    files: tuple[Attributes, ...] = ()

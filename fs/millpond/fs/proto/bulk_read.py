@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from operator import attrgetter
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.proto.file_ops import FoundIs
@@ -18,23 +16,22 @@ _FOUND = struct.Struct("!IQQQ?IQIQIIQQIqqqQ")
 """Number of the name, node, granted, name_granted, readable, bytes of contents; the attributes in their
 order.
 """
-_FIELDS = attrgetter(*Attributes.__match_args__)
 
 
 @message("fs.fetch", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class FetchMany(Message):
     """Look up these names, a tuple for each directory, and read every regular file that is delegated and has
-    at most ``contents`` bytes. Answered by Fetched.
+    at most ``contents`` bytes. Unless ``delegated``, only regular files of at most so many bytes are read:
+    they get no node, and the client caches nothing of them. Answered by Fetched.
     """
 
     directories: tuple[int, ...]
     names: tuple[tuple[bytes, ...], ...]
     contents: int
+    delegated: bool = True
 
 
 @message("fs.fetched", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Fetched(Message):
     """Reply to FetchMany: the payload packs the first ``looked`` names' results, as many as fit."""
 
@@ -55,7 +52,7 @@ class Batch:
     def add(self, number: int, found: FoundIs, contents: bytes) -> None:
         """Add the lookup result of the name with this number, and the file's contents."""
         granted = (found.granted, found.name_granted, found.readable)
-        head = _FOUND.pack(number, found.node, *granted, len(contents), *_FIELDS(found.attributes))
+        head = _FOUND.pack(number, found.node, *granted, len(contents), *found.attributes.fields())
         self._parts += (head, contents)
         self._left -= len(head) + len(contents)
 

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 from millpond.wire.messages import Message, message
 
+ALL_KNOWN: Final = 0
+"""In place of an inode: all that the mount knows."""
+
 
 @message("fs.lock.begin")
-@dataclass(frozen=True, slots=True)
 class BeginChange(Message):
     """Begin a write intent, or extend the one that has begun: ``directories`` are changed by one intent at a
     time, ``inodes`` are other files. Answered by ChangeBegun once no client holds a delegation of them; by
@@ -22,13 +24,11 @@ class BeginChange(Message):
 
 
 @message("fs.lock.end")
-@dataclass(frozen=True, slots=True)
 class EndChange(Message):
     """End the write intent, whether the change was done or not. Not answered."""
 
 
 @message("fs.lock.present")
-@dataclass(frozen=True, slots=True)
 class DevicePresent(Message):
     """Register the device's mount, and the inodes that its kernel writes by passthrough, as long as this
     connection lasts. Answered by PresenceAccepted.
@@ -38,11 +38,10 @@ class DevicePresent(Message):
 
 
 @message("fs.lock.settle")
-@dataclass(frozen=True, slots=True)
 class SettleDirectory(Message):
-    """Recall the exclusive delegation of a directory that the shared bitmap shows as delegated. Answered by
-    ChangeBegun once it is returned; by WaitForLeases if a recall is needed and ``may_block`` is false; by
-    ChangeRefused.
+    """Recall the exclusive delegation of a directory that the shared bitmap shows as delegated; of all
+    directories if ``inode`` is 0. Answered by ChangeBegun once the names made there are flushed; by
+    WaitForLeases if a recall is needed and ``may_block`` is false; by ChangeRefused.
     """
 
     inode: int
@@ -50,7 +49,6 @@ class SettleDirectory(Message):
 
 
 @message("fs.lock.write")
-@dataclass(frozen=True, slots=True)
 class BeginWriting(Message):
     """Register that the kernel is to write a file by passthrough, under a write intent; with ``force`` even
     if a client has it open. Answered by WritingBegun.
@@ -60,8 +58,16 @@ class BeginWriting(Message):
     force: bool = False
 
 
+@message("fs.lock.write_at_once")
+class TryWriting(Message):
+    """Register, without a write intent, that the kernel is to write a file by passthrough. Answered by
+    WritingBegun, and by WaitForLeases, with nothing registered, if it takes a write intent.
+    """
+
+    inode: int
+
+
 @message("fs.lock.written")
-@dataclass(frozen=True, slots=True)
 class EndWriting(Message):
     """Report that the kernel has closed a file that it wrote by passthrough. Not answered."""
 
@@ -69,25 +75,54 @@ class EndWriting(Message):
 
 
 @message("fs.lock.begun")
-@dataclass(frozen=True, slots=True)
 class ChangeBegun(Message):
     """No client holds a conflicting delegation any more."""
 
 
 @message("fs.lock.arrived")
-@dataclass(frozen=True, slots=True)
 class PresenceAccepted(Message):
     """The mount is registered. One byte follows, and with it the descriptor of the SharedBitmap."""
 
 
+@message("fs.lock.cache")
+class BeginCaching(Message):
+    """Have the device's mount cache names and attributes in its kernel, as long as this connection lasts: it
+    has dropped all that it cached. Answered by CachingBegun. Then the mount sends one byte, and with it the
+    descriptor of its SharedBitmap of what it may cache. From then on the manager sends RecallCached.
+    """
+
+
+@message("fs.lock.caching")
+class CachingBegun(Message):
+    """The lease is so many ``seconds``, from when BeginCaching was sent. One byte follows, and with it the
+    descriptor of the SharedBitmap of what hosts are changing.
+    """
+
+    seconds: float
+
+
+@message("fs.lock.recall")
+class RecallCached(Message):
+    """Drop these inodes from the kernel's cache: attributes, and of directories the names. Answered by
+    CachedDropped, which renews the lease; with no inodes it does nothing else. Hosts may have removed names
+    of the files in ``removed``, ALL_KNOWN among them for any: the kernel is to forget those without a name.
+    """
+
+    inodes: tuple[int, ...]
+    removed: tuple[int, ...] = ()
+
+
+@message("fs.lock.dropped")
+class CachedDropped(Message):
+    """The kernel has them no more."""
+
+
 @message("fs.lock.wait")
-@dataclass(frozen=True, slots=True)
 class WaitForLeases(Message):
     """Nothing has begun: a delegation would have to be recalled first."""
 
 
 @message("fs.lock.refused")
-@dataclass(frozen=True, slots=True)
 class ChangeRefused(Message):
     """Nothing has begun; ``errno`` is the reason."""
 
@@ -95,7 +130,6 @@ class ChangeRefused(Message):
 
 
 @message("fs.lock.writing")
-@dataclass(frozen=True, slots=True)
 class WritingBegun(Message):
     """Whether passthrough is allowed; if not, a client has the file open and caches it."""
 

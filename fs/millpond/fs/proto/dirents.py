@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: packs a directory's listing into one payload."""
+"""Pure: packs a directory's listing, or a page of it, into one payload."""
 
 from __future__ import annotations
 
@@ -8,29 +8,45 @@ import struct
 from collections.abc import Iterable
 
 from millpond.base.errors import ProtocolError
+from millpond.fs.proto.validate import require_name
 from millpond.fs.vfs.inode_api import Buffer
 from millpond.fs.vfs.path_api import DirectoryEntry
 
-_ENTRY = struct.Struct("!QIH")
+_ENTRY = struct.Struct("!QqIH")
+_ENDLESS = 1 << 62
 
 
 def pack_entries(entries: Iterable[DirectoryEntry]) -> bytes:
-    """Pack the payload of Entries: for each name an inode, a mode, the length of the name, the name."""
-    packed = []
+    """Pack the payload of Entries: for each name an inode, the cookie behind it, a mode, the length of the
+    name, the name.
+    """
+    return pack_page(entries, _ENDLESS)[0]
+
+
+def pack_page(entries: Iterable[DirectoryEntry], size: int) -> tuple[bytes, bool]:
+    """Pack entries as long as there is room in ``size`` bytes, at least one. Returns the payload, and whether
+    there were no more.
+    """
+    packed = list[bytes]()
     for entry in entries:
         name = os.fsencode(entry.name)
-        packed += [_ENTRY.pack(entry.inode, entry.mode, len(name)), name]
-    return b"".join(packed)
+        size -= _ENTRY.size + len(name)
+        if size < 0 and packed:
+            return b"".join(packed), False
+        packed += (_ENTRY.pack(entry.inode, entry.offset, entry.mode, len(name)), name)
+    return b"".join(packed), True
 
 
 def unpack_entries(data: Buffer) -> tuple[DirectoryEntry, ...]:
-    """Unpack the payload of ``pack_entries``. Raises ProtocolError if it is malformed."""
+    """Unpack the payload of ``pack_entries``; ``offset`` of an entry is the cookie behind it. Raises
+    ProtocolError if it is malformed.
+    """
     data, entries, at = bytes(data), [], 0
     try:
         while at < len(data):
-            inode, mode, length = _ENTRY.unpack_from(data, at)
+            inode, cookie, mode, length = _ENTRY.unpack_from(data, at)
             at += _ENTRY.size
-            entries.append(DirectoryEntry(_name(data[at : at + length], length), inode, mode))
+            entries.append(DirectoryEntry(_name(data[at : at + length], length), inode, mode, cookie))
             at += length
     except struct.error:
         raise ProtocolError("a directory's listing ends in the middle of an entry") from None
@@ -38,6 +54,7 @@ def unpack_entries(data: Buffer) -> tuple[DirectoryEntry, ...]:
 
 
 def _name(data: bytes, length: int) -> str:
-    if len(data) != length or not 0 < length < 256 or b"/" in data or b"\0" in data or data in (b".", b".."):
-        raise ProtocolError("a directory's listing holds a name that no file can have")
+    if len(data) != length:
+        raise ProtocolError("a directory's listing ends in the middle of a name")
+    require_name(data)
     return os.fsdecode(data)

@@ -9,10 +9,8 @@ more, and answers Regain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from millpond.fs.vfs.lock_types import OFFSET_MAX
-from millpond.wire.messages import Kind, Message, message
+from millpond.wire.messages import Kind, Message, message, message_base
 
 
 class LockRequest(Message):
@@ -21,7 +19,7 @@ class LockRequest(Message):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@message_base
 class OfFile(LockRequest):
     """Base of the requests about the locks of one file."""
 
@@ -35,7 +33,6 @@ class LockReply(Message):
 
 
 @message("fs.file-lock.get", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class GetLock(OfFile):
     """Find the first lock that conflicts with a POSIX lock. Answered by LockIs."""
 
@@ -46,7 +43,6 @@ class GetLock(OfFile):
 
 
 @message("fs.file-lock.set", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class SetLock(OfFile):
     """Lock or unlock, in the FLOCK family if ``flock``. With a ``ticket`` the request waits. Answered by
     LockSet.
@@ -63,7 +59,6 @@ class SetLock(OfFile):
 
 
 @message("fs.file-lock.release", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class ReleaseLocks(OfFile):
     """Release all locks that the owner has in one family. Answered by LockSet."""
 
@@ -73,7 +68,6 @@ class ReleaseLocks(OfFile):
 
 
 @message("fs.file-lock.cancel", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class CancelLock(LockRequest):
     """Cancel a waiting request. Answered by LockSet: 0, or ENOENT if it does not wait."""
 
@@ -82,7 +76,6 @@ class CancelLock(LockRequest):
 
 
 @message("fs.file-lock.await", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class AwaitLocks(LockRequest):
     """Poll for the answers of waiting requests, for ``seconds`` at most. Answered by LocksAnswered."""
 
@@ -91,7 +84,6 @@ class AwaitLocks(LockRequest):
 
 
 @message("fs.file-lock.drop", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class DropLocks(LockRequest):
     """Release all locks of the sender, which does not know them any more and is about to reclaim those it
     knows. Answered by LockSet.
@@ -100,8 +92,25 @@ class DropLocks(LockRequest):
     epoch: int
 
 
+@message("fs.file-lock.drop-file", Kind.VOLUME)
+class DropFileLocks(OfFile):
+    """Release all locks of the sender of one file and end its waiting requests for it: the sender is not sure
+    which the server has, and is about to reclaim those it knows. Answered by LockEpochBegun.
+    """
+
+    epoch: int
+
+
+@message("fs.file-lock.epoch", Kind.VOLUME)
+class LockEpochBegun(LockReply):
+    """Done; lock epoch ``epoch`` has begun, in which the sender keeps its locks of all other files: no
+    earlier request that is still under way will be performed.
+    """
+
+    epoch: int
+
+
 @message("fs.file-lock.regain", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Regain(LockReply):
     """Nothing was done: the server has no locks of the sender, and lock epoch ``epoch`` has begun. The sender
     reclaims its locks.
@@ -111,7 +120,6 @@ class Regain(LockReply):
 
 
 @message("fs.file-lock.is", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class LockIs(LockReply):
     """The conflicting lock, F_UNLCK for none; ``pid`` is 0 if another mount holds it."""
 
@@ -122,7 +130,6 @@ class LockIs(LockReply):
 
 
 @message("fs.file-lock.done", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class LockSet(LockReply):
     """Result: 0 or an errno; None if the request waits."""
 
@@ -130,7 +137,6 @@ class LockSet(LockReply):
 
 
 @message("fs.file-lock.answered", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class LocksAnswered(LockReply):
     """Results of waiting requests, by ticket: 0 or an errno each."""
 

@@ -9,10 +9,8 @@ and Entries have a payload of raw bytes.
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 
-from millpond.fs.proto.async_create import NameUpdate
-from millpond.fs.vfs.path_api import Attributes, Owner, Statistics
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Owner, Statistics
 from millpond.wire.messages import Kind, Message, message
 
 MAX_LISTING = 64 << 20
@@ -20,7 +18,6 @@ MAX_LISTING = 64 << 20
 
 
 @message("fs.hello", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class SessionHello(Message):
     """First message of a connection: resume session slot ``slot`` of the client, or create it. Both names are
     16 random bytes that nobody else can guess. A client may have several slots over the same files. A slot
@@ -34,7 +31,6 @@ class SessionHello(Message):
 
 
 @message("fs.attend", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Attend(Message):
     """First message of a callback connection (NFSv4.1's backchannel): from now on the server sends Recall
     here, the first one at once, and the client answers. Answered by Error, ESTALE, if the server does not
@@ -45,7 +41,6 @@ class Attend(Message):
 
 
 @message("fs.recall", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Recall(Message):
     """Callback (CB_RECALL): return the delegations of these inodes up to grant ``upto``. Without inodes it
     only renews the lease. Answered by Recalled.
@@ -56,7 +51,6 @@ class Recall(Message):
 
 
 @message("fs.recalled", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Recalled(Message):
     """The delegations are returned (DELEGRETURN). ``open``: those of the inodes that the client has open
     locally, cached, and has not reported before.
@@ -66,19 +60,21 @@ class Recalled(Message):
 
 
 @message("fs.again", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Again(Message):
     """Repeat the slot's last reply from the reply cache. Answered by that reply, if it had no payload."""
 
 
 @message("fs.goodbye", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Goodbye(Message):
     """End the client's session, and this connection. Answered by Done."""
 
 
+@message("fs.ping", Kind.VOLUME)
+class Ping(Message):
+    """Ask whether the server is there. Answered by Done."""
+
+
 @message("fs.walk", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Walk(Message):
     """Look up one name after the other, from ``start`` on. Answered by FoundIs; its payload is the whole of a
     regular file of at most ``contents`` bytes, if a delegation of it is granted.
@@ -90,7 +86,6 @@ class Walk(Message):
 
 
 @message("fs.forget", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Forget(Message):
     """Drop the client's references to these nodes, whatever its lookup counts were. Not answered."""
 
@@ -98,7 +93,6 @@ class Forget(Message):
 
 
 @message("fs.getattr", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class GetAttributes(Message):
     """Get the attributes of a node. Answered by AttributesAre."""
 
@@ -106,7 +100,6 @@ class GetAttributes(Message):
 
 
 @message("fs.setattr", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class SetAttributes(Message):
     """Set attributes, None to keep one. Times in nanoseconds since 1970; those named in ``now`` are set to
     the present time. Answered by AttributesAre.
@@ -124,15 +117,17 @@ class SetAttributes(Message):
 
 
 @message("fs.readdir", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class ReadDirectory(Message):
-    """List a directory. Answered by Entries."""
+    """List a page of a directory: its names behind ``cookie``, 0 for the first, in at most ``size`` bytes. A
+    cookie is the file system's own position: it outlives the connection and the server. Answered by Entries.
+    """
 
     node: int
+    cookie: int = 0
+    size: int = MAX_TRANSFER
 
 
 @message("fs.readlink", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class ReadLink(Message):
     """Read a symbolic link. Answered by Link."""
 
@@ -140,7 +135,6 @@ class ReadLink(Message):
 
 
 @message("fs.mknod", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class MakeNode(Message):
     """Make a file, FIFO, socket or device file; ``rdev`` is a device file's number. Answered by FoundIs."""
 
@@ -152,7 +146,6 @@ class MakeNode(Message):
 
 
 @message("fs.mkdir", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class MakeDirectory(Message):
     """Make a directory. Answered by FoundIs."""
 
@@ -163,7 +156,6 @@ class MakeDirectory(Message):
 
 
 @message("fs.symlink", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class MakeSymlink(Message):
     """Make a symbolic link. Answered by FoundIs."""
 
@@ -174,7 +166,6 @@ class MakeSymlink(Message):
 
 
 @message("fs.link", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class MakeLink(Message):
     """Make a hard link. Answered by FoundIs."""
 
@@ -184,7 +175,6 @@ class MakeLink(Message):
 
 
 @message("fs.unlink", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Unlink(Message):
     """Remove a name of a file. Answered by Changed."""
 
@@ -193,7 +183,6 @@ class Unlink(Message):
 
 
 @message("fs.rmdir", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class RemoveDirectory(Message):
     """Remove an empty directory. Answered by Changed."""
 
@@ -202,7 +191,6 @@ class RemoveDirectory(Message):
 
 
 @message("fs.rename", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Rename(Message):
     """Rename, with ``flags`` as in renameat2(2). Answered by Changed."""
 
@@ -214,7 +202,6 @@ class Rename(Message):
 
 
 @message("fs.create", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Create(Message):
     """Make and open a regular file. Answered by Opened; by Error ESTALE if the name exists by now and O_EXCL
     is not given. ``cached`` as in Open.
@@ -229,7 +216,6 @@ class Create(Message):
 
 
 @message("fs.open", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Open(Message):
     """Open a file; ``cached``: the client intends to cache what it reads. Answered by Opened."""
 
@@ -239,7 +225,6 @@ class Open(Message):
 
 
 @message("fs.read", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Read(Message):
     """Read a range of an open file; ``want_delegation``: the client caches what it reads. Answered by
     Data.
@@ -252,7 +237,6 @@ class Read(Message):
 
 
 @message("fs.readfile", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class ReadFile(Message):
     """Read a range of a file that the client has open locally, with a delegation, as Read with
     ``want_delegation``. Answered by Data.
@@ -264,22 +248,19 @@ class ReadFile(Message):
 
 
 @message("fs.write", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Write(Message):
-    """Write the payload, at the file's end if ``append``; answered by Written. ``updates`` are applied first,
-    as by FlushNames, and nothing is written if that fails. ``page_writeback``: the data comes from the client
-    kernel's writeback, and gives EIO if others have changed the file since the lease expired.
+    """Write the payload, at the file's end if ``append``; answered by Written. ``page_writeback``: the data
+    comes from the client kernel's writeback, and gives EIO if others have changed the file since the lease
+    expired.
     """
 
     handle: int
     offset: int
     append: bool = False
     page_writeback: bool = False
-    updates: tuple[NameUpdate, ...] = ()
 
 
 @message("fs.fsync", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Sync(Message):
     """Flush an open file to the flash. Answered by Done."""
 
@@ -288,7 +269,6 @@ class Sync(Message):
 
 
 @message("fs.fsyncdir", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class SyncDirectory(Message):
     """Flush a directory to the flash. Answered by Done."""
 
@@ -296,7 +276,6 @@ class SyncDirectory(Message):
 
 
 @message("fs.fallocate", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Allocate(Message):
     """Allocate or free a range, as fallocate(2) does. Answered by AttributesAre."""
 
@@ -307,7 +286,6 @@ class Allocate(Message):
 
 
 @message("fs.lseek", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Seek(Message):
     """Find where data or a hole begins, as lseek(2) does. Answered by OffsetIs."""
 
@@ -317,7 +295,6 @@ class Seek(Message):
 
 
 @message("fs.release", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Release(Message):
     """Close an open file. Not answered."""
 
@@ -325,7 +302,6 @@ class Release(Message):
 
 
 @message("fs.closed", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Closed(Message):
     """Report the close of a file that Recalled may have named as open. Not answered."""
 
@@ -333,27 +309,26 @@ class Closed(Message):
 
 
 @message("fs.statfs", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class GetStatistics(Message):
     """Get how full the volume is. Answered by StatisticsAre."""
 
 
 @message("fs.welcome", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class SessionWelcome(Message):
     """The session is there. ``verifier`` is never 0 and changes when the server has lost this client's state;
     ``performed`` counts the slot's requests that were performed, not counting SessionHello, Again and
-    Goodbye. ``root`` is the volume's root node; delegations are leased for ``lease`` seconds.
+    Goodbye. ``root`` is the volume's root node; delegations are leased for ``lease`` seconds. ``owner`` is
+    the owner of new files, None for whoever makes them.
     """
 
     verifier: int
     performed: int
     root: int
     lease: float
+    owner: Owner | None = None
 
 
 @message("fs.pending", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Pending(Message):
     """Nothing was done: a delegation would have to be recalled first (NFS4ERR_DELAY). To be sent again over a
     slot that may block.
@@ -361,13 +336,11 @@ class Pending(Message):
 
 
 @message("fs.done", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Done(Message):
     """The request is done, and its effect is in the device's file system."""
 
 
 @message("fs.error", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Error(Message):
     """The request failed with ``errno``; ENOENT may be cached as a negative entry under grant ``granted``, as
     in FoundIs.
@@ -378,7 +351,6 @@ class Error(Message):
 
 
 @message("fs.attributes", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class AttributesAre(Message):
     """The attributes of a file; ``granted`` as in FoundIs."""
 
@@ -387,7 +359,6 @@ class AttributesAre(Message):
 
 
 @message("fs.found", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class FoundIs(Message):
     """A file. ``granted`` numbers the grant under which its attributes may be cached, ``name_granted`` the
     one of its name; 0 for none. ``readable``: a regular file that the server may read. After a create,
@@ -403,7 +374,6 @@ class FoundIs(Message):
 
 
 @message("fs.changed", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Changed(Message):
     """The change is done. ``directories`` are the new attributes of the request's directories, in order;
     empty if unknown.
@@ -413,15 +383,16 @@ class Changed(Message):
 
 
 @message("fs.entries", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Entries(Message):
-    """The payload is a directory's listing, packed by ``pack_entries``; ``granted`` as in FoundIs."""
+    """The payload is a page of a directory, packed by ``pack_page``; ``end``: there are no names behind it.
+    ``granted`` as in FoundIs.
+    """
 
     granted: int = 0
+    end: bool = True
 
 
 @message("fs.link.target", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Link(Message):
     """The target of a symbolic link."""
 
@@ -429,7 +400,6 @@ class Link(Message):
 
 
 @message("fs.opened", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Opened(Message):
     """The file is open. ``direct``: the client must not cache what it reads through this handle. ``found`` is
     the file that was created.
@@ -441,10 +411,9 @@ class Opened(Message):
 
 
 @message("fs.data", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Data(Message):
     """The payload is the data; ``granted`` as in FoundIs. ``device_writes``: no delegation is granted, since
-    the device's kernel writes the file by passthrough.
+    the device's kernel writes the file by passthrough, or may.
     """
 
     granted: int = 0
@@ -452,7 +421,6 @@ class Data(Message):
 
 
 @message("fs.offset", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class OffsetIs(Message):
     """The offset that a seek found."""
 
@@ -460,16 +428,17 @@ class OffsetIs(Message):
 
 
 @message("fs.written", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class Written(Message):
-    """Number of bytes written, and the file's new attributes, if they are known."""
+    """Number of bytes written, and the file's new attributes, if they are known. ``refused`` is the errno for
+    which attributes that were to be set behind the bytes are not, 0 if they are.
+    """
 
     count: int
     file: AttributesAre | None = None
+    refused: int = 0
 
 
 @message("fs.statistics", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class StatisticsAre(Message):
     """How full the volume is."""
 

@@ -9,7 +9,6 @@ from millpond.wire.messages import Kind, Message, message
 
 
 @message("fs.status.get", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class GetStatus(Message):
     """First and only request of a connection: get the server's status. With ``count`` the files are counted,
     which may take long. Answered by StatusIs.
@@ -32,7 +31,6 @@ class ClientIs:
 
 
 @message("fs.status", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class StatusIs(Message):
     """Status of a volume's server. ``quota`` in bytes, None for none; ``used`` bytes and ``files`` of the
     public part, None if not counted; ``wrong``: by how many bytes the quota's count was off, if it was

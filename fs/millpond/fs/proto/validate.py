@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from functools import singledispatch
 
 from millpond.base.errors import ProtocolError
+from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.async_create import MAX_BATCH, Preallocated
+from millpond.fs.proto.async_create import MAX_BATCH, MAX_TIME, ROOM, NamesFlushed, Preallocated
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Mode
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 from millpond.wire.messages import Message
@@ -39,12 +40,12 @@ def _is_possible(_reply: Message | None) -> bool:
 
 @_is_possible.register
 def _(reply: p.FoundIs) -> bool:
-    return _is_file(reply.attributes) and _is_possible(reply.directory)
+    return are_possible(reply.attributes) and _is_possible(reply.directory)
 
 
 @_is_possible.register
 def _(reply: p.AttributesAre) -> bool:
-    return _is_file(reply.attributes)
+    return are_possible(reply.attributes)
 
 
 @_is_possible.register
@@ -59,20 +60,41 @@ def _(reply: p.Opened) -> bool:
 
 @_is_possible.register
 def _(reply: p.Written) -> bool:
-    return 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file)
+    return 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file) and are_outcomes([reply.refused])
 
 
 @_is_possible.register
 def _(reply: Preallocated) -> bool:
     counts = {len(each) for each in (reply.nodes, reply.handles, reply.inodes, reply.grants)}
     whole = counts == {0 if reply.attributes is None else len(reply.nodes)} and len(reply.nodes) <= MAX_BATCH
-    return whole and (reply.attributes is None or _is_file(reply.attributes)) and _are_files(reply)
+    is_one = reply.attributes is None or are_possible(reply.attributes)
+    return whole and is_one and 0 <= reply.room <= ROOM and _are_files(reply)
+
+
+@_is_possible.register
+def _(reply: NamesFlushed) -> bool:
+    return len(reply.files) <= MAX_BATCH and all(map(are_possible, reply.files))
 
 
 def _are_files(reply: Preallocated) -> bool:
     is_file = reply.attributes is None or stat.S_ISREG(reply.attributes.mode)
     inodes = reply.inodes
     return is_file and len(set(inodes)) == len(inodes) and _are_within((0, *inodes), 0, _LONG)
+
+
+@_is_possible.register
+def _(reply: x.XattrsAre) -> bool:
+    return _is_possible(reply.file)
+
+
+@_is_possible.register
+def _(reply: x.BareAre) -> bool:
+    return _are_within((0, *reply.inodes), 0, _LONG)
+
+
+@_is_possible.register
+def _(reply: x.BirthTimeIs) -> bool:
+    return reply.time is None or abs(reply.time) <= MAX_TIME
 
 
 @_is_possible.register
@@ -95,7 +117,9 @@ def _(reply: p.StatisticsAre) -> bool:
 
 @_is_possible.register
 def _(reply: p.SessionWelcome) -> bool:
-    return reply.verifier != 0 and reply.performed >= 0 and 0 < reply.lease <= _MAX_LEASE
+    ids = (0,) if reply.owner is None else (reply.owner.uid, reply.owner.gid)
+    in_order = reply.verifier != 0 and reply.performed >= 0 and 0 < reply.lease <= _MAX_LEASE
+    return in_order and _are_within(ids, 0, _SHORT - 1)
 
 
 @_is_possible.register
@@ -106,19 +130,21 @@ def _(reply: r.LockIs) -> bool:
 
 @_is_possible.register
 def _(reply: r.LockSet) -> bool:
-    return reply.error is None or _are_outcomes([reply.error])
+    return reply.error is None or are_outcomes([reply.error])
 
 
 @_is_possible.register
 def _(reply: r.LocksAnswered) -> bool:
-    return len(reply.tickets) == len(reply.errors) and _are_outcomes(reply.errors)
+    return len(reply.tickets) == len(reply.errors) and are_outcomes(reply.errors)
 
 
-def _are_outcomes(errors: Iterable[int]) -> bool:
+def are_outcomes(errors: Iterable[int]) -> bool:
+    """Return whether each is 0 or an errno."""
     return all(error == 0 or error in errno.errorcode for error in errors)
 
 
-def _is_file(a: Attributes) -> bool:
+def are_possible(a: Attributes) -> bool:
+    """Return whether a file can have these attributes."""
     return (
         0 <= a.mode <= _MAX_MODE
         and stat.S_IFMT(a.mode) in _TYPES
@@ -126,6 +152,12 @@ def _is_file(a: Attributes) -> bool:
         and _are_within((a.inode, a.blocks), 0, _LONG)
         and _are_within((a.links, a.uid, a.gid, a.rdev, a.block_size), 0, _SHORT)
     )
+
+
+def require_name(name: bytes) -> None:
+    """Raise ProtocolError if no file in a directory can have this name."""
+    if not 0 < len(name) < 256 or b"/" in name or b"\0" in name or name in (b".", b".."):
+        raise ProtocolError("a directory's listing holds a name that no file can have")
 
 
 def _are_within(numbers: tuple[int, ...], low: int, high: int) -> bool:

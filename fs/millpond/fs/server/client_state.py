@@ -11,7 +11,7 @@ from millpond.fs.coherence.coherent_fs import ClientDelegationBreaker, CoherentF
 from millpond.fs.coherence.delegation_table import Holder
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.server.preallocation import PreallocatedFiles
-from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.server.shared_descriptors import SharedDescriptors
 from millpond.fs.vfs.inode_api import ROOT, FoundEntry, Node
 from millpond.fs.vfs.path_api import Handle, os_error
 
@@ -20,10 +20,15 @@ _MAX_FILES = 4096  # that one client may have open: all clients share the descri
 
 
 class ClientState:
-    """State of one client on ``tree``, whose delegations are the manager's. Threads may call at once."""
+    """State of one client of a tree, whose delegations are the manager's. It shares the tree's descriptors
+    with other clients. Threads may call at once.
+    """
 
-    def __init__(self, tree: BackingFs, delegations: DelegationManager, name: bytes | None = None) -> None:
-        self._backing, self._delegations = tree, delegations
+    def __init__(
+        self, shared: SharedDescriptors, delegations: DelegationManager, name: bytes | None = None
+    ) -> None:
+        tree = shared.tree
+        self._backing, self._delegations, self._shared = tree, delegations, shared
         self.holder: Holder = delegations.join(name)
         self._coherent = CoherentFs(tree, ClientDelegationBreaker(delegations, self.holder))
         self._preallocated = PreallocatedFiles(
@@ -97,19 +102,24 @@ class ClientState:
                 self._nodes[node] = None
         if known or self.closed:
             self._backing.forget(node, 1)
-        while self._backing.is_full:
-            self._forget_oldest(node)
+        self._shared.make_room(node)
 
-    def _forget_oldest(self, but: Node) -> None:
-        """Drop the node that was found longest ago; a client that still uses it gets ESTALE, and looks it up
-        again. Raises OSError: ENFILE if all descriptors are taken by others.
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that the client has."""
+        return len(self._nodes)
+
+    def forget_oldest(self, but: Node) -> bool:
+        """Drop the node that was found longest ago and is neither open nor ``but``; a client that still uses
+        it gets ESTALE, and looks it up again. Returns False if there is none.
         """
         with self._lock:
             oldest = next((node for node in self._nodes if node != but and not self._is_used(node)), None)
             if oldest is None:
-                raise os_error(errno.ENFILE)
+                return False
             del self._nodes[oldest]
         self._backing.forget(oldest, 1)
+        return True
 
     def _is_used(self, node: Node) -> bool:
         return node in self._in_use or self._preallocated.is_pinned(node)
@@ -134,7 +144,7 @@ class ClientState:
         return True
 
     def _require_room(self, more: int = 1) -> None:
-        if len(self._handles) + more > _MAX_FILES:
+        if len(self._handles) + more > min(_MAX_FILES, self._shared.most_open):
             raise os_error(errno.EMFILE)
 
     def _add_preallocated(self, found: FoundEntry, handle: Handle) -> int:

@@ -13,7 +13,11 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.async_create import FlushNames
+from millpond.fs.proto.bulk_copy import UNANSWERED, StoreFiles
+from millpond.fs.proto.extended import SetXattr
 from millpond.fs.proto.status import GetStatus
+from millpond.fs.proto.write_behind import WriteGathered
 from millpond.fs.server.sessions import ClientSession, SessionSlot, SessionTable
 from millpond.fs.server.status import status
 from millpond.fs.vfs.inode_api import ROOT
@@ -24,6 +28,7 @@ from millpond.wire.messages import Failure
 
 _TRANSFER_SECONDS = 60.0
 _CALLS_PER_LEASE = 4
+_WITH_PAYLOAD = (p.Write, FlushNames, WriteGathered, StoreFiles, SetXattr)
 
 
 def serve(
@@ -66,7 +71,8 @@ def _answer_all(
     client, slot = sessions.attach(hello, channel)
     buffer = memoryview(bytearray(MAX_TRANSFER))
     try:
-        welcome = p.SessionWelcome(client.verifier, slot.performed, ROOT, sessions.delegations.lease)
+        lease, owner = sessions.delegations.lease, sessions.tree.new_owner
+        welcome = p.SessionWelcome(client.verifier, slot.performed, ROOT, lease, owner)
         channel.send(welcome, Deadline.after(transfer))
         head = channel.receive(Deadline.after(idle))
         while not isinstance(head.message, p.Goodbye):
@@ -82,7 +88,7 @@ def _answer(
     channel: Channel, slot: SessionSlot, head: Head, seconds: float, may_wait: bool, buffer: memoryview
 ) -> None:
     deadline = Deadline.after(seconds)
-    if head.payload_size and not isinstance(head.message, p.Write):
+    if head.payload_size and not isinstance(head.message, _WITH_PAYLOAD):
         raise ProtocolError(f"{channel.peer} sent {head.payload_size} bytes behind '{head.message.NAME}'")
     if head.payload_size > len(buffer):
         raise LimitExceeded(
@@ -94,10 +100,10 @@ def _answer(
         reply, body = slot.perform(channel, head.message, payload, may_wait=may_wait)
     except OSError as error:
         reply, body = p.Error(error.errno or errno.EIO), b""
-    if isinstance(head.message, p.UNANSWERED):
+    if isinstance(head.message, UNANSWERED):
         return
     try:
-        channel.send(reply, deadline, body)
+        channel.send(reply, Deadline.after(seconds), body)  # the flash may have taken longer
     finally:
         if isinstance(body, FileSlice):
             os.close(body.descriptor)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatchmethod
@@ -14,26 +13,31 @@ from typing import Any
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.proto import async_create as n
+from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
+from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.dirents import pack_entries
 from millpond.fs.proto.setattr import requested_changes
-from millpond.fs.server.client_state import ROOT_INODE, ClientState
-from millpond.fs.vfs.inode_api import ROOT, Buffer, FoundEntry, Node
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error, within
+from millpond.fs.proto.write_behind import WriteGathered
+from millpond.fs.server.client_state import ROOT_INODE
+from millpond.fs.server.directories import DirectoryHandlers, Reply
+from millpond.fs.server.extended import perform_extended
+from millpond.fs.store.bulk_files import read_small
+from millpond.fs.store.identity import key_of
+from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node, one_name
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error, within
 from millpond.wire.channel import FileSlice
 from millpond.wire.messages import Message
 
-Reply = tuple[Message, bytes | FileSlice]
 _LARGE = 1 << 16
 _MAX_OFFSET = (1 << 63) - 1
 _CREATE_FLAGS = os.O_ACCMODE | os.O_EXCL | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
 _DONE: Reply = (p.Done(), b"")
 
 
-class RequestHandlers(ClientState):
-    """Handlers of the requests of one client on ``tree``. Threads may call at once."""
+class RequestHandlers(DirectoryHandlers):
+    """Handlers of the requests of one client. Threads may call at once."""
 
     def _parent_and_grant(self, number: int) -> tuple[Node, int]:
         """Return a directory that is about to be changed, and a grant from before: a later change by others
@@ -41,14 +45,6 @@ class RequestHandlers(ClientState):
         """
         node = self._writable_node(number)
         return node, self._grant_read(node)
-
-    def _found_reply(self, found: FoundEntry, named: int = 0) -> p.FoundIs:
-        """Build the reply of a lookup. The attributes are read after they are granted."""
-        self._reference(found.node)
-        granted = self._grant_read(found.node)
-        attributes = self._backing.getattr(found.node).attributes if granted else found.attributes
-        readable = bool(granted) and self._may_read(found.node, attributes)
-        return p.FoundIs(found.node, attributes, granted, named, readable)
 
     def _created_reply(self, made: FoundEntry, parent: Node, granted: int) -> p.FoundIs:
         return replace(self._found_reply(made, granted), directory=self._attributes_after(parent, granted))
@@ -61,9 +57,6 @@ class RequestHandlers(ClientState):
             return p.AttributesAre(self._backing.getattr(node).attributes, granted)
         except OSError:
             return None
-
-    def _may_read(self, node: Node, attributes: Attributes) -> bool:
-        return stat.S_ISREG(attributes.mode) and self._backing.may_read(node)
 
     def _done(self, operation: Callable[..., None], *arguments: object) -> Reply:
         operation(*arguments)
@@ -93,11 +86,6 @@ class RequestHandlers(ClientState):
             return found, self._read_whole(Node(found.node), found.attributes.size)
         return found, b""
 
-    def _walk(self, start: Node, names: tuple[bytes, ...]) -> FoundEntry:
-        if names and self._backing.hides(start, names[0]):
-            raise os_error(errno.ENOENT)
-        return self._coherent.walk(start, names)
-
     def _read_whole(self, node: Node, size: int) -> bytes:
         """Return the whole of a file, nothing if that fails."""
         try:
@@ -115,11 +103,16 @@ class RequestHandlers(ClientState):
         most, batch, looked = within(request.contents, 0, MAX_TRANSFER // 2), f.Batch(), 0
         for number, names in zip(request.directories, request.names, strict=False):
             directory = self._node(number)
-            named = self._grant_read(directory)
+            named = self._grant_read(directory) if request.delegated else 0
+            if not request.delegated:
+                self._coherent.recall_directory(directory)
             for name in names:
                 if not batch.has_room(most):
                     return f.Fetched(looked), batch.packed()
-                self._fetch(batch, looked, directory, name, named, most)
+                if request.delegated:
+                    self._fetch(batch, looked, directory, name, named, most)
+                else:
+                    self._read_into(batch, looked, directory, name, most)
                 looked += 1
         return f.Fetched(looked), batch.packed()
 
@@ -135,6 +128,19 @@ class RequestHandlers(ClientState):
             return
         whole = found.readable and 0 < found.attributes.size <= most
         batch.add(number, found, self._read_whole(Node(found.node), found.attributes.size) if whole else b"")
+
+    def _read_into(self, batch: f.Batch, number: int, directory: Node, name: bytes, most: int) -> None:
+        """Add a small file to the batch as it is now, without a node; nothing if it cannot be read."""
+        if self._backing.hides(directory, name):
+            return
+        if found := read_small(self._backing, directory, name, most):
+            batch.add(number, p.FoundIs(0, found.attributes), found.data)
+
+    @perform.register
+    def _(self, request: c.StoreFiles, payload: Buffer) -> Reply:
+        files = c.unpack_files(payload)
+        directory = self._writable_node(request.directory)
+        return c.FilesStored(tuple(self._coherent.store_files(directory, files))), b""
 
     @perform.register
     def _(self, request: p.Forget, _payload: Buffer) -> Reply:
@@ -163,20 +169,23 @@ class RequestHandlers(ClientState):
 
     @perform.register
     def _(self, request: p.ReadDirectory, _payload: Buffer) -> Reply:
-        node = self._node(request.node)
-        granted = self._grant_read(node)
-        handle = self._coherent.opendir(node)
-        try:
-            found = (entry for entry in self._coherent.readdir(handle, 0) if self._shows(node, entry.name))
-            listing = pack_entries(found)
-        finally:
-            self._coherent.release(handle)
-        if len(listing) > p.MAX_LISTING:
-            raise os_error(errno.EOVERFLOW)
-        return p.Entries(granted), listing
+        return self._names_page(request)
 
-    def _shows(self, node: Node, name: str) -> bool:
-        return name not in (".", "..") and (node != ROOT or not self._backing.hides(node, os.fsencode(name)))
+    @perform.register
+    def _(self, request: c.ReadDirectoryPlus, _payload: Buffer) -> Reply:
+        start = self._node(request.node)
+        if not request.path:
+            return self._attributes_page(start, request, self._grant_read(start))
+        found = self._walk(start, request.path)
+        try:
+            return self._attributes_page(found.node, request, 0)
+        finally:
+            self._backing.forget(found.node, 1)
+
+    @perform.register
+    def _(self, request: c.ReturnUnused, _payload: Buffer) -> Reply:
+        self._delegations.return_unused(self.holder, zip(request.inodes, request.grants, strict=False))
+        return _DONE
 
     @perform.register
     def _(self, request: p.ReadLink, _payload: Buffer) -> Reply:
@@ -294,16 +303,16 @@ class RequestHandlers(ClientState):
         descriptor then closed.
         """
         if size >= _LARGE:
-            descriptor = self._coherent.descriptor(handle)
+            descriptor = self._backing.duplicate(handle)
             size = max(0, min(size, os.fstat(descriptor).st_size - offset))
             if size >= _LARGE:
-                return FileSlice(os.dup(descriptor), offset, size)
+                return FileSlice(descriptor, offset, size)
+            os.close(descriptor)
         return bytes(self._coherent.read(handle, size, offset))
 
     @perform.register
     def _(self, request: p.Write, payload: Buffer) -> Reply:
         handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
-        self._preallocated.flush(request.updates, self._writable_node)
         node = self._node_of(handle)
         granted = self._grant_read(node)
 
@@ -314,6 +323,22 @@ class RequestHandlers(ClientState):
 
         count = self._coherent.write(handle, payload, offset, append=request.append, is_stale=is_stale)
         return p.Written(count, self._attributes_after(node, granted)), b""
+
+    @perform.register
+    def _(self, request: WriteGathered, payload: Buffer) -> Reply:
+        handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
+        node = self._node_of(handle)
+        with self._delegations.flushing(self.holder, {request.directory: request.granted}):
+            self._preallocated.flush(request.updates, self._writable_node)
+            granted = self._grant_read(node)
+            if request.attributes is None:
+                count, refused = self._coherent.write(handle, payload, offset, append=request.append), 0
+            else:
+                changes = functools.partial(requested_changes, request.attributes)
+                count, refused = self._coherent.write_and_set(
+                    handle, payload, offset, changes, append=request.append
+                )
+        return p.Written(count, self._attributes_after(node, granted), refused), b""
 
     @perform.register
     def _(self, request: p.Sync, _payload: Buffer) -> Reply:
@@ -351,8 +376,19 @@ class RequestHandlers(ClientState):
         return self._preallocated.answer(request, self._writable_node)
 
     @perform.register
-    def _(self, request: n.FlushNames, _payload: Buffer) -> Reply:
-        return self._done(self._preallocated.flush, request.updates, self._writable_node, request.touched)
+    def _(self, request: n.FlushNames, payload: Buffer) -> Reply:
+        return self._preallocated.answer_flush(request, payload, self._writable_node), b""
+
+    @perform.register
+    def _(self, request: x.ExtendedRequest, payload: Buffer) -> Reply:
+        node = self._node(request.node)
+        return perform_extended(self._coherent.extended, node, request, payload, self._attributes)
+
+    @perform.register
+    def _(self, request: x.FindBare, _payload: Buffer) -> Reply:
+        node, number = self._node(request.node), self._backing.identity.number
+        names = [one_name(name) for name in request.names if self._backing.is_public(node)]
+        return x.BareAre(tuple(number(key_of(a)) for a in self._backing.extended.bare(node, names))), b""
 
     @perform.register
     def _(self, request: p.Closed, _payload: Buffer) -> Reply:
@@ -366,6 +402,10 @@ class RequestHandlers(ClientState):
     @perform.register
     def _(self, request: r.LockRequest, _payload: Buffer) -> Reply:
         return self._delegations.files.perform(self.holder, ROOT_INODE, request), b""
+
+    @perform.register
+    def _(self, _request: p.Ping, _payload: Buffer) -> Reply:
+        return _DONE
 
     @perform.register
     def _(self, _request: p.GetStatistics, _payload: Buffer) -> Reply:

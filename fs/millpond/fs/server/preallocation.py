@@ -8,16 +8,26 @@ import errno
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from millpond.fs.coherence.coherent_fs import CoherentFs
 from millpond.fs.coherence.delegation_table import Holder
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.proto.async_create import MAX_BATCH, NameUpdate, Preallocate, Preallocated, Touched
+from millpond.fs.proto import async_create as n
+from millpond.fs.proto.async_create import (
+    MAX_BATCH,
+    MAX_TIME,
+    ROOM,
+    NameUpdate,
+    Preallocate,
+    Preallocated,
+    Touched,
+)
 from millpond.fs.proto.dirents import pack_entries
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.vfs.inode_api import FoundEntry, Node
+from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node
 from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle, os_error, within
 
 log = logging.getLogger(__name__)
@@ -26,14 +36,18 @@ _MAX_NAMES = 10_000  # in a directory delegated exclusively: the grant lists the
 _MAX_ENTRY_BYTES = 264  # bytes of a name in a directory
 _MIN_FREE_BYTES = 64 << 20  # on the flash, below which nothing is preallocated: others need the rest
 _MIN_FREE_FILES = 1024  # likewise
-_MAX_TIME = (1 << 40) * 10**9
 Keep = Callable[[FoundEntry, Handle], int]
 Close = Callable[[Node, Handle], None]
+_Contents = tuple[memoryview, int]
+_Made = tuple[FoundEntry, Handle, int]
+"""A preallocated file, its handle, and the grant of its attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A preallocated file, with room reserved for its name in the directory with this inode."""
+    """A preallocated file, with room reserved for its name in the directory with this inode, and for a little
+    that it may hold.
+    """
 
     parent: Node
     directory: int
@@ -154,7 +168,7 @@ class PreallocatedFiles:
             raise os_error(errno.ESTALE)
         count = min(count, _MAX_PREALLOCATED - len(self._files)) if self._has_room() else 0
         held = self._tree.reserve_names(node, count)
-        made: list[tuple[FoundEntry, Handle, int]] = []
+        made: list[_Made] = []
         try:
             while len(made) < held and not self._tree.is_full:
                 made.append(self._create_one(node))
@@ -163,9 +177,9 @@ class PreallocatedFiles:
                 raise
         finally:
             self._tree.release_names(held - len(made))
-        return _preallocated_reply(granted, made)
+        return _preallocated_reply(granted, made, self._tree.reservation.contents)
 
-    def _create_one(self, directory: Node) -> tuple[FoundEntry, Handle, int]:
+    def _create_one(self, directory: Node) -> _Made:
         """Create one unnamed file, for whose name room is reserved. Raises OSError."""
         inode = self._tree.inode(directory)
         found, handle = self._coherent.create_unnamed(directory)
@@ -204,16 +218,32 @@ class PreallocatedFiles:
         if (file := self._files.get(node)) and file.handle == handle:
             self._remove(node)
 
+    def answer_flush(
+        self, request: n.FlushNames, payload: Buffer, node_of: Callable[[int], Node]
+    ) -> n.NamesFlushed:
+        """Perform a FlushNames request, with the contents in its payload. Raises OSError."""
+        if len(request.contents) > MAX_BATCH:
+            raise os_error(errno.EMSGSIZE)
+        filled = self.flush(
+            request.updates, node_of, request.touched, _unpack_contents(request.contents, payload)
+        )
+        return n.NamesFlushed(tuple(self._tree.getattr(node).attributes for node in filled))
+
     def flush(
-        self, names: Sequence[NameUpdate], node_of: Callable[[int], Node], touched: Sequence[Touched] = ()
-    ) -> None:
-        """Give preallocated files their names, and update the times of the ``touched`` directories. Raises
-        OSError.
+        self,
+        names: Sequence[NameUpdate],
+        node_of: Callable[[int], Node],
+        touched: Sequence[Touched] = (),
+        contents: Mapping[int, _Contents] = MappingProxyType({}),
+    ) -> list[Node]:
+        """Give preallocated files their names, with their contents by serial number, and update the times of
+        the ``touched`` directories. Returns the files that had contents. Raises OSError.
         """
         if max(len(names), len(touched)) > MAX_BATCH:
             raise os_error(errno.EMSGSIZE)
+        filled: list[Node] = []
         if not (names or touched):
-            return
+            return filled
         with self._flush_lock:
             new = [each for each in names if each.serial > self._last_serial]
             places: list[NameUpdate | Touched] = [*new, *touched]
@@ -222,30 +252,55 @@ class PreallocatedFiles:
             grants = {inodes[each.directory]: each.granted for each in places}
             with self._delegations.flushing(self._holder, grants):
                 for each in new:
-                    self._link(each, directories[each.directory], inodes[each.directory])
+                    what = contents.get(each.serial)
+                    self._link(each, directories[each.directory], inodes[each.directory], what)
+                    filled += [Node(each.node)] if what else []
                 for one in touched:
                     self._tree.touch(directories[one.directory])
+        return filled
 
-    def _link(self, naming: NameUpdate, directory: Node, inode: int) -> None:
+    def _link(self, naming: NameUpdate, directory: Node, inode: int, what: _Contents | None) -> None:
+        """Give one file its name, once its contents are written: others never see it without them."""
         node = Node(naming.node)
         file = self._files.get(node)
         if file is None or file.directory != inode:
             raise os_error(errno.ESTALE)
-        time = within(naming.time, 0, _MAX_TIME)
-        self._tree.link_unnamed(node, directory, naming.name, within(naming.mode, 0, 0o777), time)
+        time = within(naming.time, 0, MAX_TIME)
+        data, accessed = what or (b"", time)
+        if len(data) > self._tree.reservation.contents:
+            raise os_error(errno.EFBIG)
+        if data:
+            self._tree.fill(file.handle, data)
+        mode = within(naming.mode, 0, 0o777)
+        self._tree.link_unnamed(node, directory, naming.name, mode, time, within(accessed, 0, MAX_TIME))
         self._remove(node)
         self._last_serial = naming.serial
 
 
-def _preallocated_reply(granted: int, made: Sequence[tuple[FoundEntry, Handle, int]]) -> Preallocated:
+def _unpack_contents(contents: Sequence[n.Contents], payload: Buffer) -> dict[int, _Contents]:
+    """Return each file's contents and access time by the serial number of its name. Raises OSError: EINVAL if
+    the payload is of another length.
+    """
+    left, found = memoryview(payload), {}
+    for each in contents:
+        size = within(each.size, 0, len(left))
+        found[each.serial] = left[:size], each.accessed
+        left = left[size:]
+    if left:
+        raise os_error(errno.EINVAL)
+    return found
+
+
+def _preallocated_reply(granted: int, made: Sequence[_Made], room: int) -> Preallocated:
     attributes: Attributes | None = None
-    for found, _, _ in made:
+    for found, *_ in made:
         attributes = replace(found.attributes, inode=0)
     return Preallocated(
         granted,
         attributes,
-        tuple(found.node for found, _, _ in made),
-        tuple(handle for _, handle, _ in made),
-        tuple(found.attributes.inode for found, _, _ in made),
+        tuple(found.node for found, *_ in made),
+        tuple(handle for _, handle, *_ in made),
+        tuple(found.attributes.inode for found, *_ in made),
         tuple(number for _, _, number in made),
+        min(room, ROOM),
     )

@@ -12,12 +12,15 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 
 from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.fs.coherence.delegation_table import Holder
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import file_ops as p
-from millpond.fs.server.handlers import Reply, RequestHandlers
+from millpond.fs.server.directories import Reply
+from millpond.fs.server.handlers import RequestHandlers
+from millpond.fs.server.shared_descriptors import SharedDescriptors
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import Buffer, WouldBlock, abandoned, may_block
 from millpond.wire.channel import Channel
@@ -25,7 +28,9 @@ from millpond.wire.messages import Message
 
 _RETENTION_SECONDS = 60.0
 _MAX_CLIENTS = 64
-_MAX_SLOTS = 16
+_MAX_SLOTS = 128  # a client has one for each request under way, and those that it has abandoned
+_NON_BLOCKING_SLOTS = 32  # more, for requests that wait for nothing, keep-alives among them
+_SLOT_SECONDS, _TICK = 60.0, 0.5
 _ID_BYTES = 16  # bytes of a client's or slot's name
 
 
@@ -58,6 +63,17 @@ class SessionSlot:
     def disconnected(self) -> bool:
         """Whether the slot is bound to no connection."""
         return self._channel is None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the client has hung up; a last request may yet be performed."""
+        channel = self._channel
+        return channel is None or channel.peer_has_closed
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether the slot is bound to no connection and performs nothing."""
+        return self.disconnected and not self._lock.locked()
 
     def perform(self, channel: Channel, request: Message, payload: Buffer, *, may_wait: bool) -> Reply:
         """Perform a request that came over ``channel``. Raises OSError if there is no reply to replay,
@@ -96,11 +112,18 @@ class ClientSession:
     ``callback_channel`` is the connection over which recalls are sent.
     """
 
-    def __init__(self, name: bytes, tree: BackingFs, delegations: DelegationManager) -> None:
+    def __init__(self, name: bytes, shared: SharedDescriptors, delegations: DelegationManager) -> None:
         self.name, self.verifier = name, int.from_bytes(os.urandom(7)) + 1
-        self.handlers = RequestHandlers(tree, delegations, name)
+        self.handlers = RequestHandlers(shared, delegations, name)
         self.slots: dict[bytes, SessionSlot] = {}
         self.callback_channel: Channel | None = None
+        self._shared = shared
+        shared.add(self.handlers, lambda: self.disconnected)
+
+    def close(self) -> None:
+        """Close and drop all that the client has."""
+        self.handlers.close()
+        self._shared.remove(self.handlers)
 
     @property
     def holder(self) -> Holder:
@@ -112,10 +135,19 @@ class ClientSession:
         """Whether no slot has a connection."""
         return all(slot.disconnected for slot in self.slots.values())
 
-    def slot(self, name: bytes, peer: str) -> SessionSlot:
-        """Return the slot with this name, new if there is none. Raises ProtocolError."""
-        if name not in self.slots and len(self.slots) >= _MAX_SLOTS:
-            raise ProtocolError(f"{peer} would have more than {_MAX_SLOTS} slots")
+    def slot(self, name: bytes, peer: str, most: int) -> SessionSlot | None:
+        """Return the slot with this name, new if there is none: in place of the oldest one without a
+        connection if there are ``most``. A client sees by ``performed`` that its slot was evicted. Returns
+        None while those that the client has abandoned perform requests. Raises ProtocolError if there are
+        none of these.
+        """
+        if name not in self.slots and len(self.slots) >= most:
+            evicted = next((key for key, slot in self.slots.items() if slot.is_evictable), None)
+            if evicted is None:
+                if any(slot.is_abandoned for slot in self.slots.values()):
+                    return None
+                raise ProtocolError(f"{peer} would have more than {most} slots")
+            del self.slots[evicted]
         return self.slots.setdefault(name, SessionSlot(self.handlers))
 
 
@@ -132,28 +164,43 @@ class SessionTable:
     ) -> None:
         self.delegations = delegations or DelegationManager()
         self.tree, self._retention = tree, retention
+        self._shared = SharedDescriptors(tree)
         self.sandbox = ""
         self._clients: dict[bytes, ClientSession] = {}
         self._timers: dict[bytes, threading.Timer] = {}
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def attach(self, hello: p.SessionHello, channel: Channel) -> tuple[ClientSession, SessionSlot]:
-        """Bind a connection to the client's slot; both are created if they are not known. Raises
-        ProtocolError.
+        """Bind a connection to the client's slot; both are created if they are not known. Waits while the
+        client's other slots perform requests that it has abandoned. Raises ProtocolError and ConnectionLost.
         """
         for name in (hello.client, hello.slot):
             if len(name) != _ID_BYTES:
                 raise ProtocolError(f"{channel.peer} sent a name of {len(name)} bytes, not {_ID_BYTES}")
-        with self._lock:
-            if hello.client not in self._clients:
-                self._make_room(channel)
-                self._clients[hello.client] = ClientSession(hello.client, self.tree, self.delegations)
-            client = self._clients[hello.client]
-            slot = client.slot(hello.slot, channel.peer)
+        end = time.monotonic() + _SLOT_SECONDS
+        most = _MAX_SLOTS if hello.may_block else _MAX_SLOTS + _NON_BLOCKING_SLOTS
+        with self._changed:
+            while True:
+                client = self._known(hello.client, channel)
+                if slot := client.slot(hello.slot, channel.peer, most):
+                    break
+                if channel.peer_has_closed:
+                    raise ConnectionLost(f"{channel.peer} no longer waits for a slot")
+                if time.monotonic() > end:
+                    raise ProtocolError(f"{channel.peer} has abandoned {len(client.slots)} requests")
+                self._changed.wait(_TICK)
             if timer := self._timers.pop(hello.client, None):
                 timer.cancel()
         slot.bind(channel)  # waits for its last request, without the table's lock
         return client, slot
+
+    def _known(self, name: bytes, channel: Channel) -> ClientSession:
+        """Return the session of a client, new if it is not known. Raises ProtocolError."""
+        if name not in self._clients:
+            self._make_room(channel)
+            self._clients[name] = ClientSession(name, self._shared, self.delegations)
+        return self._clients[name]
 
     def clients(self) -> tuple[ClientSession, ...]:
         """Return the sessions of all clients."""
@@ -176,12 +223,13 @@ class SessionTable:
             longest = next(disconnected, None)
             if longest is None:
                 raise ProtocolError(f"{channel.peer} would be the {_MAX_CLIENTS + 1}th client")
-            self._remove(longest).handlers.close()
+            self._remove(longest).close()
 
     def detach(self, client: ClientSession, slot: SessionSlot, channel: Channel) -> None:
         """Unbind a connection that has ended; a client without any expires after ``retention`` seconds."""
         slot.detach(channel)
-        with self._lock:
+        with self._changed:
+            self._changed.notify_all()
             if (
                 self._clients.get(client.name) is client
                 and client.disconnected
@@ -200,7 +248,7 @@ class SessionTable:
             if not client.disconnected:
                 return
             del self._clients[client.name]
-        client.handlers.close()
+        client.close()
 
     def _remove(self, name: bytes) -> ClientSession:
         if timer := self._timers.pop(name, None):
@@ -213,11 +261,11 @@ class SessionTable:
             if self._clients.get(client.name) is not client:
                 return
             self._remove(client.name)
-        client.handlers.close()
+        client.close()
 
     def close(self) -> None:
         """End all sessions."""
         with self._lock:
             clients = [self._remove(name) for name in list(self._clients)]
         for client in clients:
-            client.handlers.close()
+            client.close()

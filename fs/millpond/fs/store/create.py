@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: makes new files with exactly the mode and owner asked for, and lists directories."""
+"""Edge: makes new files with exactly the mode and owner asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import AnyStr
 
-from millpond.fs.vfs.path_api import DirectoryEntry, Owner, within
+from millpond.fs.vfs.inode_api import Now
+from millpond.fs.vfs.path_api import Owner, within
 from millpond.linux import syscalls
 
 SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
@@ -29,6 +30,11 @@ class Creator:
 
     def __init__(self, *, chown_new: bool) -> None:
         self._chown_new = chown_new
+
+    @property
+    def owner(self) -> Owner | None:
+        """The owner of new files; None if they are given to other users."""
+        return None if self._chown_new else Owner(os.geteuid(), os.getegid())
 
     @property
     def chowns_new(self) -> bool:
@@ -145,21 +151,14 @@ def _flags(opened: int) -> int:
         raise
 
 
-def entries(directory: int) -> list[DirectoryEntry]:
-    """Return all names in an open directory but ``.`` and ``..``."""
-    with os.scandir(directory) as found:
-        return [DirectoryEntry(item.name, item.inode(), _type(item, directory)) for item in found]
+def set_times(descriptor: int, atime: int | Now | None, mtime: int | Now | None) -> None:
+    """Set a file's times, by its O_PATH descriptor; None keeps one. Raises OSError."""
+    syscalls.set_times(proc_path(descriptor), _time(atime), _time(mtime))
 
 
-def _type(item: os.DirEntry[str], directory: int) -> int:
-    """Return the type bits of a directory entry; 0 if it has vanished meanwhile."""
-    if item.is_symlink():
-        return stat.S_IFLNK
-    if item.is_dir(follow_symlinks=False):
-        return stat.S_IFDIR
-    if item.is_file(follow_symlinks=False):
-        return stat.S_IFREG
-    try:
-        return stat.S_IFMT(os.stat(item.name, dir_fd=directory, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return 0
+def _time(time: int | Now | None) -> tuple[int, int]:
+    if time is None:
+        return 0, syscalls.UTIME_OMIT
+    if isinstance(time, Now):
+        return 0, syscalls.UTIME_NOW
+    return divmod(time, 10**9)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: makes the public and the private part of a device's flash directory."""
+"""Edge: the public and the private part of a device's flash directory: made, and the file system below."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 PUBLIC = "public"
@@ -25,3 +27,10 @@ def _make(directory: Path, mode: int) -> None:
     except FileExistsError:
         return
     directory.chmod(mode)  # whatever the umask
+
+
+def main_device(root: int, public: bytes | None) -> int:
+    """Return the device (st_dev) of the volume's own file system, which is that of the public part."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(public or b".", dir_fd=root).st_dev
+    return os.fstat(root).st_dev

@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, replace
-from typing import Final
 
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Statistics, os_error
-
-UNLIMITED: Final = 1 << 63
-"""A limit that no file system reaches."""
 
 _BLOCK = 512
 _TOLERATED = MAX_TRANSFER

@@ -13,14 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from millpond.fs.store.backing_fs import BackingFs, InodeRef, Key, key_of
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.descriptors import InodeRef
+from millpond.fs.store.extended import BackingExtended
+from millpond.fs.store.identity import Key, key_of
 from millpond.fs.store.quota import Quota, Reservation, drifted, growth
+from millpond.fs.store.space_reservation import CONTENT_BLOCKS
 from millpond.fs.vfs.inode_api import Buffer, CachedAttributes, FoundEntry, Node, SetAttr, one_name
-from millpond.fs.vfs.path_api import Attributes, Handle, Owner, Statistics, attributes
+from millpond.fs.vfs.path_api import Attributes, Handle, Owner, Statistics
 
 COUNT_SECONDS = 60.0
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOWEST_PRIORITY = 19
+_PAUSE_PER_COUNT = 20.0  # seconds of pause for each second that a count takes
 _QUIET_TRIES, _QUIET_SECONDS = 200, 0.005
 _TAKES_NOTHING = 0x02 | 0x08  # fallocate(2): punch a hole, collapse a range
 _ONLY_MOVES = 0x20  # insert a range
@@ -43,11 +47,12 @@ class QuotaFs(BackingFs):
     ) -> None:
         super().__init__(root, chown_new=chown_new, public=public)
         self.quota = Quota(limit, *count())
+        self.extended = BackingExtended(self.pinned, self.is_public, self._charging)
         self._count = count
         self._quota_lock = threading.Lock()
         self._counting = threading.Lock()
         self._extent = (self.quota.used, self.quota.used)
-        self._inodes_open: dict[int, int] = {}
+        self._files_open: dict[Key, int] = {}
         self._unnamed: set[Key] = set()
         self._name_size = 0
 
@@ -58,7 +63,7 @@ class QuotaFs(BackingFs):
             return self.quota.clipped(below)
 
     def _stat(self, descriptor: int) -> Attributes:
-        return attributes(os.fstat(descriptor))
+        return self.identity.attributes(os.fstat(descriptor))
 
     def _commit(self, begun: Reservation, blocks: int, files: int = 0) -> None:
         """Commit a change; with the quota lock."""
@@ -81,15 +86,7 @@ class QuotaFs(BackingFs):
             yield
         finally:
             with self._quota_lock:
-                self._commit(begun, self._blocks_now(descriptor, before))
-
-    def _blocks_now(self, descriptor: int, before: Attributes) -> int:
-        """Return a file's blocks; of one that was closed meanwhile, those of before, until it is counted."""
-        try:
-            now = self._stat(descriptor)
-        except OSError:
-            return before.blocks
-        return now.blocks if now.inode == before.inode else before.blocks
+                self._commit(begun, self._stat(descriptor).blocks)
 
     @contextlib.contextmanager
     def _adding_name(self, parent: Node, more: int) -> Iterator[list[int]]:
@@ -97,7 +94,7 @@ class QuotaFs(BackingFs):
         descriptors of new files that are not open elsewhere yet to the list.
         """
         made: list[int] = []
-        with self._pinned(parent) as directory:
+        with self.pinned(parent) as directory:
             with self._charging(directory, lambda at: at.block_size * (1 + more)):
                 yield made
             for place in made:
@@ -108,7 +105,7 @@ class QuotaFs(BackingFs):
     @contextlib.contextmanager
     def _removing(self, parent: Node, name: bytes) -> Iterator[None]:
         """Charge the removal of a name, perhaps the file's last, if there is such a file."""
-        with self._pinned(parent) as directory:
+        with self.pinned(parent) as directory:
             try:
                 place = os.open(one_name(name), _PLACE, dir_fd=directory)
             except OSError:
@@ -124,41 +121,42 @@ class QuotaFs(BackingFs):
         """Set attributes."""
         if changes.size is None:
             return super().setattr(node, changes, handle)
-        size = changes.size
-        with self._charging(self._at(node), None if size < self._stat(self._at(node)).size else _nothing):
-            return super().setattr(node, changes, handle)
+        with self.pinned(node) as file:
+            most = None if changes.size < self._stat(file).size else _nothing
+            with self._charging(file, most):
+                return super().setattr(node, changes, handle)
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> FoundEntry:
         """Make a file that is neither a directory nor a symbolic link."""
         with self._adding_name(parent, 0) as made:
             found = super().mknod(parent, name, mode, rdev, owner)
-            made.append(self._at(found.node))
+            made.append(self._ref(found.node).descriptor)
         return found
 
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> FoundEntry:
         """Make a directory."""
         with self._adding_name(parent, 1) as made:
             found = super().mkdir(parent, name, mode, owner)
-            made.append(self._at(found.node))
+            made.append(self._ref(found.node).descriptor)
         return found
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> FoundEntry:
         """Make a symbolic link."""
         with self._adding_name(parent, 1) as made:
             found = super().symlink(parent, name, target, owner)
-            made.append(self._at(found.node))
+            made.append(self._ref(found.node).descriptor)
         return found
 
     def link(self, node: Node, parent: Node, name: bytes) -> FoundEntry:
         """Give a file another name."""
-        with self._pinned(node) as file, self._in_use(file), self._adding_name(parent, 0):
+        with self.pinned(node) as file, self._in_use(file), self._adding_name(parent, 0):
             return super().link(node, parent, name)
 
     def reserve_names(self, parent: Node, count: int) -> int:
-        """Hold a block of the quota for each name, by which its directory may grow; others see that much less
-        room.
+        """Hold a block of the quota for each name, by which its directory may grow, and what its file
+        may hold; others see that much less room.
         """
-        self._name_size = self._name_size or super().statfs().fragment_size
+        self._name_size = self._name_size or (1 + CONTENT_BLOCKS) * super().statfs().fragment_size
         with self._quota_lock:
             count = min(count, self.quota.left // self._name_size)
             self.quota.hold(count * self._name_size)
@@ -176,15 +174,22 @@ class QuotaFs(BackingFs):
         with self._quota_lock:
             self.quota.release(count * self._name_size)
 
-    def link_unnamed(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
+    def fill(self, handle: Handle, data: Buffer) -> None:
+        """Write all that an unnamed file holds. Never refused: room for it is held."""
+        with self._opened_file(handle) as file, self._charging(file, None):
+            super().fill(handle, data)
+
+    def link_unnamed(
+        self, node: Node, parent: Node, name: bytes, mode: int, time: int, accessed: int | None = None
+    ) -> None:
         """Link an unnamed file, which counts since it was made. Never refused: room for it is held."""
         with (
-            self._pinned(node) as file,
+            self.pinned(node) as file,
             self._in_use(file),
-            self._pinned(parent) as directory,
+            self.pinned(parent) as directory,
             self._charging(directory, None),
         ):
-            super().link_unnamed(node, parent, name, mode, time)
+            super().link_unnamed(node, parent, name, mode, time, accessed)
 
     def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
@@ -198,7 +203,11 @@ class QuotaFs(BackingFs):
 
     def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
         """Move a name. Never refused: many programs replace a file that way."""
-        with self._removing(new_parent, new_name), self._charging(self._at(new_parent), None):
+        with (
+            self._removing(new_parent, new_name),
+            self.pinned(new_parent) as directory,
+            self._charging(directory, None),
+        ):
             super().rename(parent, name, new_parent, new_name, flags)
 
     def create(
@@ -207,14 +216,14 @@ class QuotaFs(BackingFs):
         """Make and open a regular file."""
         with self._adding_name(parent, 0) as made:
             found, handle = super().create(parent, name, flags, mode, owner)
-            made.append(self._at(found.node))
+            made.append(self._ref(found.node).descriptor)
         return found, handle
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file."""
         if not flags & os.O_TRUNC:
             return super().open(node, flags)
-        with self._charging(self._at(node), None):
+        with self.pinned(node) as file, self._charging(file, None):
             return super().open(node, flags)
 
     @contextlib.contextmanager
@@ -229,10 +238,10 @@ class QuotaFs(BackingFs):
     def _begin_use(self, descriptor: int) -> None:
         with self._quota_lock:
             status = os.fstat(descriptor)
-            known = self._inodes_open.get(status.st_ino, 0)
+            known = self._files_open.get(key_of(status), 0)
             if not known:
                 self._count_unnamed(status)
-            self._inodes_open[status.st_ino] = known + 1
+            self._files_open[key_of(status)] = known + 1
 
     def _count_unnamed(self, status: os.stat_result) -> None:
         """Count a file without a name that no handle has open, unless it is counted already; with the quota
@@ -240,23 +249,25 @@ class QuotaFs(BackingFs):
         """
         if not status.st_nlink and key_of(status) not in self._unnamed:
             self._unnamed.add(key_of(status))
-            self._commit(self.quota.watch(status.st_ino, 0), status.st_blocks, 1)
+            self._commit(self.quota.watch(self.identity.number(key_of(status)), 0), status.st_blocks, 1)
 
-    def _opened(self, descriptor: int) -> Handle:
+    def _opened(self, descriptor: int, directory: Node | None = None) -> Handle:
         self._begin_use(descriptor)
-        return super()._opened(descriptor)
+        return super()._opened(descriptor, directory)
 
     def release(self, handle: Handle) -> None:
         """Close the file behind the handle."""
-        self._end_use(self.descriptor(handle))
-        super().release(handle)
+        with self._opened_file(handle) as file:
+            self._end_use(file)
+            super().release(handle)
 
     def _end_use(self, descriptor: int) -> None:
         with self._quota_lock:
             status = os.fstat(descriptor)
-            self._inodes_open[status.st_ino] -= 1
-            if not self._inodes_open[status.st_ino]:
-                del self._inodes_open[status.st_ino]
+            key = key_of(status)
+            self._files_open[key] -= 1
+            if not self._files_open[key]:
+                del self._files_open[key]
             self._used(status)
 
     def _used(self, status: os.stat_result) -> None:
@@ -266,11 +277,11 @@ class QuotaFs(BackingFs):
         key = key_of(status)
         if status.st_nlink:
             self._unnamed.discard(key)
-        elif status.st_ino in self._inodes_open or key in self._nodes:
+        elif key in self._files_open or key in self._nodes:
             self._unnamed.add(key)
         else:
             self._unnamed.discard(key)
-            self._commit(self.quota.watch(status.st_ino, status.st_blocks), 0, -1)
+            self._commit(self.quota.watch(self.identity.number(key_of(status)), status.st_blocks), 0, -1)
 
     def _ref_added(self, descriptor: int) -> None:
         """Count a file that has no name: its last one may have been removed since the lookup, or it never had
@@ -279,7 +290,7 @@ class QuotaFs(BackingFs):
         if not os.fstat(descriptor).st_nlink:
             with self._quota_lock:
                 status = os.fstat(descriptor)
-                if status.st_ino not in self._inodes_open:
+                if key_of(status) not in self._files_open:
                     self._count_unnamed(status)
 
     def _ref_dropped(self, node: Node, place: InodeRef) -> None:
@@ -294,7 +305,7 @@ class QuotaFs(BackingFs):
         def most(before: Attributes) -> int:
             return growth(before, before.size if append else offset, len(data))
 
-        with self._charging(self.descriptor(handle), most):
+        with self._opened_file(handle) as file, self._charging(file, most):
             return super().write(handle, data, offset, append=append)
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
@@ -303,7 +314,8 @@ class QuotaFs(BackingFs):
         def most(before: Attributes) -> int:
             return 0 if mode & _ONLY_MOVES else growth(before, offset, length)
 
-        with self._charging(self.descriptor(handle), None if mode & _TAKES_NOTHING else most):
+        taken = None if mode & _TAKES_NOTHING else most
+        with self._opened_file(handle) as file, self._charging(file, taken):
             super().allocate(handle, mode, offset, length)
 
     def recount(self) -> Usage | None:
@@ -343,26 +355,25 @@ class QuotaFs(BackingFs):
 
     def _unnamed_usage(self, removed: set[Key]) -> Usage:
         """Return the use of the files without a name that are open or have a node, which a walk of the tree
-        does not find; with the quota lock.
+        does not find; with both locks.
         """
         nodes = [self._nodes[key] for key in removed | self._unnamed if key in self._nodes]
         descriptors = [self._refs[node].descriptor for node in nodes]
         descriptors += [file.descriptor for file in list(self._open.values())]
         found = {}
         for descriptor in descriptors:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                status = os.fstat(descriptor)
-                if not status.st_nlink:
-                    found[key_of(status)] = status.st_blocks * 512
+            status = os.fstat(descriptor)
+            if not status.st_nlink:
+                found[key_of(status)] = status.st_blocks * 512
         self._unnamed = set(found)
         return sum(found.values()), len(found)
 
     def _when_quiet(self, action: Callable[[], None]) -> bool:
-        """Run the action with the quota lock while no change is under way; False if there is no such
-        moment.
+        """Run the action while no change is under way, with the locks of the descriptors and of the quota;
+        False if there is no such moment.
         """
         for _ in range(_QUIET_TRIES):
-            with self._quota_lock:
+            with self._lock, self._quota_lock:
                 if self.quota.quiet:
                     action()
                     return True
@@ -370,16 +381,19 @@ class QuotaFs(BackingFs):
         return False
 
     def keep_counting(self, seconds: float = COUNT_SECONDS) -> None:
-        """Recount every ``seconds``, in a thread of lowest priority, until the process ends."""
+        """Recount every ``seconds``, in a thread, until the process ends; less often if a count takes long.
+        The thread has no lower priority: preempted with the interpreter's lock, it would hold up those that
+        serve.
+        """
 
         def count() -> None:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            pause = seconds
             while True:
-                time.sleep(seconds)
-                with contextlib.suppress(
-                    OSError
-                ):  # directories are moved all the time; the next count will do
+                time.sleep(pause)
+                begun = time.monotonic()
+                with contextlib.suppress(OSError):  # directories are moved all the time
                     self.recount()
+                pause = max(seconds, _PAUSE_PER_COUNT * (time.monotonic() - begun))
 
         threading.Thread(target=count, name="counting", daemon=True).start()
 

@@ -118,13 +118,65 @@ class Locking(Protocol):
         """
 
     def cancel(self, ticket: int) -> None:
-        """Cancel a waiting request: it is answered EINTR, unless it has its answer already."""
+        """Cancel a waiting request: it is answered EINTR, unless it has its answer already. Raises
+        WouldBlock.
+        """
 
     def release(self, node: Node, family: Family, owner: int) -> None:
-        """Release all locks of this owner. Never fails, and sends no request if there are none."""
+        """Release all locks of this owner. Never fails, and sends no request if there are none. Raises
+        WouldBlock.
+        """
 
     def require(self, node: Node) -> None:
         """Raise OSError (EIO) if an owner has lost a lock of the file and has not closed the file since."""
+
+
+class ExtendedFs(Protocol):
+    """Extended attributes and birth times of the files of a tree. Each method raises OSError: EOPNOTSUPP for
+    a name that is none of ``user.*``, ENODATA for an attribute that the file has not.
+    """
+
+    def get(self, node: Node, name: bytes) -> bytes:
+        """Return the value of an extended attribute."""
+
+    def set(self, node: Node, name: bytes, value: bytes, flags: int) -> None:
+        """Set an extended attribute; ``flags`` are XATTR_CREATE (1), XATTR_REPLACE (2) or 0."""
+
+    def names(self, node: Node) -> tuple[bytes, ...]:
+        """Return the names of a file's extended attributes."""
+
+    def remove(self, node: Node, name: bytes) -> None:
+        """Remove an extended attribute."""
+
+    def birth_time(self, node: Node) -> int | None:
+        """Return when a file was made, in nanoseconds since 1970; None if its file system does not know."""
+
+
+AddEntry = Callable[[bytes, int, Node, Sequence[int], float, float], bool]
+"""Takes a name; the offset behind it; its node, 0 if it is not looked up; its attributes in the order of
+Attributes, of which only inode and the type in the mode count without a node; for how many seconds attributes
+and name may be cached. Returns False, without any effect, if there is no room for it."""
+UNLISTED: Final = Node(0)
+"""In place of a node: the name is listed without being looked up."""
+
+
+class WriteGathering(Protocol):
+    """Writes that are answered before they are done (write-behind)."""
+
+    def add(self, node: Node, flags: int, data: Buffer, offset: int) -> bool:
+        """Gather a write to a file that is opened with these ``flags``; never waits. False if it must be
+        written by ``InodeFs.write``.
+        """
+
+    def add_when_sent(self, node: Node, flags: int, data: Buffer, offset: int) -> bool:
+        """Gather a write, once there is room, to a file of which much is gathered; False as ``add``. Raises
+        OSError and WouldBlock.
+        """
+
+    def close_descriptor(self, handle: Handle) -> None:
+        """Write what is gathered of an open file of which a descriptor is closed (FUSE_FLUSH). Raises
+        WouldBlock; OSError, also for what was lost before.
+        """
 
 
 class InodeFs(Protocol):
@@ -133,6 +185,10 @@ class InodeFs(Protocol):
     @property
     def locks(self) -> Locking:
         """The file locks of this tree."""
+
+    @property
+    def extended(self) -> ExtendedFs:
+        """The extended attributes and birth times of this tree's files."""
 
     def lookup(self, parent: Node, name: bytes) -> FoundEntry:
         """Return the file with this name."""
@@ -213,17 +269,47 @@ class InodeFs(Protocol):
         """Open a directory."""
 
     def readdir(self, handle: Handle, offset: int) -> Iterator[DirectoryEntry]:
-        """Iterate over the names in a directory, from the one at ``offset`` on, ``.`` and ``..`` first. An
-        open directory lists the names that it had when it was last read from offset 0.
+        """Iterate over the names in a directory behind ``offset``: 0, or that of an entry that was read from
+        any open directory of the same node (telldir, seekdir). As POSIX has it: a name that is added or
+        removed after the listing began may be listed or not; each other one is listed once.
+        """
+
+    def readdirplus(self, handle: Handle, offset: int, add: AddEntry) -> None:
+        """Pass the names behind ``offset`` to ``add``, in the order and with the offsets of ``readdir``,
+        until it returns False or there are no more; a call may end earlier, but not before the first name.
+        Each name that is passed with a node is looked up if ``add`` returns True, and needs its forget.
         """
 
     def statfs(self) -> Statistics:
         """Return how full the volume is."""
 
 
-def may_map(flags: int) -> bool:
-    """Return whether a file opened with these flags may be mapped for writing, which changes it unseen."""
-    return flags & os.O_ACCMODE == os.O_RDWR
+KnownFile = tuple[Node, Node, bytes]
+"""A file's node, the node of its directory, its name there."""
+
+
+class KernelCache(Protocol):
+    """The kernel's cache of names, attributes and data, as far as an InodeFs has to invalidate it. A kernel
+    that ``prunes`` finds the files that it is to forget by their nodes, earlier ones by their names.
+    """
+
+    prunes: bool
+
+    def drop_names(self) -> None:
+        """Invalidate all cached names. Never waits."""
+
+    def drop(self, node: int, *, data: bool) -> bool:
+        """Invalidate a node's attributes, and with ``data`` its pages; waits for reads under way. Returns
+        False if the kernel does not know the node.
+        """
+
+    def await_listings(self, directory: int) -> None:
+        """Return when the kernel has taken over the names from all replies to READDIRPLUS of a directory; it
+        may wait for other operations in that directory.
+        """
+
+    def prune(self, files: Sequence[KnownFile]) -> None:
+        """Have the kernel forget these files, unless it uses them; it may wait for operations."""
 
 
 def one_name(name: bytes) -> bytes:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: adapts an inode-based tree to the path-based interface, for bindings and programs that work by
-path.
-"""
+"""Pure: the operations of an inode-based tree by path, for bindings and programs that work by path."""
 
 from __future__ import annotations
 
@@ -9,8 +7,9 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from millpond.fs.vfs.bulk_api import BulkFs, FileRead, SmallFile
 from millpond.fs.vfs.inode_api import ROOT, FoundEntry, InodeFs, Node, SetAttr
 from millpond.fs.vfs.path_api import (
     Attributes,
@@ -26,7 +25,9 @@ _TRIES = 10
 
 
 class PathAdapter:
-    """PathFs over ``tree``. Each operation walks its path anew: no name is cached."""
+    """The files of ``tree`` by path. Each operation walks its path anew: no name is cached, and no symbolic
+    link followed. Each method raises OSError, and nothing else, when it fails.
+    """
 
     def __init__(self, tree: InodeFs) -> None:
         self._tree = tree
@@ -76,7 +77,7 @@ class PathAdapter:
             return os.fsdecode(self._tree.readlink(found.node))
 
     def mknod(self, path: str, mode: int, owner: Owner | None = None, rdev: int = 0) -> None:
-        """Make a file of any type that mknod(2) can."""
+        """Make a file of any type that mknod(2) can; only root of the machine can make devices (EPERM)."""
         with self._parent(path) as (parent, name):
             self._made(self._tree.mknod(parent, name, mode, rdev, owner))
 
@@ -133,7 +134,9 @@ class PathAdapter:
             self._tree.setattr(found.node, SetAttr(atime=atime, mtime=mtime))
 
     def open(self, path: str, flags: int, mode: int = 0, owner: Owner | None = None) -> Handle:
-        """Open a regular file; create it as ``flags`` say. EISDIR, ELOOP or EPERM for anything else."""
+        """Open a regular file; create it as ``flags`` say. EISDIR, ELOOP or EPERM for anything else. Flags
+        that count: access mode, O_CREAT, EXCL, TRUNC, APPEND, SYNC, DSYNC.
+        """
         if flags & os.O_CREAT:
             node, handle = self._created(path, flags, mode, owner)
         else:
@@ -210,6 +213,34 @@ class PathAdapter:
             return self._open[handle]
         except KeyError:
             raise os_error(errno.EBADF) from None
+
+
+class BulkPathAdapter(PathAdapter):
+    """PathAdapter with the operations of ``bulk`` by path. ``root`` is written before a path for users."""
+
+    def __init__(self, tree: InodeFs, bulk: BulkFs, root: str = "") -> None:
+        super().__init__(tree)
+        self._bulk, self._root = bulk, root
+
+    def shown(self, path: str) -> str:
+        """Return the path as a user writes it."""
+        return f"{self._root}{path}"
+
+    def list_attributes(self, path: str) -> Iterator[tuple[str, Attributes]]:
+        """Iterate over all names in a directory but ``.`` and ``..``, with attributes."""
+        names = [_bytes(name) for name in components(path)]
+        return ((os.fsdecode(name), found) for name, found in self._bulk.list(ROOT, names))
+
+    def read_small(self, folder: str, names: Sequence[str]) -> dict[str, FileRead]:
+        """Return the small regular files of these names in a directory that can be read."""
+        with self._at(folder) as at:
+            found = self._bulk.read(at.node, [_bytes(name) for name in names])
+            return {os.fsdecode(file.name): file for file in found}
+
+    def store_small(self, folder: str, files: Sequence[SmallFile]) -> Sequence[int]:
+        """Store small files in a directory, each whole or not at all. Returns an errno for each."""
+        with self._at(folder) as at:
+            return self._bulk.store(at.node, files)
 
 
 def _require_regular(found: FoundEntry, path: str) -> None:

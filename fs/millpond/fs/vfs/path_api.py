@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the high-level file-system interface, by path, and the plain types that both interfaces share.
+"""Pure: the plain types that the interfaces by node and by path share, and how paths are written.
 
 Paths are relative to the root of the volume, ``""`` is the root itself; names that are not UTF-8 carry
 surrogate escapes, as everywhere in Python. Every error is an OSError with an errno, the only language that a
-kernel understands. No symbolic link is followed here: the kernel above has resolved them.
+kernel understands.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from operator import attrgetter
+from typing import NewType
 
 Handle = NewType("Handle", int)
 
@@ -46,32 +48,46 @@ class Attributes:
     ctime: int
     rdev: int = 0
 
+    def fields(self) -> tuple[int, ...]:
+        """Return the values in their order."""
+        return _FIELDS(self)
+
+
+_FIELDS: Callable[[Attributes], tuple[int, ...]] = attrgetter(*Attributes.__match_args__)
+
+
+stat_fields: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
+    "st_ino",
+    "st_mode",
+    "st_nlink",
+    "st_uid",
+    "st_gid",
+    "st_size",
+    "st_blocks",
+    "st_blksize",
+    "st_atime_ns",
+    "st_mtime_ns",
+    "st_ctime_ns",
+    "st_rdev",
+)
+"""Returns what Python's stat calls tell, in the order of Attributes."""
+
 
 def attributes(status: os.stat_result) -> Attributes:
     """Convert the result of Python's stat calls."""
-    return Attributes(
-        status.st_ino,
-        status.st_mode,
-        status.st_nlink,
-        status.st_uid,
-        status.st_gid,
-        status.st_size,
-        status.st_blocks,
-        status.st_blksize,
-        status.st_atime_ns,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_rdev,
-    )
+    return Attributes(*stat_fields(status))
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry:
-    """One name in a directory; ``mode`` holds only the file's type."""
+    """One name in a directory; ``mode`` holds only the file's type, ``offset`` is where the listing goes on
+    behind it (telldir).
+    """
 
     name: str
     inode: int
     mode: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,79 +104,6 @@ class Statistics:
     files: int
     files_free: int
     name_max: int
-
-
-class PathFs(Protocol):
-    """High-level file system, by path. Each method raises OSError, and nothing else, when it fails."""
-
-    def getattr(self, path: str) -> Attributes:
-        """Return the attributes of a file; of a symbolic link, its own."""
-
-    def readdir(self, path: str) -> tuple[DirectoryEntry, ...]:
-        """Return all names in a directory but ``.`` and ``..``."""
-
-    def readlink(self, path: str) -> str:
-        """Return the target of a symbolic link, as it was stored."""
-
-    def mknod(self, path: str, mode: int, owner: Owner | None = None, rdev: int = 0) -> None:
-        """Make a file of any type that mknod(2) can; only root of the machine can make devices (EPERM)."""
-
-    def mkdir(self, path: str, mode: int, owner: Owner | None = None) -> None:
-        """Make a directory."""
-
-    def unlink(self, path: str) -> None:
-        """Remove a name of a file."""
-
-    def rmdir(self, path: str) -> None:
-        """Remove an empty directory."""
-
-    def symlink(self, target: str, path: str, owner: Owner | None = None) -> None:
-        """Make a symbolic link at ``path`` that holds ``target`` as it is."""
-
-    def rename(self, old: str, new: str) -> None:
-        """Move a name, replacing what ``new`` was."""
-
-    def link(self, old: str, new: str) -> None:
-        """Give a file a second name."""
-
-    def chmod(self, path: str, mode: int) -> None:
-        """Set the permission bits."""
-
-    def chown(self, path: str, uid: int, gid: int) -> None:
-        """Set the owner; -1 keeps one."""
-
-    def truncate(self, path: str, size: int) -> None:
-        """Cut or extend a file to ``size`` bytes."""
-
-    def utimens(self, path: str, atime: int, mtime: int) -> None:
-        """Set the times, in nanoseconds."""
-
-    def open(self, path: str, flags: int, mode: int = 0, owner: Owner | None = None) -> Handle:
-        """Open a regular file. Flags that count: access mode, O_CREAT, EXCL, TRUNC, APPEND, SYNC, DSYNC."""
-
-    def read(self, handle: Handle, size: int, offset: int) -> bytes:
-        """Return up to ``size`` bytes, fewer at the end of the file."""
-
-    def write(self, handle: Handle, data: bytes, offset: int) -> int:
-        """Write at ``offset``, or at the end if opened with O_APPEND. Returns how many bytes were written."""
-
-    def flush(self, handle: Handle) -> None:
-        """Note that a descriptor of this file was closed."""
-
-    def fsync(self, handle: Handle, data_only: bool = False) -> None:
-        """Return when the file is on the flash."""
-
-    def release(self, handle: Handle) -> None:
-        """Forget the handle of a file whose last descriptor was closed."""
-
-    def statfs(self) -> Statistics:
-        """Return how full the volume is."""
-
-    def ftruncate(self, handle: Handle, size: int) -> None:
-        """Cut or extend an open file to ``size`` bytes."""
-
-    def fgetattr(self, handle: Handle) -> Attributes:
-        """Return the attributes of an open file."""
 
 
 def os_error(code: int, path: str = "") -> OSError:

@@ -7,10 +7,11 @@ than the request alone, and the next place is likely to lie in it.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.vfs.inode_api import Node
 
 BLOCK = 256 << 10
@@ -29,11 +30,13 @@ class Block:
 
 
 class BlockCache:
-    """A cache of blocks that evicts the least recently used one."""
+    """A cache of blocks that evicts the least recently used one. Threads may call at once; ``changed`` is
+    called with the client's lock.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[Node, int], Block] = OrderedDict()
-        self._changes: Counter[Node] = Counter()
         self._bytes = 0
 
     def serves(self, size: int, offset: int, end: int) -> bool:
@@ -43,24 +46,26 @@ class BlockCache:
 
     def version(self, file: CachedInode) -> tuple[int, int]:
         """Return the file's version, to be taken before a block is read."""
-        return file.drops, self._changes[file.node]
+        return file.drops, file.block_changes
 
     def changed(self, file: CachedInode) -> None:
         """Invalidate all blocks of a file."""
-        self._changes[file.node] += 1
+        file.block_changes += 1
 
     def get(self, file: CachedInode, index: int) -> Block | None:
         """Return a valid block, or None."""
-        block = self._blocks.get((file.node, index))
-        if block is None or block.version != self.version(file):
-            return None
-        self._blocks.move_to_end((file.node, index))
-        return block
+        with self._lock:
+            block = self._blocks.get((file.node, index))
+            if block is None or block.version != self.version(file):
+                return None
+            self._blocks.move_to_end((file.node, index))
+            return block
 
     def keep(self, file: CachedInode, index: int, block: Block) -> None:
         """Add a block that was read; evict others if there is no room."""
-        before = self._blocks.pop((file.node, index), None)
-        self._bytes += len(block.data) - (len(before.data) if before else 0)
-        self._blocks[file.node, index] = block
-        while self._bytes > ROOM:
-            self._bytes -= len(self._blocks.popitem(last=False)[1].data)
+        with self._lock:
+            before = self._blocks.pop((file.node, index), None)
+            self._bytes += len(block.data) - (len(before.data) if before else 0)
+            self._blocks[file.node, index] = block
+            while self._bytes > ROOM:
+                self._bytes -= len(self._blocks.popitem(last=False)[1].data)

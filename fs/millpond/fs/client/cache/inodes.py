@@ -2,7 +2,8 @@
 """Pure: caches inodes and names on the client, with lease-bounded validity.
 
 Granted state is valid until it is recalled, the lease ends or the server has lost the session. A reply is
-cached only if nothing was changed by this client while it was under way.
+cached only if this client changed neither the file nor any name while it was under way: a name that is added
+or removed changes the attributes of a file that the cache may not know.
 """
 
 from __future__ import annotations
@@ -11,81 +12,30 @@ import errno
 import itertools
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal, cast
 
-from millpond.fs.client.cache.write_verifier import WriteVerifier
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.cache.listed import ListedFiles, listed_attributes
 from millpond.fs.proto.file_ops import FoundIs
-from millpond.fs.vfs.inode_api import ROOT, Node
-from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, os_error
+from millpond.fs.vfs.inode_api import ROOT, UNLISTED, KnownFile, Node
+from millpond.fs.vfs.path_api import Attributes, os_error
 
 _MOST_IDLE = 8192
 _MOST_RECALLS = 8192
-_MOST_FORGOTTEN = 4096  # nodes in one FORGET
+_MOST_FORGOTTEN = 4096  # nodes in one FORGET, or grants returned
 _DEEPEST = 4096
 _UNKNOWN = Node(0)
-
-
-@dataclass(slots=True)
-class CachedInode:
-    """One file of the cache, by its number ``node`` for the kernel and its ``inode`` number on the device.
-
-    ``remote`` is its node on the server under the session ``verifier`` (0: to be looked up again); it was
-    last found in ``parent`` as ``name``, which may be a path. ``lookups`` counts the kernel's references;
-    ``seen``: the kernel has used the node since. ``granted`` is the newest grant, 0 for none; ``drops``
-    counts invalidations. ``local_opens`` are opens that the server does not know of; ``reported_open``: a
-    recall reply has reported them. ``recalling`` counts invalidations of the kernel's cache under way;
-    ``ungranted_read``: data was returned to the kernel during one. ``linked``: its name was flushed for a
-    preallocated file and not synced since.
-
-    Of a directory: ``small_reads`` counts reads of small files in it, ``creates`` the creates tried in it;
-    until ``refused_until``, for ``refused_for`` seconds, no delegation is requested; ``fresh``:
-    this client has just made it; ``name_doubts`` counts events after which its set of names is not certain.
-    """
-
-    node: Node
-    inode: int
-    parent: Node | None
-    name: bytes
-    remote: int = 0
-    verifier: int = 0
-    lookups: int = 0
-    children: int = 0
-    seen: bool = False
-    granted: int = 0
-    attributes: Attributes | None = None
-    names: dict[bytes, Node | None] = field(default_factory=dict)
-    listing: tuple[DirectoryEntry, ...] | None = None
-    target: bytes | None = None
-    has_data: bool = False
-    readable: bool = False
-    small_reads: int = 0
-    local_opens: int = 0
-    reported_open: bool = False
-    recalling: int = 0
-    ungranted_read: bool = False
-    drops: int = 0
-    name_doubts: int = 0
-    creates: int = 0
-    refused_until: float = 0.0
-    refused_for: float = 0.0
-    fresh: bool = False
-    linked: bool = False
-    durability: WriteVerifier = field(default_factory=WriteVerifier)
-
-    def drop(self) -> None:
-        """Invalidate all cached state of the file."""
-        self.drops += 1
-        self.granted, self.attributes, self.listing, self.readable = 0, None, None, False
-        self.names.clear()
 
 
 class InodeCache:
     """All inodes that a client knows. One thread may call at once.
 
     ``lease_end`` is in seconds of the lease clock. ``to_forget`` are nodes that the server is to forget;
-    ``forget_is_urgent``: one of them may be a removed file that still takes flash space.
+    ``forget_is_urgent``: one of them may be a removed file that still takes flash space. ``to_return`` are
+    inode numbers and grants of files without a node on the server, to be returned. ``listed`` are files that
+    arrived with a listing; any other use makes a CachedInode of one. ``pages_held`` counts pages of listings
+    that are still to be used.
     """
 
     def __init__(self) -> None:
@@ -93,6 +43,9 @@ class InodeCache:
         self.lease_end = 0.0
         self.verifier = 0
         self.to_forget: list[int] = []
+        self.to_return: list[tuple[int, int]] = []
+        self.listed = ListedFiles()
+        self.pages_held = 0
         self.forget_is_urgent = False
         self._forgets_in_flight: set[int] = set()
         self._files = {ROOT: self.root}
@@ -100,25 +53,124 @@ class InodeCache:
         self._linked: set[Node] = set()
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._by_location: dict[tuple[Node, bytes], Node] = {}
-        self._numbers = itertools.count(ROOT + 1)
+        self._numbers = cast("Iterator[Node]", itertools.count(ROOT + 1))
         self._recalled: dict[int, int] = {}
         self._floor = 0
-        self._changes = self._invalidated_at = 0
+        self._changes = self._names_changed_at = self._invalidated_at = 0
 
     def file(self, node: Node) -> CachedInode:
         """Return the inode of a node. Raises OSError: ESTALE for a forgotten one."""
-        try:
-            return self._files[node]
-        except KeyError:
-            raise os_error(errno.ESTALE) from None
+        file = self.get(node)
+        if file is None:
+            raise os_error(errno.ESTALE)
+        return file
 
-    def has(self, inode: int) -> bool:
-        """Return whether an inode number of the device is cached."""
-        return inode in self._by_inode
+    @property
+    def count(self) -> int:
+        """Number of files that are known."""
+        return len(self._files) + len(self.listed)
+
+    def known(self, node: Node) -> CachedInode | None:
+        """Return the inode of a node, None for one that is forgotten or was only listed. Needs no lock."""
+        return self._files.get(node)
 
     def get(self, node: Node) -> CachedInode | None:
         """Return the inode of a node, None for a forgotten one."""
-        return self._files.get(node)
+        return self._files.get(node) or (self._unlist(node) if node in self.listed else None)
+
+    def by_inode(self, inode: int) -> CachedInode | None:
+        """Return the file with an inode number of the device, None if it is not cached."""
+        if file := self._by_inode.get(inode):
+            return file
+        node = self.listed.node_of(inode)
+        return None if node is None else self._unlist(node)
+
+    def _unlist(self, node: Node) -> CachedInode:
+        """Make a CachedInode of a listed file."""
+        listed = self.listed.pop(node)
+        place, name, inode, granted, lookups, _ = listed
+        file = CachedInode(node, inode, None, name, lookups=lookups, granted=granted)
+        file.attributes = listed_attributes(listed)
+        self._files[node] = self._by_inode[inode] = file
+        if parent := self._files.get(place):
+            self.set_location(file, parent, name)
+            parent.children -= 1  # it had been counted
+        self._idle_unless_used(file)
+        return file
+
+    def list_file(
+        self, directory: CachedInode, name: bytes, inode: int, granted: int, record: bytes, node: Node
+    ) -> None:
+        """Count a lookup of a file that a listing brought, by its node from ``listed_or_new``."""
+        before, lookups = self.listed.get(node), 1
+        if before is None or before[0] != directory.node:
+            directory.children += 1
+        if before:
+            lookups += before[4]
+            if before[0] != directory.node and (parent := self._files.get(before[0])):
+                parent.children -= 1
+            if before[3] > granted:  # of a later page
+                granted, record = before[3], before[5]
+        self.listed.put(node, (directory.node, name, inode, granted, lookups, record))
+
+    def listed_or_new(self, inode: int, granted: int, has_more: object) -> Node | None:
+        """Return the node of a listed file, a new one if none is known; UNLISTED if the grant does not count,
+        and None for a file that ``has_more`` than a listing tells, or has a CachedInode.
+        """
+        if not granted or granted <= self._floor or granted <= self._recalled.get(inode, 0):
+            return UNLISTED
+        if has_more or inode in self._by_inode:
+            return None
+        return self.listed.node_of(inode) or next(self._numbers)
+
+    def files(self) -> Iterable[CachedInode]:
+        """Return all files but those that were only listed, as they were found."""
+        return self._files.values()
+
+    def least_needed(self) -> list[KnownFile]:
+        """Return the files that the kernel knows and that are no directories: first those that it was only
+        told of with a listing, last those that it has data of, each in the order in which they were found.
+        """
+        listed = [(node, file[0], file[1]) for node, file in self.listed.items() if file[4]]
+        plain, with_data = list[KnownFile](), list[KnownFile]()
+        for file in self.files():
+            is_directory = file.attributes is not None and stat.S_ISDIR(file.attributes.mode)
+            if file.parent is None or is_directory or file.children or file.local_opens or not file.lookups:
+                continue
+            (with_data if file.has_data else plain).append((file.node, file.parent, file.name))
+        return [*listed, *plain, *with_data]
+
+    def keep_unused(self, node: Node) -> None:
+        """Drop a lookup that was counted for no kernel, and keep what is cached of the file for a while."""
+        if (file := self.listed.get(node)) is None:
+            self.forget(node, 1)
+        elif oldest := self.listed.keep_unused(node, file):
+            self.forget_listed(oldest, 0)
+
+    def forget_listed(self, node: Node, times: int) -> bool:
+        """Drop ``times`` lookups of a listed file. Returns False if the node is none."""
+        file = self.listed.get(node)
+        if file is None:
+            return False
+        place, name, inode, granted, lookups, record = file
+        if lookups > times or (lookups and not times):
+            self.listed.put(node, (place, name, inode, granted, lookups - times, record))
+            return True
+        self.listed.pop(node)
+        if parent := self._files.get(place):
+            parent.children -= 1
+            if parent.names.get(name) == node:
+                del parent.names[name]
+            self._idle_unless_used(parent)
+        self._return(inode, granted)
+        return True
+
+    def _return(self, inode: int, granted: int) -> None:
+        """Return a grant. A page that is still to be used may name it: it counts as recalled."""
+        self.to_return.append((inode, granted))
+        if len(self._recalled) > _MOST_RECALLS:
+            self._raise_floor(max(self._recalled.values()))
+        self._recalled[inode] = max(granted, self._recalled.get(inode, 0))
 
     def ttl(self, file: CachedInode, now: float) -> float:
         """Return for how many seconds the cached state of a file is valid."""
@@ -132,12 +184,14 @@ class InodeCache:
         if not self.ttl(directory, now) or name not in directory.names:
             return False
         node = directory.names[name]
-        return None if node is None else self._files.get(node, False)
+        return None if node is None else self.get(node) or False
 
     def last_known(self, directory: CachedInode, name: bytes) -> CachedInode | None:
         """Return the inode that was last found under a name, valid or not, or None."""
         node = directory.names.get(name, self._by_location.get((directory.node, name)))
-        return None if node is None else self._files.get(node)
+        if node is None and directory.old_names and (old := directory.old_names.get(name)):
+            node = old if self.listed.is_at(old, directory.node, name) else None
+        return None if node is None else self.get(node)
 
     def parent(self, file: CachedInode) -> CachedInode | None:
         """Return the directory in which a file was last found, or None."""
@@ -148,10 +202,20 @@ class InodeCache:
         """How many changes by this client have begun or ended."""
         return self._changes
 
-    def change(self) -> int:
-        """Count the beginning or the end of a change; replies to earlier requests are not cached any more."""
+    def change(self, file: CachedInode | None = None) -> int:
+        """Count the beginning or the end of a change, of this file's data and attributes alone or else of
+        names; replies to earlier requests are not cached any more.
+        """
         self._changes += 1
+        if file:
+            file.changed_at = self._changes
+        else:
+            self._names_changed_at = self._changes
         return self._changes
+
+    def is_current(self, file: CachedInode, since: int) -> bool:
+        """Return whether neither this file nor any name was changed since a request."""
+        return since >= max(file.changed_at, self._names_changed_at)
 
     def insert(
         self, reply: FoundIs, parent: CachedInode, name: bytes, *, since: int, verifier: int
@@ -160,21 +224,26 @@ class InodeCache:
 
         ``since`` is ``changes`` at the time of the request, ``verifier`` the session verifier then.
         """
-        file = self._by_inode.get(reply.attributes.inode)
+        file = self.by_inode(reply.attributes.inode)
         if file is None:
-            node = Node(next(self._numbers))
-            file = self._files[node] = CachedInode(node, reply.attributes.inode, None, name)
-            self._by_inode[file.inode] = file
+            file = self.add(reply.attributes.inode, name)
         self.set_location(file, parent, name)
         # the server may still forget the node, and with it all its grants
         is_being_forgotten = reply.node in self._forgets_in_flight
         file.remote, file.verifier = reply.node, 0 if is_being_forgotten else verifier
         if reply.node in self.to_forget:
             self.to_forget.remove(reply.node)
-        if self.learn(file, reply.attributes, 0 if is_being_forgotten else reply.granted, since=since):
+        granted = 0 if is_being_forgotten else reply.granted
+        if self.learn(file, reply.attributes, granted, since=since) and self.is_current(file, since):
             file.readable = reply.readable
         self.learn_name(parent, name, file.node, reply.name_granted, since=since)
         self._idle_unless_used(file)
+        return file
+
+    def add(self, inode: int, name: bytes) -> CachedInode:
+        """Add a file that is not cached."""
+        node = next(self._numbers)
+        file = self._files[node] = self._by_inode[inode] = CachedInode(node, inode, None, name)
         return file
 
     def reject(self, reply: FoundIs, verifier: int) -> None:
@@ -192,12 +261,18 @@ class InodeCache:
         self._forgets_in_flight.update(nodes)
         return nodes
 
+    def take_returns(self) -> tuple[tuple[int, int], ...]:
+        """Remove and return the grants to be returned with the next request."""
+        grants = tuple(self.to_return[:_MOST_FORGOTTEN])
+        del self.to_return[:_MOST_FORGOTTEN]
+        return grants
+
     def forgets_done(self, nodes: Iterable[int], *, others_ask: bool) -> None:
         """Note that the server has forgotten these nodes. With ``others_ask``, replies under way may predate
         that and are not cached.
         """
         self._forgets_in_flight.difference_update(nodes)
-        if others_ask:
+        if others_ask or self.pages_held:
             self.change()
 
     def set_location(self, file: CachedInode, parent: CachedInode | None, name: bytes) -> None:
@@ -224,17 +299,26 @@ class InodeCache:
         counts = self._is_valid_grant(file, granted, since)
         if counts:
             file.granted = max(file.granted, granted)
-            if attributes is not None and since == self._changes:
+            if attributes is not None and self.is_current(file, since) and not file.gathered:
                 file.attributes = attributes
                 if attributes.links > 1 and not stat.S_ISDIR(attributes.mode):
                     self._linked.add(file.node)
+        return counts
+
+    def learn_own(self, file: CachedInode, granted: int, attributes: Attributes, since: int) -> bool:
+        """Apply attributes of a file that only this client knows, under an earlier grant; return whether they
+        are valid, whatever other names this client has changed since the request.
+        """
+        counts = self._is_valid_grant(file, granted, since) and since >= file.changed_at
+        if counts:
+            file.granted, file.attributes = max(file.granted, granted), attributes
         return counts
 
     def learn_name(
         self, directory: CachedInode, name: bytes, node: Node | None, granted: int, *, since: int
     ) -> None:
         """Cache the node of a name under a grant of its directory; None for a name that does not exist."""
-        if self._is_valid_grant(directory, granted, since) and since == self._changes:
+        if self.may_cache(directory, granted, since=since):
             directory.granted = max(directory.granted, granted)
             directory.names[name] = node
 
@@ -259,13 +343,18 @@ class InodeCache:
 
     def may_cache(self, file: CachedInode, granted: int, *, since: int) -> bool:
         """Return whether a reply under this grant may be cached."""
-        return self._is_valid_grant(file, granted, since) and since == self._changes
+        return self._is_valid_grant(file, granted, since) and self.is_current(file, since)
 
     def _is_valid_grant(self, file: CachedInode, granted: int, since: int) -> bool:
         """Return whether a grant was neither recalled nor of an earlier lease or session; a new session
         numbers its grants anew.
         """
-        return since >= self._invalidated_at and granted > max(self._floor, self._recalled.get(file.inode, 0))
+        is_recalled = granted <= max(self._floor, self._recalled.get(file.inode, 0))
+        return since >= self._invalidated_at and not is_recalled
+
+    def is_new(self, since: int) -> bool:
+        """Return whether no name was changed, and the session not lost, since a request."""
+        return since >= max(self._names_changed_at, self._invalidated_at)
 
     def use(self, file: CachedInode) -> None:
         """Count a lookup by the kernel."""
@@ -274,6 +363,8 @@ class InodeCache:
 
     def forget(self, node: Node, times: int) -> None:
         """Drop ``times`` lookups of a node; its cached state may still be of use."""
+        if self.forget_listed(node, times):
+            return
         file = self._files.get(node)
         if file is None or file is self.root:
             return
@@ -303,11 +394,14 @@ class InodeCache:
             del parent.names[file.name]
         self.set_location(file, None, b"")
         del self._files[file.node]
+        self._names_changed_at = max(self._names_changed_at, file.changed_at)  # of replies that find it anew
         self._linked.discard(file.node)
         if self._by_inode.get(file.inode) is file:
             del self._by_inode[file.inode]
         if file.verifier == self.verifier:
             self.to_forget.append(file.remote)
+        elif file.granted and not file.remote:
+            self._return(file.inode, file.granted)
 
     def recall(self, inodes: Iterable[int], upto: int) -> list[CachedInode]:
         """Invalidate these inodes if they were granted up to ``upto``; return the files that were."""
@@ -316,7 +410,7 @@ class InodeCache:
             self._raise_floor(max(self._recalled.values()))
         for inode in inodes:
             self._recalled[inode] = upto
-            if (file := self._by_inode.get(inode)) and file.granted <= upto:
+            if (file := self.by_inode(inode)) and file.granted <= upto:
                 file.drop()
                 known.append(file)
         return known
@@ -328,6 +422,7 @@ class InodeCache:
         if verifier != self.verifier:
             self.verifier = verifier
             self.to_forget.clear()
+            self.to_return.clear()
             self._forgets_in_flight.clear()
             self._recalled.clear()
             self._floor = 0
@@ -335,6 +430,8 @@ class InodeCache:
             for file in self._files.values():
                 file.durability.server_restarted()
         self.lease_end = 0.0
+        for node in self.listed.nodes():
+            self._unlist(node)
         for file in self._files.values():
             file.drop()
         return list(self._files.values())
@@ -344,6 +441,8 @@ class InodeCache:
         under way.
         """
         self._raise_floor(upto)
+        for node in self.listed.granted_upto(upto):
+            self._unlist(node)
         for file in self._files.values():
             if file.granted <= upto:
                 file.drop()

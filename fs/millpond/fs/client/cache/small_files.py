@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.vfs.inode_api import Node
 
 MOST = 64 << 10

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure: tracks per file whether its writes are on the flash, through restarts of the server (NFS's write
-verifier).
+verifier), and the errors of changes that were answered before they were done.
 """
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 
@@ -14,13 +15,18 @@ class WriteVerifier:
 
     A restarted server may have lost changes that were not synced: each open file sees one EIO from fsync,
     also one opened after the loss but before its first report. ``changed`` and ``synced`` count changes,
-    ``error_seq`` losses; ``reported_seq`` is the last loss that was reported.
+    ``error_seq`` losses; ``reported_seq`` is the last loss that was reported. ``lost_seq`` is the last loss
+    of gathered data, which a write and a close report, too. ``failed_seq`` is that or the last refusal of
+    attributes, which counts as a loss and is reported by a close, too; ``code`` is its errno.
     """
 
     changed: int = 0
     synced: int = 0
     error_seq: int = 0
     reported_seq: int = 0
+    lost_seq: int = 0
+    failed_seq: int = 0
+    code: int = errno.EIO
 
     def change(self) -> None:
         """Count a change that has ended: a sync that began before does not cover it."""
@@ -35,6 +41,20 @@ class WriteVerifier:
         if self.changed > self.synced:
             self.error_seq += 1
             self.synced = self.changed
+
+    def fail(self, code: int, *, lost: bool) -> None:
+        """Count the loss of gathered data, which could not be written for this errno; unless ``lost``, the
+        refusal of attributes behind it.
+        """
+        self.error_seq += 1
+        self.failed_seq, self.code = self.error_seq, code
+        if lost:
+            self.lost_seq = self.error_seq
+
+    @property
+    def error(self) -> int:
+        """The errno of the newest loss."""
+        return self.code if self.failed_seq == self.error_seq else errno.EIO
 
     def report(self, seen: int) -> int | None:
         """Return the newest loss if it is newer than ``seen``, and mark it as reported; else None."""

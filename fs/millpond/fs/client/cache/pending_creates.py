@@ -7,15 +7,16 @@ the server may already have is never removed locally.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from millpond.fs.client.cache.inodes import CachedInode
-from millpond.fs.proto.async_create import MAX_BATCH, NameUpdate
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.proto.async_create import MAX_BATCH, Contents, NameUpdate
 from millpond.fs.vfs.inode_api import Node
-from millpond.fs.vfs.path_api import Attributes
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
 
 FIRST = 2
 """The number of files preallocated with the grant; then twice as many each time."""
@@ -24,13 +25,14 @@ FIRST = 2
 @dataclass(frozen=True, slots=True)
 class PreallocatedFile:
     """A nameless file that the server has created: its node and open handle there, its inode number, the
-    grant of its attributes.
+    grant of its attributes, and the bytes of its contents that there is room for.
     """
 
     node: int
     handle: int
     inode: int
     granted: int
+    room: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +42,8 @@ class ExclusiveDirectory:
 
     ``clock_offset`` is by how many nanoseconds the device's clock is ahead of the client's. ``estimated`` is
     when the directory's times were last set locally (seconds of the lease clock), 0 if they are the device's.
-    ``drops`` and ``name_doubts`` are the file's counters at the time of the grant.
+    ``gathered`` is the number of files made under it whose data is not sent yet. ``drops`` and
+    ``name_doubts`` are the file's counters at the time of the grant.
     """
 
     file: CachedInode
@@ -55,6 +58,7 @@ class ExclusiveDirectory:
     pending: dict[bytes, PendingFile] = field(default_factory=dict)
     next_size: int = 2 * FIRST
     estimated: float = 0.0
+    gathered: int = 0
     drops: int = field(init=False)
     name_doubts: int = field(init=False)
 
@@ -65,6 +69,11 @@ class ExclusiveDirectory:
     def is_valid(self) -> bool:
         """Whether the delegation was not recalled and all names of the directory are known."""
         return self.drops == self.file.drops and self.name_doubts == self.file.name_doubts
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether names or data are to be flushed under it."""
+        return bool(self.pending) or self.gathered > 0
 
     def add_preallocated(
         self, preallocated: Iterable[PreallocatedFile], attributes: Attributes, clock_offset: int
@@ -94,7 +103,9 @@ class ExclusiveDirectory:
 @dataclass(eq=False, slots=True)
 class PendingFile:
     """A file whose name is not flushed yet. ``closed``: its handle on the server is of use only if the
-    preallocated file is used again.
+    preallocated file is used again. ``contents`` is all that was written to it, if a descriptor of it was
+    closed and there is room for that on the server; ``time`` and ``accessed`` are its times then, and
+    ``found`` its attributes as the server has them since, and ``InodeCache.changes`` of the request.
     """
 
     serial: int
@@ -105,11 +116,44 @@ class PendingFile:
     mode: int
     time: int
     closed: bool = False
+    contents: bytes = b""
+    accessed: int = 0
+    found: tuple[Attributes, int] | None = None
 
     def name_update(self) -> NameUpdate:
         """Return the message that tells the server of this name."""
         into, node = self.directory, self.spare.node
         return NameUpdate(self.serial, into.remote, into.granted, node, self.name, self.mode, self.time)
+
+    def contents_update(self) -> Contents:
+        """Return the message that tells the server what is in this file."""
+        return Contents(self.serial, len(self.contents), self.accessed)
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A file that was created and opened locally. The kernel's lookup of it is counted."""
+
+    file: CachedInode
+    attributes: Attributes
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A file whose last name was removed locally and that no program has open."""
+
+    file: CachedInode
+    attributes: Attributes
+
+
+def name_updates(batch: Sequence[PendingFile], verifier: int) -> tuple[NameUpdate, ...]:
+    """Return the messages that tell the server of these names. Raises OSError: ESTALE if the server has lost
+    their session, since ``verifier`` is another one.
+    """
+    if any(made.directory.verifier != verifier for made in batch):
+        raise os_error(errno.ESTALE)
+    return tuple(made.name_update() for made in batch)
 
 
 class PendingNames:
@@ -124,6 +168,8 @@ class PendingNames:
         self._unlinked: dict[Node, PendingFile] = {}
         self._serials = itertools.count(1)
         self._flushed_upto = 0
+        self.with_contents = 0
+        """How many files with contents are pending."""
 
     def of(self, directory: CachedInode) -> ExclusiveDirectory | None:
         """Return the valid delegation of a directory, or None."""
@@ -167,6 +213,16 @@ class PendingNames:
         held.pending[name] = self.pending[made.serial] = self.files[file.node] = made
         return made
 
+    def may_change(self, made: PendingFile) -> bool:
+        """Return whether the server cannot have this name yet, and its directory is still held."""
+        held = made.directory
+        return made.serial > self._flushed_upto and held.is_valid and self.held.get(held.file.node) is held
+
+    def fill(self, made: PendingFile, contents: bytes) -> None:
+        """Have a file's contents flushed with its name."""
+        made.contents = contents
+        self.with_contents += 1
+
     def cancel(self, directory: CachedInode, name: bytes) -> PendingFile | None:
         """Remove a name that the server cannot have yet, of a file that is not open. Returns None if it
         cannot be removed locally.
@@ -186,6 +242,7 @@ class PendingNames:
         return made
 
     def _remove(self, made: PendingFile) -> None:
+        self.with_contents -= bool(made.contents)
         del self.pending[made.serial], self.files[made.file.node], made.directory.pending[made.name]
 
     def take_touched(self) -> list[ExclusiveDirectory]:
@@ -199,15 +256,18 @@ class PendingNames:
         return touched
 
     def begin_flush(self, upto: int | None = None) -> list[PendingFile]:
-        """Return the next batch of pending names, in order; no other flush may run until ``end_flush``.
+        """Return the next batch of pending names, in order, with contents that fit into one request; no other
+        flush may run until ``end_flush``.
 
         The server may have these names from now on, however the flush ends.
         """
-        batch = [
-            made
-            for made in itertools.islice(self.pending.values(), MAX_BATCH)
-            if not upto or made.serial <= upto
-        ]
+        batch: list[PendingFile] = []
+        size = 0
+        for made in itertools.islice(self.pending.values(), MAX_BATCH):
+            size += len(made.contents)
+            if (upto and made.serial > upto) or size > MAX_TRANSFER:
+                break
+            batch.append(made)
         self._flushed_upto = max(self._flushed_upto, batch[-1].serial if batch else 0)
         return batch
 

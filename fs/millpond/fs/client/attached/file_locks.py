@@ -11,11 +11,15 @@ from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import Node
 
 
-def remote_file_locks(rpc: RpcPool) -> RemoteLocks:
-    """Return the file locks of one client."""
+def remote_file_locks(rpc: RpcPool, flush: Callable[[Node], None]) -> RemoteLocks:
+    """Return the file locks of one client; ``flush`` sends what is gathered of a file, before each
+    request.
+    """
 
     def ask(node: Node | None, request: Callable[[int], r.LockRequest]) -> r.LockReply:
-        file = None if node is None else rpc.inodes.file(node)
+        file = None if node is None else rpc.file(node)
+        if node is not None:
+            flush(node)
         with rpc.call() as call:
             return call.ask(
                 lambda: request(0 if file is None else call.remote(file)), r.LockReply, idempotent=True

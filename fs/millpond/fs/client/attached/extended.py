@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: extended attributes and birth times of files on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ProtocolError
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.cache.invalidation import Invalidation
+from millpond.fs.client.cache.listed import ListedFile
+from millpond.fs.client.rpc_pool import RpcCall, RpcPool, now
+from millpond.fs.proto import extended as x
+from millpond.fs.proto.file_ops import AttributesAre
+from millpond.fs.vfs.inode_api import Buffer, Node
+from millpond.fs.vfs.path_api import os_error
+from millpond.fs.vfs.xattr_names import MAX_LIST, MAX_VALUE, user_name
+from millpond.wire.messages import Message
+
+
+class _Flush(Protocol):
+    def __call__(self, changed: CachedInode | None = None) -> Deadline:
+        """Send pending names and gathered data, of all files or before one is changed. Returns the deadline
+        of the operation that waits.
+        """
+
+
+class RemoteExtended:
+    """ExtendedFs of the files of a device. That a file has no attribute of a name is cached as its other
+    attributes are, once its names were listed; of files that arrived with a listing, many are asked for at
+    once. ``flush`` comes before each request.
+    """
+
+    def __init__(self, rpc: RpcPool, flush: _Flush) -> None:
+        self._rpc, self._flush = rpc, flush
+
+    def _file(self, node: Node) -> CachedInode:
+        file = self._rpc.file(node)
+        file.seen = True
+        return file
+
+    def _is_bare(self, node: Node) -> bool:
+        """Return whether a file that was only listed is known to have no extended attributes, if need be
+        after a request about it and others.
+        """
+        inodes = self._rpc.inodes
+        with self._rpc.lock:
+            if node not in inodes.listed or inodes.lease_end <= now():
+                return False
+            if (known := inodes.listed.is_bare(node)) is not None:
+                return known
+            files = inodes.listed.like(node)
+            directory = inodes.known(files[0][0])
+        if directory is not None:
+            with contextlib.suppress(OSError):  # the next request tells why
+                self._find_bare(directory, files)
+        with self._rpc.lock:
+            return inodes.listed.is_bare(node) is True
+
+    def _find_bare(self, directory: CachedInode, files: Sequence[ListedFile]) -> None:
+        names = tuple(file[1] for file in files)
+        with self._rpc.call() as call:
+            reply, _ = call.ask(lambda: x.FindBare(call.remote(directory), names), x.BareAre, idempotent=True)
+        bare = set(reply.inodes)
+        with self._rpc.lock:
+            for file in files:
+                self._rpc.inodes.listed.note_bare(file, is_bare=file[2] in bare)
+
+    def get(self, node: Node, name: bytes) -> bytes:
+        """Return the value of an extended attribute."""
+        user_name(name)
+        if self._is_bare(node):
+            raise os_error(errno.ENODATA)
+        file = self._file(node)
+        known = self._cached_names(file)
+        if known is not None and name not in known:
+            raise os_error(errno.ENODATA)
+        with self._rpc.call(self._flush(file)) as call:
+            _, value = call.ask(
+                lambda: x.GetXattr(call.remote(file), name), x.XattrIs, idempotent=True, limit=MAX_VALUE
+            )
+            return bytes(value)
+
+    def _cached_names(self, file: CachedInode) -> tuple[bytes, ...] | None:
+        with self._rpc.lock:
+            if file.xattrs is None or file.xattrs[0] is not file.attributes:
+                return None
+            return file.xattrs[1] if self._rpc.inodes.ttl(file, now()) else None
+
+    def names(self, node: Node) -> tuple[bytes, ...]:
+        """Return the names of a file's extended attributes."""
+        if self._is_bare(node):
+            return ()
+        file = self._file(node)
+        known = self._cached_names(file)
+        if known is not None:
+            return known
+        with self._rpc.call(self._flush(file)) as call:
+            reply, packed = call.ask(
+                lambda: x.ListXattrs(call.remote(file)), x.XattrsAre, idempotent=True, limit=MAX_LIST
+            )
+            try:
+                names = x.unpack_names(packed)
+            except ProtocolError as error:
+                raise os_error(errno.EIO) from error
+        with self._rpc.lock:
+            self._rpc.inodes.learn(file, reply.file.attributes, reply.file.granted, since=call.since)
+            file.xattrs = reply.file.attributes, names
+        return names
+
+    def set(self, node: Node, name: bytes, value: bytes, flags: int) -> None:
+        """Set an extended attribute."""
+        user_name(name)
+        if len(value) > MAX_VALUE:
+            raise os_error(errno.E2BIG)
+
+        def request(remote: int) -> Message:
+            return x.SetXattr(remote, name, flags)
+
+        self._change(self._file(node), request, value, idempotent=not flags)
+
+    def remove(self, node: Node, name: bytes) -> None:
+        """Remove an extended attribute."""
+        user_name(name)
+        self._change(self._file(node), lambda remote: x.RemoveXattr(remote, name))
+
+    def _change(
+        self,
+        file: CachedInode,
+        request: Callable[[int], Message],
+        value: Buffer = b"",
+        *,
+        idempotent: bool = False,
+    ) -> None:
+        deadline = self._flush(file)
+        change = Invalidation(self._rpc.inodes, self._rpc.lock, lambda _file: None, (file,), data_only=True)
+
+        def prepare(call: RpcCall) -> Message:
+            return request(call.remote(file))
+
+        with change, self._rpc.call(deadline) as call:
+            reply, _ = call.ask(lambda: prepare(call), AttributesAre, idempotent=idempotent, payload=value)
+        change.learn_reply(file, reply)
+
+    def birth_time(self, node: Node) -> int | None:
+        """Return when a file was made; None if the device does not know."""
+        file = self._file(node)
+        with self._rpc.call(self._flush(file)) as call:
+            reply, _ = call.ask(lambda: x.GetBirthTime(call.remote(file)), x.BirthTimeIs, idempotent=True)
+        return reply.time

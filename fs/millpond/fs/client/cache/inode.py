@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: a file as the client caches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpond.fs.client.cache.write_verifier import WriteVerifier
+from millpond.fs.vfs.inode_api import Node
+from millpond.fs.vfs.path_api import Attributes, DirectoryEntry
+
+
+@dataclass(slots=True)
+class CachedInode:
+    """One file of the cache, by its number ``node`` for the kernel and its ``inode`` number on the device.
+
+    ``remote`` is its node on the server under the session ``verifier`` (0: to be looked up again); it was
+    last found in ``parent`` as ``name``, which may be a path. ``lookups`` counts the kernel's references;
+    ``seen``: the kernel has used the node since. ``granted`` is the newest grant, 0 for none; ``drops``
+    counts invalidations, ``block_changes`` those of its cached blocks; ``changed_at`` is its last change by
+    this client. ``local_opens`` are opens that the server does not know of; ``reported_open``: a recall reply
+    has reported them. ``recalling`` counts invalidations of the kernel's cache under way; ``ungranted_read``:
+    data was returned to the kernel during one. ``linked``: its name was flushed for a preallocated file and
+    not synced since. ``xattrs``: the names of its extended attributes, valid while the other attributes are
+    the same object. ``gathered``: the server lacks data, so that its attributes are not the file's.
+
+    Of a directory: ``small_reads`` counts reads of small files in it, ``creates`` the creates tried in it;
+    until ``refused_until``, for ``refused_for`` seconds, no delegation is requested; ``fresh``:
+    this client has just made it; ``name_doubts`` counts events after which its set of names is not certain;
+    ``in_listing``: the kernel may still be taking over names from a listing; ``old_names``: dropped names.
+    """
+
+    node: Node
+    inode: int
+    parent: Node | None
+    name: bytes
+    remote: int = 0
+    verifier: int = 0
+    lookups: int = 0
+    children: int = 0
+    seen: bool = False
+    granted: int = 0
+    attributes: Attributes | None = None
+    names: dict[bytes, Node | None] = field(default_factory=dict)
+    listing: tuple[DirectoryEntry, ...] | None = None
+    target: bytes | None = None
+    xattrs: tuple[Attributes, tuple[bytes, ...]] | None = None
+    has_data: bool = False
+    readable: bool = False
+    small_reads: int = 0
+    local_opens: int = 0
+    reported_open: bool = False
+    recalling: int = 0
+    ungranted_read: bool = False
+    drops: int = 0
+    block_changes: int = 0
+    changed_at: int = 0
+    name_doubts: int = 0
+    creates: int = 0
+    refused_until: float = 0.0
+    refused_for: float = 0.0
+    fresh: bool = False
+    linked: bool = False
+    in_listing: bool = False
+    old_names: dict[bytes, Node | None] | None = None
+    gathered: bool = False
+    durability: WriteVerifier = field(default_factory=WriteVerifier)
+
+    def drop(self) -> None:
+        """Invalidate all cached state of the file."""
+        self.drops += 1
+        self.granted, self.attributes, self.listing, self.readable = 0, None, None, False
+        self.drop_names()
+
+    def drop_names(self) -> None:
+        """Invalidate the names in this directory."""
+        if self.names:
+            self.old_names, self.names = self.names, {}

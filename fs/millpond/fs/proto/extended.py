@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: messages about extended attributes and birth times of files, and the packing of names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millpond.base.errors import ProtocolError
+from millpond.fs.proto.file_ops import AttributesAre
+from millpond.fs.vfs.inode_api import Buffer
+from millpond.fs.vfs.xattr_names import MAX_LIST, is_user_name
+from millpond.wire.messages import Kind, Message, message
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedRequest(Message):
+    """Base of the requests about what few programs ask for of a file."""
+
+    node: int
+
+
+@message("fs.getxattr", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class GetXattr(ExtendedRequest):
+    """Get the value of an extended attribute. Answered by XattrIs."""
+
+    name: bytes
+
+
+@message("fs.setxattr", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class SetXattr(ExtendedRequest):
+    """Set an extended attribute to the payload, with ``flags`` as in setxattr(2). Answered by
+    AttributesAre.
+    """
+
+    name: bytes
+    flags: int = 0
+
+
+@message("fs.listxattr", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class ListXattrs(ExtendedRequest):
+    """List the names of a file's extended attributes. Answered by XattrsAre."""
+
+
+@message("fs.findbare", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class FindBare(Message):
+    """Find out which of the files with these names, in a directory of the public part, have no extended
+    attributes. Answered by BareAre.
+    """
+
+    node: int
+    names: tuple[bytes, ...]
+
+
+@message("fs.removexattr", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class RemoveXattr(ExtendedRequest):
+    """Remove an extended attribute. Answered by AttributesAre."""
+
+    name: bytes
+
+
+@message("fs.birthtime", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class GetBirthTime(ExtendedRequest):
+    """Get when a file was made. Answered by BirthTimeIs."""
+
+
+@message("fs.xattr", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class XattrIs(Message):
+    """The payload is the value of an extended attribute."""
+
+
+@message("fs.xattrs", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class XattrsAre(Message):
+    """The payload is the names of a file's extended attributes, packed by ``pack_names``. They may be cached
+    as long as the attributes in ``file``.
+    """
+
+    file: AttributesAre
+
+
+@message("fs.bare", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class BareAre(Message):
+    """The inode numbers of files without extended attributes. It may be cached of a file that was delegated
+    to the client by the same grant before the request and after the reply.
+    """
+
+    inodes: tuple[int, ...]
+
+
+@message("fs.birthtime.is", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class BirthTimeIs(Message):
+    """When a file was made, in nanoseconds since 1970; None if the device does not know."""
+
+    time: int | None = None
+
+
+def pack_names(names: Sequence[bytes]) -> bytes:
+    """Pack names of extended attributes, each with a NUL behind it, as listxattr(2) returns them."""
+    return b"".join(name + b"\0" for name in names)
+
+
+def unpack_names(data: Buffer) -> tuple[bytes, ...]:
+    """Unpack the payload of ``pack_names``. Raises ProtocolError if it is malformed, too long, or holds a
+    name that no file of the public part has.
+    """
+    if not data:
+        return ()
+    *names, rest = bytes(data).split(b"\0")
+    if rest or len(data) > MAX_LIST or not all(map(is_user_name, names)):
+        raise ProtocolError("a list of extended attributes holds what no file has")
+    return tuple(names)

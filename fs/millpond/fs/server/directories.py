@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: lists directories for a client, page by page. Nothing is kept from one page to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+
+from millpond.fs.proto import bulk_copy as c
+from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.dirents import pack_page
+from millpond.fs.server.client_state import ClientState
+from millpond.fs.store.directories import DOTS, blocks_from, entries_from
+from millpond.fs.vfs.inode_api import ROOT, FoundEntry, Node
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, os_error, within
+from millpond.wire.channel import FileSlice
+from millpond.wire.messages import Message
+
+Reply = tuple[Message, bytes | FileSlice]
+_MAX_OFFSET = (1 << 63) - 1
+
+
+class DirectoryHandlers(ClientState):
+    """Handlers of a client's lookups and listings."""
+
+    def _found_reply(self, found: FoundEntry, named: int = 0) -> p.FoundIs:
+        """Build the reply of a lookup. The attributes are read after they are granted."""
+        self._reference(found.node)
+        granted = self._grant_read(found.node)
+        attributes = self._backing.getattr(found.node).attributes if granted else found.attributes
+        readable = bool(granted) and self._may_read(found.node, attributes)
+        return p.FoundIs(found.node, attributes, granted, named, readable)
+
+    def _may_read(self, node: Node, attributes: Attributes) -> bool:
+        return stat.S_ISREG(attributes.mode) and self._backing.may_read(node)
+
+    def _walk(self, start: Node, names: tuple[bytes, ...]) -> FoundEntry:
+        if names and self._backing.hides(start, names[0]):
+            raise os_error(errno.ENOENT)
+        return self._coherent.walk(start, names)
+
+    def _shows(self, node: Node, name: bytes) -> bool:
+        return name not in DOTS and (node != ROOT or not self._backing.hides(node, name))
+
+    @contextlib.contextmanager
+    def _opened_directory(self, node: Node) -> Iterator[int]:
+        """Yield a descriptor of a directory that holds all names that other clients have made."""
+        handle = self._coherent.opendir(node)
+        try:
+            self._coherent.recall_directory(node)
+            yield self._coherent.descriptor(handle)
+        finally:
+            self._coherent.release(handle)
+
+    def _names_page(self, request: p.ReadDirectory) -> Reply:
+        node = self._node(request.node)
+        granted, cookie = self._grant_read(node), within(request.cookie, 0, _MAX_OFFSET)
+        handle = self._coherent.opendir(node)
+        try:
+            found = self._coherent.readdir(handle, cookie)
+            shown = (entry for entry in found if self._shows(node, os.fsencode(entry.name)))
+            listing, end = pack_page(shown, within(request.size, 0, MAX_TRANSFER))
+        finally:
+            self._coherent.release(handle)
+        return p.Entries(granted, end), listing
+
+    def _attributes_page(self, node: Node, request: c.ReadDirectoryPlus, granted: int) -> Reply:
+        page = c.Page(within(request.size, 0, MAX_TRANSFER))
+        cookie = within(request.cookie, 0, _MAX_OFFSET)
+        with self._opened_directory(node) as directory:
+            fill = self._fill_delegated if request.delegated else self._fill
+            end = fill(page, node, directory, cookie)
+        return c.EntriesPlus(end, granted, page.cookie), page.packed()
+
+    def _fill(self, page: c.Page, node: Node, directory: int, cookie: int) -> bool:
+        """Add names with attributes to a page. Returns whether there were no more."""
+        for name, behind in entries_from(directory, cookie):
+            if not self._shows(node, name):
+                continue
+            if not page.has_room(name):
+                return False
+            with contextlib.suppress(OSError):  # removed meanwhile
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):  # another client may have made names in it
+                    within_it = self._walk(node, (name,))
+                    self._backing.forget(within_it.node, 1)
+                    page.add(name, behind, within_it.attributes.fields())
+                else:
+                    page.add(name, behind, self._backing.identity.fields(status))
+        return True
+
+    def _fill_delegated(self, page: c.Page, node: Node, directory: int, cookie: int) -> bool:
+        """Add names with granted attributes to a page. Returns whether there were no more.
+
+        A regular file is granted by its inode number and not looked up: a client that lists a million files
+        takes no descriptor.
+        """
+        device, fields = os.fstat(directory).st_dev, self._backing.identity.fields
+        for block in blocks_from(directory, cookie):
+            grants = self._grant_files(node, device, block)
+            for (name, inode, kind, behind), granted in zip(block, grants, strict=True):
+                if not self._shows(node, name):
+                    continue
+                if not page.has_room(name):
+                    return False
+                try:
+                    if kind == stat.S_IFREG:
+                        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                        if status.st_ino == inode and status.st_dev == device:
+                            page.add(name, behind, fields(status), 0, granted)
+                            continue
+                    self._add_looked_up(page, node, name, behind)
+                except OSError:  # removed meanwhile, or it cannot be looked up
+                    continue
+        return True
+
+    def _grant_files(
+        self, node: Node, device: int, block: Sequence[tuple[bytes, int, int, int]]
+    ) -> Iterable[int]:
+        """Grant the regular files of a block, before their attributes are read. Returns the grants, 0 for
+        all others.
+        """
+        if not self._backing.is_public(node) or node == ROOT:
+            return [0] * len(block)
+        number = self._backing.identity.number
+        files = [number((device, inode)) for _, inode, kind, _ in block if kind == stat.S_IFREG]
+        granted = iter(self._delegations.grant_reads(self.holder, files))
+        return [next(granted) if kind == stat.S_IFREG else 0 for _, _, kind, _ in block]
+
+    def _add_looked_up(self, page: c.Page, node: Node, name: bytes, behind: int) -> None:
+        found = self._found_reply(self._walk(node, (name,)))
+        page.add(name, behind, found.attributes.fields(), found.node, found.granted, found.readable)

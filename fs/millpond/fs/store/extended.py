@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (a file system): extended attributes and birth times of files of the backing directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+
+from millpond.fs.store.create import proc_path
+from millpond.fs.vfs.inode_api import Node
+from millpond.fs.vfs.path_api import Attributes, os_error
+from millpond.fs.vfs.xattr_names import is_user_name, user_name
+from millpond.linux import syscalls
+
+_OVERHEAD = 512  # bytes at most of a name and of what a file system stores with it
+Charging = Callable[[int, Callable[[Attributes], int] | None], AbstractContextManager[None]]
+
+
+def _free(_file: int, _most: Callable[[Attributes], int] | None) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _opened(name: bytes, directory: int) -> Iterator[int]:
+    file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _user_names(file: int) -> tuple[bytes, ...]:
+    found = map(os.fsencode, os.listxattr(proc_path(file)))
+    return tuple(name for name in found if is_user_name(name))
+
+
+class BackingExtended:
+    """ExtendedFs of files by their O_PATH descriptors, which ``pinned`` keeps open; one that ``is_public``
+    does not hold of, such as a root above the public part, shows no extended attributes and takes none.
+    ``charging`` charges a change of a file, which takes at most so many bytes, to a quota.
+    """
+
+    def __init__(
+        self,
+        pinned: Callable[[Node], AbstractContextManager[int]],
+        is_public: Callable[[Node], bool],
+        charging: Charging = _free,
+    ) -> None:
+        self._pinned, self._is_public, self._charging = pinned, is_public, charging
+
+    def _require_public(self, node: Node) -> None:
+        if not self._is_public(node):
+            raise os_error(errno.EROFS)
+
+    def get(self, node: Node, name: bytes) -> bytes:
+        """Return the value of an extended attribute."""
+        user_name(name)
+        if not self._is_public(node):
+            raise os_error(errno.ENODATA)
+        with self._pinned(node) as file:
+            return os.getxattr(proc_path(file), name)
+
+    def set(self, node: Node, name: bytes, value: bytes, flags: int) -> None:
+        """Set an extended attribute. Raises OSError: ENOSPC if its blocks are more than the quota has."""
+        user_name(name)
+        self._require_public(node)
+
+        def most(before: Attributes) -> int:
+            unit = before.block_size
+            return -(-(len(value) + _OVERHEAD) // unit) * unit
+
+        with self._pinned(node) as file, self._charging(file, most):
+            os.setxattr(proc_path(file), name, value, flags)
+
+    def names(self, node: Node) -> tuple[bytes, ...]:
+        """Return the names of a file's extended attributes, those in ``user.*`` alone."""
+        if not self._is_public(node):
+            return ()
+        with self._pinned(node) as file:
+            return _user_names(file)
+
+    def remove(self, node: Node, name: bytes) -> None:
+        """Remove an extended attribute. A full quota does not hinder it."""
+        user_name(name)
+        self._require_public(node)
+        with self._pinned(node) as file, self._charging(file, None):
+            os.removexattr(proc_path(file), name)
+
+    def bare(self, directory: Node, names: Iterable[bytes]) -> Iterator[os.stat_result]:
+        """Iterate over what stat tells of the files with these names that have no extended attribute."""
+        with self._pinned(directory) as here:
+            for name in names:
+                with contextlib.suppress(OSError), _opened(name, here) as file:
+                    if not _user_names(file):
+                        yield os.fstat(file)
+
+    def birth_time(self, node: Node) -> int | None:
+        """Return when a file was made; None if its file system does not know."""
+        with self._pinned(node) as file:
+            return syscalls.birth_time(file)
