@@ -3,78 +3,41 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Iterator
 
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConnectionLost, LocalError, ProtocolError, Refused
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.host.api import daemon
+from millpond.host.api.connection import ENDED
 from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch
-from millpond.host.fleet import directory as fleet
-from millpond.host.fleet.directory import Fleet
+from millpond.host.connection import ANSWER_SECONDS
 from millpond.host.model.jobs import ACTIVE
-from millpond.linux import sockets
-from millpond.train.job.file import describe
-from millpond.train.job.files import JobFile
-from millpond.train.job.spec import Job
-from millpond.train.protocol import FileContents, MissingFiles
-from millpond.wire import tls
-from millpond.wire.channel import Channel, FileSlice
-from millpond.wire.control_messages import Attach, Ledger, Log, LogPosition
+from millpond.host.submission import JobSubmission
+from millpond.wire.control_messages import Ledger, Log, LogPosition
 from millpond.wire.framing import Limits
 from millpond.wire.launch_messages import SAVED_PART
-from millpond.wire.messages import Failure, Message, Ok
+from millpond.wire.messages import Failure, Ok
 
-R = TypeVar("R", bound=Message)
-ANSWER_SECONDS = 30.0
-TOPOLOGY_SECONDS = 600.0
-SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
-INITIAL = "initial.safetensors"
-"""The name of a copy of another job's model among a job's files."""
-_LIMITS = Limits(head=64 << 20, payload=SAVED_PART)
+TOPOLOGY_SECONDS = PRUNE_SECONDS = 600.0
 
 
-class DaemonClient:
+class DaemonClient(JobSubmission):
     """A connection to the daemon of a fleet. Raises LocalError where none runs."""
 
-    def __init__(self, directory: Path) -> None:
-        self.fleet: Fleet = fleet.read(directory)
-        try:
-            sock = sockets.connect(self.fleet.socket)
-        except (FileNotFoundError, ConnectionRefusedError):
-            raise LocalError(
-                f"no host daemon runs for {directory}: start one with 'millpond emulate' or 'millpond host'"
-            ) from None
-        except OSError as error:
-            raise LocalError(f"{self.fleet.socket}: {error.strerror}") from None
-        self._channel = Channel(sock, "the host daemon", limits=_LIMITS)
-
-    def __enter__(self) -> DaemonClient:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._channel.close()
-
-    def _call(self, request: Message, reply: type[R], deadline: Deadline) -> R:
-        """Return the daemon's answer; a refusal keeps its text, without the daemon's name before it."""
-        try:
-            return self._channel.call(request, reply, deadline)
-        except ConnectionLost:
-            raise ConnectionLost(daemon.ENDED) from None
-        except Refused as error:
-            raise Refused("", error.code, error.text) from None
-
-    @property
-    def _deadline(self) -> Deadline:
-        return Deadline.after(ANSWER_SECONDS)
+    LIMITS = Limits(head=64 << 20, payload=SAVED_PART)
 
     def devices(self) -> tuple[daemon.DeviceInfo, ...]:
         """Return all devices of the fleet."""
-        return self._call(daemon.GetDevices(), daemon.Devices, self._deadline).devices
+        return self.overview().devices
+
+    def overview(self) -> daemon.Devices:
+        """Return all devices of the fleet, and warnings about it."""
+        return self._call(daemon.GetDevices(), daemon.Devices, self._deadline)
+
+    def remove_device(self, device: str) -> None:
+        """Have the daemon forget a device. Raises Refused while a job or a launch uses it."""
+        self._call(daemon.RemoveDevice(device), Ok, self._deadline)
 
     def tunnel(self, device: str) -> daemon.TunnelInfo:
         """Return the state of the host's endpoint of a device's tunnel."""
@@ -97,36 +60,6 @@ class DaemonClient:
         """Return a job with its definition and its finished rounds."""
         return self._call(daemon.GetJob(number), daemon.JobRecord, self._deadline)
 
-    def submit(self, job: Job, paths: Mapping[str, Path]) -> int:
-        """Queue a job whose files lie at ``paths``, by name, and return its number. A job whose model begins
-        with that of another job gets a copy of it.
-        """
-        if isinstance(job.code.initial, int):
-            found = self.job(job.code.initial).info.model
-            if not found:
-                raise LocalError(f"{job.table}: initial: job {job.code.initial} has no model yet")
-            paths = {**paths, INITIAL: Path(found)}
-            code = replace(job.code, initial=INITIAL)
-            job = replace(job, task=code) if job.task else replace(job, model=code)
-        files = describe(paths, job.name)
-        known = {file.sha256: (file, paths[name]) for name, file in files.items()}
-        for digest in self._call(daemon.AnnounceFiles(files), MissingFiles, self._deadline).digests:
-            self._send_file(*known[digest])
-        return self._call(daemon.Submit(job, files), daemon.Submitted, self._deadline).id
-
-    def _send_file(self, file: JobFile, path: Path) -> None:
-        deadline = Deadline.after(ANSWER_SECONDS + file.size / SLOWEST)
-        try:
-            with path.open("rb") as opened:
-                if os.fstat(opened.fileno()).st_size != file.size:
-                    raise LocalError(f"{path}: it has changed meanwhile; submit the job again")
-                contents = FileSlice(opened.fileno(), 0, file.size)
-                self._channel.call(FileContents(file.sha256), Ok, deadline, contents)
-        except OSError as error:
-            raise LocalError(f"{path}: {error.strerror}") from None
-        except Refused as error:
-            raise Refused("", error.code, f"{path}: {error.text}") from None
-
     def watch(self, job: int) -> Iterator[daemon.JobProgress]:
         """Follow a job until it has ended."""
         self._channel.send(daemon.Watch(job), self._deadline)
@@ -140,7 +73,7 @@ class DaemonClient:
         try:
             return self._channel.expect(daemon.JobProgress, NEVER)
         except ConnectionLost:
-            raise ConnectionLost(daemon.ENDED) from None
+            raise ConnectionLost(ENDED) from None
         except Refused as error:
             raise Refused("", error.code, error.text) from None
 
@@ -192,21 +125,16 @@ class DaemonClient:
         """Resume a job that was stopped or has failed, or continue a done one up to ``rounds`` rounds."""
         self._call(daemon.ResumeJob(job, rounds), Ok, self._deadline)
 
+    def prune(
+        self, keep: int | None, older_than: float | None, *, dry_run: bool
+    ) -> tuple[daemon.PrunedJob, ...]:
+        """Remove the folders of ended jobs but the ``keep`` newest and those that have ended within the last
+        ``older_than`` seconds, or without both those beyond the fleet's limits; with ``dry_run`` none.
+        """
+        request = daemon.PruneJobs(keep, older_than, dry_run)
+        return self._call(request, daemon.PrunedJobs, Deadline.after(PRUNE_SECONDS)).jobs
+
     def dial(self, device: str, port: int) -> socket.socket:
         """Return a TCP connection to the device's port, through its tunnel."""
         self._call(daemon.Dial(device, port), Ok, self._deadline)
         return self._receive_socket()
-
-    def volume(self, device: str, deadline: Deadline) -> Channel:
-        """Return an attached connection to the device's volume."""
-        grant = self._call(daemon.GetVolume(device), daemon.VolumeTicket, deadline)
-        sock = self._receive_socket()
-        if grant.tls:
-            sock = tls.connect(sock, self.fleet.identity.context(server=False), device, deadline)
-        channel = Channel(sock, device)
-        channel.call(Attach(grant.token), Ok, deadline)
-        return channel
-
-    def _receive_socket(self) -> socket.socket:
-        self._channel.sock.settimeout(ANSWER_SECONDS)
-        return socket.socket(fileno=sockets.receive_descriptors(self._channel.sock, 1)[0])

@@ -12,14 +12,19 @@ from pathlib import Path
 
 import psutil
 
+from millpond.base.errors import LocalError
 from millpond.energy.sensors import EnergyMeter
 from millpond.host.fleet import directory as fleets
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
+from millpond.host.fleet.expiry import ExpiryLog
 from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.fleet.mounts import VolumeMounts
+from millpond.host.fleet.registry import DeviceRegistry
+from millpond.host.fleet.sharing import shared_with
 from millpond.host.jobs.context import JobContext
 from millpond.host.jobs.energy import FleetMeters
+from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
 from millpond.host.model.jobs import HOST
@@ -56,18 +61,23 @@ def meter(fleet: Fleet, sysfs: Path = Path("/sys")) -> EnergyMeter:
 
 
 @contextlib.contextmanager
-def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
-    """Run all parts of the daemon inside the context; the socket answers when the context is entered."""
+def running(fleet: Fleet, group: str = "") -> Iterator[DeviceRegistry]:
+    """Run all parts of the daemon inside the context; the socket answers when the context is entered, members
+    of the ``group``, too.
+    """
     with contextlib.ExitStack() as stack:
         refusal = f"another host daemon serves {fleet.directory}"
         stack.enter_context(locked(fleet.directory / "host.lock", refusal))
+        gid = shared_with(fleet.directory, group) if group else None
         store = Store(fleet.database)
         stack.callback(store.close)
         forwarding = Forwarding(fleet)
         stack.callback(forwarding.close)
         zygote = EndpointZygote()
         stack.callback(zygote.close)
-        devices = {config.name: Device(fleet, config, store, zygote) for config in fleet.config.device}
+        devices = DeviceRegistry(
+            {config.name: Device(fleet, config, store, zygote) for config in fleet.config.device}
+        )
         for device in devices.values():
             device.start()
             stack.callback(device.stop)
@@ -78,7 +88,9 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         stack.callback(worker_zygote.close)
 
         files = FileCache(fleet.files)
-        files.keep([file for row in store.jobs() for file in row.files.values()])
+        with contextlib.suppress(LocalError):  # which the store has logged
+            files.keep(kept := store.digests())
+            HandedFolders(fleet.test_data, files).keep(kept)
 
         def make_context(changed: Callable[[], None]) -> JobContext:
             return JobContext(
@@ -100,24 +112,29 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         jobs.resume()
         launches = LaunchService(fleet, devices, forwarding, worker_zygote, volumes.folder)
         server = DaemonServer(
-            fleet, devices, jobs, files, launches, lambda: traffic(fleet), forwarding.between
+            fleet, devices, jobs, files, launches, lambda: traffic(fleet), forwarding.between, gid
         )
         stack.callback(server.close)
         yield devices
 
 
-def run(directory: Path) -> None:
-    """Serve the fleet in ``directory`` until SIGTERM or SIGINT. Raises LocalError."""
+def run(directory: Path, group: str = "") -> None:
+    """Serve the fleet in ``directory`` until SIGTERM or SIGINT, for members of the ``group``, too. Raises
+    LocalError.
+    """
     form = "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     fleet = fleets.read(directory)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with running(fleet):
+    with running(fleet, group):
         notify("READY=1")
         log.info("the host daemon serves fleet '%s' at %s", fleet.config.name, fleet.socket)
+        expiry = ExpiryLog(fleet)
+        expiry.tell()
         while not stop.wait(min(watchdog_interval() or 5.0, 5.0)):
             notify("WATCHDOG=1")
+            expiry.tell()
         notify("STOPPING=1")
     log.info("stopped")

@@ -2,11 +2,16 @@
 """Entry: ``millpond``. Sets up Ctrl-C before it imports anything else."""
 
 import signal
+import sys
 
 
 def main() -> None:
     """Load the command line, while Ctrl-C just ends the process, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.argv[1:2] == ["cp"]:
+        from millpond.host import quick_copy
+
+        quick_copy.main(sys.argv[2:])
     from millpond.host.cli import app
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

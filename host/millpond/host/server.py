@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import (
@@ -19,19 +23,24 @@ from millpond.base.errors import (
     Refused,
     RemoteError,
 )
-from millpond.base.text import printable
+from millpond.base.text import LONGEST, printable
 from millpond.host.api import daemon
+from millpond.host.api.connection import GetVolume, VolumeTicket
 from millpond.host.api.launch import StartLaunch
+from millpond.host.fleet import expiry
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.lifecycle import DeviceState
+from millpond.host.fleet.registry import DeviceRegistry
+from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
 from millpond.host.workers import topology_report
 from millpond.linux import sockets
+from millpond.train.job.check import check
 from millpond.train.job.file_cache import FileCache
 from millpond.train.job.files import JobFile, check_job_files, contents
-from millpond.train.job.spec import check
+from millpond.train.job.spec import Job
 from millpond.train.protocol import FileContents, MissingFiles
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
@@ -42,11 +51,11 @@ from millpond.wire.control_messages import (
     GetTicket,
     Ledger,
     Log,
-    LogPosition,
     Ticket,
 )
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Failure, Message, Ok
+from millpond.wire.texts import cleaned
 
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0
@@ -57,21 +66,24 @@ Traffic = Callable[[], dict[str, tuple[int, int]]]
 
 
 class DaemonServer:
-    """Answers on the fleet's socket until ``close``."""
+    """Answers on the fleet's socket until ``close``; members of the ``group`` (gid) may connect, too."""
 
     def __init__(
         self,
         fleet: Fleet,
-        devices: Mapping[str, Device],
+        devices: DeviceRegistry,
         jobs: JobService,
         files: FileCache,
         launches: LaunchService,
         traffic: Traffic,
         between: Callable[[Sequence[str]], AbstractContextManager[None]],
+        group: int | None = None,
     ) -> None:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
         self._files, self._launches, self._between = files, launches, between
-        server = sockets.listen(fleet.socket)
+        self._folders = HandedFolders(fleet.test_data, files)
+        mode = 0o600 if group is None else 0o660
+        server = sockets.listen(fleet.socket, mode=mode, group=group)
         self._acceptor = Acceptor(server, self._serve, places=COMMANDS, name="commands")
 
     def close(self) -> None:
@@ -84,7 +96,7 @@ class DaemonServer:
             try:
                 while True:
                     head = client.receive(NEVER)
-                    if head.payload_size and not isinstance(head.message, FileContents):
+                    if head.payload_size and not isinstance(head.message, FileContents | daemon.SmallFiles):
                         raise ProtocolError(f"'{head.message.NAME}' has no payload")
                     self._answer(client, head.message)
             except RemoteError as error:
@@ -96,6 +108,8 @@ class DaemonServer:
             handler = self._HANDLERS.get(type(request))
             if handler is None:
                 raise Refused("", "protocol", f"'{request.NAME}' is not a command of this daemon")
+            if type(request) in _OWNERS and not self._is_owner(client):
+                raise Refused("", "state", f"{_OWNERS[type(request)]} is for the daemon's own user alone")
             handler(self, client, request, deadline)
         except Refused as error:
             client.send(Failure(error.code, str(error)), Deadline.after(REPLY_SECONDS))
@@ -132,7 +146,15 @@ class DaemonServer:
                     status.watts,
                 )
             )
-        client.send(daemon.Devices(tuple(found)), deadline)
+        warnings = expiry.warnings(self._fleet, datetime.datetime.now(datetime.UTC))
+        client.send(daemon.Devices(tuple(found), warnings), deadline)
+
+    def _remove_device(self, client: Channel, request: daemon.RemoveDevice, _deadline: Deadline) -> None:
+        name = self._device(request.device).name
+        with self._launches.without(name), self._jobs.without(name):
+            device = self._devices.remove(name)
+        device.stop()
+        client.send(Ok(), Deadline.after(REPLY_SECONDS))
 
     def _get_tunnel(self, client: Channel, request: daemon.GetTunnel, deadline: Deadline) -> None:
         client.send(self._device(request.device).tunnel(), deadline)
@@ -153,13 +175,13 @@ class DaemonServer:
             client.send(Ok(), deadline)
             sockets.send_descriptors(client.sock, [sock.fileno()])
 
-    def _get_volume(self, client: Channel, request: daemon.GetVolume, deadline: Deadline) -> None:
+    def _get_volume(self, client: Channel, request: GetVolume, deadline: Deadline) -> None:
         device = self._device(request.device)
         tls = device.config.encrypt == "always"
         with device.control(deadline) as agent:
             ticket = agent.call(GetTicket("volume", tls), Ticket, deadline)
         with device.dial(CONTROL_PORT, deadline) as sock:
-            client.send(daemon.VolumeTicket(ticket.token, ticket.tls), deadline)
+            client.send(VolumeTicket(ticket.token, ticket.tls), deadline)
             sockets.send_descriptors(client.sock, [sock.fileno()])
 
     def _get_ledgers(self, client: Channel, _request: daemon.GetLedgers, _deadline: Deadline) -> None:
@@ -171,13 +193,30 @@ class DaemonServer:
                     ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
         client.send(daemon.Ledgers(ledgers), Deadline.after(REPLY_SECONDS))
 
-    def _announce_files(self, client: Channel, request: daemon.AnnounceFiles, deadline: Deadline) -> None:
+    def _announce_files(self, client: Channel, request: daemon.AnnounceFiles, _deadline: Deadline) -> None:
         check_job_files(request.files, "files")
         with self._files.held(request.files.values()):  # there is room for them
             missing = [
                 digest for digest, file in contents(request.files).items() if not self._files.has(file)
             ]
-        client.send(MissingFiles(tuple(missing)), deadline)
+        client.send(MissingFiles(tuple(missing)), Deadline.after(REPLY_SECONDS))
+
+    def _look_for_folder(self, client: Channel, request: daemon.LookForFolder, deadline: Deadline) -> None:
+        """Tell only the daemon's own user what it sees: it has more rights than others."""
+        in_place = False
+        if self._is_owner(client):
+            with contextlib.suppress(OSError, ValueError):
+                found = Path(request.path).stat()
+                in_place = (found.st_dev, found.st_ino) == (request.device, request.inode)
+        client.send(daemon.FolderSeen(in_place), deadline)
+
+    def _announce_folder(self, client: Channel, request: daemon.AnnounceFolder, deadline: Deadline) -> None:
+        digest = request.manifest.sha256
+        client.send(MissingFiles(() if self._folders.has(digest) else (digest,)), deadline)
+
+    def _lay_out_folder(self, client: Channel, request: daemon.LayOutFolder, _deadline: Deadline) -> None:
+        self._folders.lay_out(request.manifest)
+        client.send(Ok(), Deadline.after(REPLY_SECONDS))
 
     def _take_file(self, client: Channel, request: FileContents, _deadline: Deadline) -> None:
         size = client.payload_left
@@ -191,13 +230,60 @@ class DaemonServer:
                 pass  # else the bytes would be taken for the next message
         client.send(Ok(), Deadline.after(REPLY_SECONDS))
 
+    def _take_small_files(self, client: Channel, request: daemon.SmallFiles, _deadline: Deadline) -> None:
+        size = client.payload_left
+        parts = client.receive_parts(Deadline.after(REPLY_SECONDS + size / SLOWEST))
+        try:
+            if size > daemon.SMALL_BYTES or len(request.files) > daemon.MOST_SMALL:
+                raise ProtocolError("these are more small files than a message may have")
+            check_job_files({file.sha256: file for file in request.files}, "files")
+            self._files.add_small(request.files, b"".join(map(bytes, parts)))
+        finally:
+            for _ in parts:
+                pass  # else the bytes would be taken for the next message
+        client.send(Ok(), Deadline.after(REPLY_SECONDS))
+
     def _submit(self, client: Channel, request: daemon.Submit, deadline: Deadline) -> None:
         check_job_files(request.files, "files")
         for name, file in request.files.items():
             if not self._files.has(file):
                 raise Refused("", "files", f"the contents of '{name}' are not here; submit the job again")
-        number = self._jobs.submit(check(request.job, request.job.name), request.files)
+        job = check(self._with_test_data(client, request), request.job.name)
+        number = self._jobs.submit(job, request.files, sockets.peer_uid(client.sock))
         client.send(daemon.Submitted(number), deadline)
+
+    def _with_test_data(self, client: Channel, request: daemon.Submit) -> Job:
+        """Return the job with its test folder where the daemon reads it. Raises Refused for a path that its
+        client has no right to name.
+        """
+        job, folder = request.job, request.job.data.test
+        if request.test:
+            if not self._folders.has(request.test):
+                raise Refused("", "files", "the test data are not here; submit the job again")
+            folder = str(self._folders.path(request.test))
+        elif folder and not self._is_owner(client):
+            raise Refused("", "files", "data: test: the daemon opens no folder for another user")
+        return replace(job, data=replace(job.data, test=folder))
+
+    def _is_owner(self, client: Channel) -> bool:
+        """Return whether a client is of the daemon's own user, or of root."""
+        return sockets.peer_uid(client.sock) in (0, os.geteuid())
+
+    def _keep_model(self, client: Channel, request: daemon.KeepModel, _deadline: Deadline) -> None:
+        file = self._files.copy(self._jobs.model(request.job))
+        client.send(daemon.KeptModel(file), Deadline.after(REPLY_SECONDS))
+
+    def _open_model(self, client: Channel, request: daemon.OpenModel, deadline: Deadline) -> None:
+        path = self._jobs.model(request.job, best=request.best)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise LocalError(f"{path}: {error.strerror}") from None
+        try:
+            client.send(Ok(), deadline)
+            sockets.send_descriptors(client.sock, [descriptor])
+        finally:
+            os.close(descriptor)
 
     def _get_jobs(self, client: Channel, _request: daemon.GetJobs, deadline: Deadline) -> None:
         client.send(daemon.JobList(self._jobs.infos()), deadline)
@@ -218,7 +304,7 @@ class DaemonServer:
         else:
             with self._device(request.target).control(deadline) as agent:
                 lines = agent.call(GetLog(request.lines), Log, deadline).lines
-            client.send(Log(tuple(printable(line) for line in lines)), deadline)
+            client.send(Log(cleaned(lines, LONGEST)), deadline)
 
     def _get_new_log(self, client: Channel, request: daemon.GetNewLogOf, deadline: Deadline) -> None:
         if request.target.isdigit():
@@ -237,20 +323,30 @@ class DaemonServer:
         self._jobs.stop(request.job)
         client.send(Ok(), Deadline.after(REPLY_SECONDS))
 
+    def _prune(self, client: Channel, request: daemon.PruneJobs, _deadline: Deadline) -> None:
+        client.send(self._jobs.prune(request), Deadline.after(REPLY_SECONDS))
+
     def _resume(self, client: Channel, request: daemon.ResumeJob, deadline: Deadline) -> None:
         self._jobs.restart(request.job, request.rounds)
         client.send(Ok(), deadline)
 
     _HANDLERS: Mapping[type[Message], Callable[..., None]] = {
         daemon.GetDevices: _get_devices,
+        daemon.RemoveDevice: _remove_device,
         daemon.GetTunnel: _get_tunnel,
         daemon.GetTopology: _get_topology,
         daemon.Dial: _dial,
-        daemon.GetVolume: _get_volume,
+        GetVolume: _get_volume,
         daemon.GetLedgers: _get_ledgers,
         daemon.AnnounceFiles: _announce_files,
         FileContents: _take_file,
+        daemon.SmallFiles: _take_small_files,
+        daemon.LookForFolder: _look_for_folder,
+        daemon.AnnounceFolder: _announce_folder,
+        daemon.LayOutFolder: _lay_out_folder,
         daemon.Submit: _submit,
+        daemon.KeepModel: _keep_model,
+        daemon.OpenModel: _open_model,
         daemon.GetJobs: _get_jobs,
         daemon.GetJob: _get_job,
         daemon.Watch: _watch,
@@ -260,15 +356,24 @@ class DaemonServer:
         daemon.GetPrepared: _get_prepared,
         daemon.StopJob: _stop,
         daemon.ResumeJob: _resume,
+        daemon.PruneJobs: _prune,
         StartLaunch: _launch,
     }
+
+
+_OWNERS: Mapping[type[Message], str] = {
+    daemon.RemoveDevice: "the removal of a device",
+    daemon.PruneJobs: "the removal of jobs' files",
+    StartLaunch: "a launch",
+}
+"""What members of the socket's group may not do."""
 
 
 def _new_log(device: Device, request: daemon.GetNewLogOf, deadline: Deadline) -> daemon.NewLog:
     """Return the lines that a device's agent has logged since. An absent device is no error: it may come
     back.
     """
-    if device.status.state is not DeviceState.READY:
+    if device.status.state not in (DeviceState.READY, DeviceState.FAULTY):
         return daemon.NewLog(gone=device.status.reason or str(device.status.state))
     try:
         with device.control(deadline) as agent:
@@ -277,9 +382,8 @@ def _new_log(device: Device, request: daemon.GetNewLogOf, deadline: Deadline) ->
         return daemon.NewLog(gone=printable(str(error)))
     if found.position is None:
         raise ProtocolError(f"the agent of {device.name} does not number the lines of its log")
-    lines, lost = tuple(printable(line) for line in found.lines), 0
+    lost = 0
     if request.after:
         known = request.after.number if request.after.boot == found.position.boot else 0
-        lost = max(0, found.position.number - known - len(lines))
-    position = LogPosition(printable(found.position.boot, 40), found.position.number)
-    return daemon.NewLog(lines, position, lost)
+        lost = max(0, found.position.number - known - len(found.lines))
+    return cleaned(daemon.NewLog(found.lines, found.position, lost), LONGEST)

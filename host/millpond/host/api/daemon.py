@@ -14,8 +14,7 @@ from millpond.tunnel.datapath.stats import PacketStats
 from millpond.wire.control_messages import Ledger, Load, LogPosition, Welcome
 from millpond.wire.messages import Message, message
 
-ENDED = "the host daemon has ended; jobs go on when it is back"
-"""What a command says that has lost the daemon."""
+MOST_SMALL, SMALL_BYTES = 1024, 1 << 20
 
 
 @message("api.devices.get")
@@ -44,9 +43,10 @@ class DeviceInfo:
 @message("api.devices")
 @dataclass(frozen=True, slots=True)
 class Devices(Message):
-    """All devices of the fleet."""
+    """All devices of the fleet, and ``warnings`` of certificates that end soon."""
 
     devices: tuple[DeviceInfo, ...]
+    warnings: tuple[str, ...] = ()
 
 
 @message("api.tunnel.get")
@@ -62,8 +62,9 @@ class GetTunnel(Message):
 class TunnelInfo(Message):
     """The host's endpoint of a device's tunnel now; ``state`` is up or down, ``reason`` says why it is down.
 
-    ``to_device`` and ``from_device`` count since the endpoint was started, at ``time`` (s, of a steady
-    clock). The other figures are of the present link of the tunnel, or the last.
+    ``confinement`` is that of the pumps, "on" or why it is off. ``to_device`` and ``from_device`` count since
+    the endpoint was started, at ``time`` (s, of a steady clock). The other figures are of the present link of
+    the tunnel, or the last.
     """
 
     device: str
@@ -75,9 +76,18 @@ class TunnelInfo(Message):
     depth: int
     offloads: int
     engine: str
+    confinement: str
     resets: int
     to_device: PacketStats
     from_device: PacketStats
+
+
+@message("api.device.remove")
+@dataclass(frozen=True, slots=True)
+class RemoveDevice(Message):
+    """Forget a device that no job and no launch uses, and end its tunnel; answered by Ok."""
+
+    device: str
 
 
 @message("api.dial")
@@ -87,23 +97,6 @@ class Dial(Message):
 
     device: str
     port: int
-
-
-@message("api.volume")
-@dataclass(frozen=True, slots=True)
-class GetVolume(Message):
-    """Ask for a connection to a device's volume: answered by VolumeTicket, then the socket's descriptor."""
-
-    device: str
-
-
-@message("api.volume.connection")
-@dataclass(frozen=True, slots=True)
-class VolumeTicket(Message):
-    """A ticket: the connection that follows must attach with ``token``, in TLS if ``tls``."""
-
-    token: bytes
-    tls: bool
 
 
 @message("api.ledgers.get")
@@ -128,13 +121,62 @@ class AnnounceFiles(Message):
     files: dict[str, JobFile]
 
 
+@message("api.files.small")
+@dataclass(frozen=True, slots=True)
+class SmallFiles(Message):
+    """Payload: the contents of at most MOST_SMALL ``files``, one behind the other, in SMALL_BYTES or less.
+    All are stored, or none; answered by Ok.
+    """
+
+    files: tuple[JobFile, ...]
+
+
+@message("api.folder.look")
+@dataclass(frozen=True, slots=True)
+class LookForFolder(Message):
+    """Ask whether the daemon sees at ``path`` the folder with these numbers, and may open it for this client;
+    answered by FolderSeen.
+    """
+
+    path: str
+    device: int
+    inode: int
+
+
+@message("api.folder.seen")
+@dataclass(frozen=True, slots=True)
+class FolderSeen(Message):
+    """Whether the daemon reads the folder in its place."""
+
+    in_place: bool
+
+
+@message("api.folder")
+@dataclass(frozen=True, slots=True)
+class AnnounceFolder(Message):
+    """Announce a folder by its manifest; answered by MissingFiles, of none where the folder is laid out."""
+
+    manifest: JobFile
+
+
+@message("api.folder.lay.out")
+@dataclass(frozen=True, slots=True)
+class LayOutFolder(Message):
+    """Lay out a folder whose manifest and contents the daemon has; answered by Ok."""
+
+    manifest: JobFile
+
+
 @message("api.submit")
 @dataclass(frozen=True, slots=True)
 class Submit(Message):
-    """Queue a job with ``files`` by name, whose contents the daemon has; answered by Submitted."""
+    """Queue a job with ``files`` by name, whose contents the daemon has; answered by Submitted. ``test`` is
+    the digest of the manifest of its test folder, "" where the daemon reads that in its place.
+    """
 
     job: Job
     files: dict[str, JobFile]
+    test: str = ""
 
 
 @message("api.submitted")
@@ -149,7 +191,9 @@ class Submitted(Message):
 class JobInfo:
     """A job now: ``round`` is its last finished one, of ``rounds``; ``unit`` is what it calls a round, times
     are Unix seconds. ``metric`` decides which model is the best: ``score`` is its last value, ``best`` that
-    of ``best_round``, None before the first. ``reason`` says what a queued job waits for.
+    of ``best_round``, None before the first. ``reason`` says what a queued job waits for. ``waits`` is the
+    share of its time in which each worker waited for data in the last rounds. Its files are gone since it was
+    ``pruned``. ``owner`` is the uid of the user who has submitted it, None where that is not known.
     """
 
     id: int
@@ -169,6 +213,9 @@ class JobInfo:
     devices: tuple[str, ...] = ()
     priority: int = 0
     reason: str = ""
+    waits: dict[str, float] = field(default_factory=dict)
+    pruned: float | None = None
+    owner: int | None = None
 
 
 @message("api.jobs.get")
@@ -300,6 +347,31 @@ class PreparedWorkers(Message):
     workers: dict[str, PreparedWorker]
 
 
+@message("api.model.keep")
+@dataclass(frozen=True, slots=True)
+class KeepModel(Message):
+    """Ask for a copy of a job's model among the contents of files; answered by KeptModel."""
+
+    job: int
+
+
+@message("api.model.kept")
+@dataclass(frozen=True, slots=True)
+class KeptModel(Message):
+    """The model's contents."""
+
+    file: JobFile
+
+
+@message("api.model.open")
+@dataclass(frozen=True, slots=True)
+class OpenModel(Message):
+    """Ask for a job's model, or for that of the ``best`` score; answered by Ok, then a descriptor of it."""
+
+    job: int
+    best: bool = False
+
+
 @message("api.resume")
 @dataclass(frozen=True, slots=True)
 class ResumeJob(Message):
@@ -307,6 +379,36 @@ class ResumeJob(Message):
 
     job: int
     rounds: int | None = None
+
+
+@message("api.prune")
+@dataclass(frozen=True, slots=True)
+class PruneJobs(Message):
+    """Remove the folders of ended jobs, but the ``keep`` newest and those that have ended within the last
+    ``older_than`` seconds; without both, those beyond the limits of the fleet. With ``dry_run`` none is
+    removed. Answered by PrunedJobs.
+    """
+
+    keep: int | None = None
+    older_than: float | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedJob:
+    """An ended job whose folder, of so many bytes, is removed or would be."""
+
+    id: int
+    name: str
+    bytes: int
+
+
+@message("api.pruned")
+@dataclass(frozen=True, slots=True)
+class PrunedJobs(Message):
+    """The jobs that are pruned, newest first."""
+
+    jobs: tuple[PrunedJob, ...]
 
 
 @message("api.stop")

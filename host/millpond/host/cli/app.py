@@ -7,27 +7,44 @@ A command imports what it alone needs itself: numpy, paramiko and the daemon tak
 from __future__ import annotations
 
 import functools
-import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
+from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.base.schema import dump
 from millpond.base.version import VERSION
-from millpond.host.cli import data_check, flash, jobs, new, remote, sign, update
-from millpond.host.cli.exits import EXIT_CODES, FLEET_DIRECTORY, INTERRUPTED, JOB, LOCAL, REMOTE, SSH, fail
-from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
+from millpond.host.cli import flash, fleet_changes, jobs, new, remote, sign, update
+from millpond.host.cli.data import check as data_check
+from millpond.host.cli.data import explain as data_explain
+from millpond.host.cli.exits import (
+    EXIT_CODES,
+    FLEET_DIRECTORY,
+    INTERRUPTED,
+    JOB,
+    LOCAL,
+    REMOTE,
+    SSH,
+    exit_code,
+    fail,
+    run,
+)
+from millpond.host.cli.options import (
+    DEFAULT_FLEET,
+    AuthorityOption,
+    DeviceArgument,
+    FleetOption,
+    Format,
+    FormatOption,
+)
 from millpond.host.client import DaemonClient
 from millpond.host.fleet import directory
-from millpond.host.fleet.directory import DeviceConfig
 from millpond.host.remote.errors import SshFailed
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing, tables
 
+_LARGEST_ID = (1 << 32) - 2
 app = typer.Typer(
     epilog=f"{FLEET_DIRECTORY}\n\n{EXIT_CODES}",
     no_args_is_help=True,
@@ -57,42 +74,37 @@ def init(
     devices: Annotated[int, typer.Option(min=1, max=99, help="How many emulated devices.")] = 3,
     name: Annotated[str, typer.Option(help="The fleet's name.")] = "fleet",
     lan: Annotated[bool, typer.Option("--lan", help="Devices with a network of their own.")] = False,
+    authority: AuthorityOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Make a fleet: its certificate authority, SSH keys, and devices."""
     from millpond.host.fleet import provisioning
 
     names = [f"csd{number}" for number in range(devices)]
-    made = provisioning.create(fleet_directory, name, names, lan=lan)
+    made = provisioning.create(fleet_directory, name, names, lan=lan, keys=authority)
     if output is Format.JSON:
-        tables.print_json({"fleet": str(made.directory), "name": name, "devices": names})
+        printing.print_json({"fleet": str(made.directory), "name": name, "devices": names})
     else:
         print(f"fleet '{name}' with {', '.join(names)} is in {made.directory}")
 
 
+app.command()(fleet_changes.add)
+app.command()(fleet_changes.remove)
+app.command()(fleet_changes.revoke)
+app.command()(fleet_changes.renew)
+
+
 @app.command()
-def add(
-    device: DeviceArgument,
-    board: Annotated[str, typer.Option(help="What it is; a device's disk is flashed with --device then.")],
+def host(
     fleet_directory: FleetOption = DEFAULT_FLEET,
-    output: FormatOption = Format.TEXT,
+    group: Annotated[
+        str, typer.Option(metavar="GROUP", help="Let members of this group use the daemon, too.")
+    ] = "",
 ) -> None:
-    """Add a device to the fleet, and make its identity. The host daemon knows it when it is started again."""
-    from millpond.host.fleet import provisioning
-
-    provisioning.add(directory.read(fleet_directory), DeviceConfig(device, board=board))
-    if output is Format.JSON:
-        tables.print_json({"device": device, "board": board})
-    else:
-        print(f"{device}, a {board}, is in the fleet; restart the host daemon to have it there")
-
-
-@app.command()
-def host(fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
     """Run the host daemon in the foreground (systemd runs it so)."""
     from millpond.host import daemon
 
-    daemon.run(fleet_directory)
+    daemon.run(fleet_directory, group)
 
 
 @app.command()
@@ -148,13 +160,13 @@ def demonstrate_inside(directory: Path, seed: int) -> None:
 def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
     """List the devices: state, load and traffic."""
     with DaemonClient(fleet_directory) as client:
-        found = client.devices()
+        found = client.overview()
     if output is Format.JSON:
-        tables.print_json({"devices": found})
+        printing.print_json(found)
     else:
         console = tables.console()
-        console.print(tables.devices(found))
-        for line in tables.plain(found):
+        console.print(tables.devices(found.devices))
+        for line in (*tables.plain(found.devices), *found.warnings):
             console.print(line, soft_wrap=True)
 
 
@@ -175,7 +187,7 @@ def topology(
     with DaemonClient(fleet_directory) as client:
         found = client.topology(values, root, repeats if explain else 0)
     if output is Format.JSON:
-        tables.print_json(found)
+        printing.print_json(found)
     else:
         tables.console().print(topology_table.show(found, values))
 
@@ -196,7 +208,7 @@ def tunnel(
             tunnel_command.watch(tables.console(), ask, as_json=output is Format.JSON)
         found = client.tunnel(device)
     if output is Format.JSON:
-        tables.print_json(found)
+        printing.print_json(found)
     else:
         tables.console().print(tunnel_command.show(found))
 
@@ -209,40 +221,82 @@ app.command()(remote.shell)
 def mount(
     device: DeviceArgument,
     mountpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A directory; made if it is not there.")],
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            help="How long an operation may take while the device answers; 900 by default. A device that "
+            "answers nothing for 15 s, or this time if it is shorter, has stopped.",
+        ),
+    ] = None,
+    uid: Annotated[
+        int | None,
+        typer.Option(
+            metavar="UID",
+            min=0,
+            max=_LARGEST_ID,
+            help="Show all files as this user's. By default those of the device's server show as yours.",
+        ),
+    ] = None,
+    gid: Annotated[
+        int | None,
+        typer.Option(metavar="GID", min=0, max=_LARGEST_ID, help="Show all files as this group's."),
+    ] = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Mount the public part of a device's volume, until 'umount'."""
+    from millpond.fs.fuse.mounts import require_no_volume
+    from millpond.fs.store.layout import PUBLIC
     from millpond.host.fleet import mounts as volume_mounts
 
+    require_no_volume(mountpoint)
     mountpoint.mkdir(parents=True, exist_ok=True)
-    argv = volume_mounts.command(fleet_directory.absolute(), device, mountpoint.absolute())
+    argv = volume_mounts.command(fleet_directory.absolute(), device, mountpoint.absolute(), timeout, uid, gid)
     process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    assert process.stdout and process.stderr
-    if not process.stdout.readline().startswith(b"ready: "):
-        complaint = process.stderr.read().decode(errors="replace").strip()
-        kind = LocalError if process.wait() == LOCAL else RemoteError
-        raise kind(complaint or f"{device} cannot be mounted")
+    if fault := volume_mounts.fault_of(process):
+        raise (LocalError if process.returncode == LOCAL else RemoteError)(fault)
     if output is Format.JSON:
-        tables.print_json({"device": device, "mountpoint": str(mountpoint)})
+        public = str(mountpoint / PUBLIC)
+        printing.print_json({"device": device, "mountpoint": str(mountpoint), "public": public})
     else:
-        print(f"the public part of {device} is at {mountpoint}")
+        print(f"the public part of {device} is at {mountpoint / PUBLIC}")
 
 
 @app.command()
 def umount(
-    mountpoint: Annotated[Path, typer.Argument(metavar="DIR")], output: FormatOption = Format.TEXT
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
 ) -> None:
-    """Unmount a volume. Never waits, even if the device is gone."""
+    """Unmount a volume. Never waits, even if the device is gone. Files open in it stay usable."""
     from millpond.fs.fuse import mounts
 
     if not mounts.is_volume(mountpoint):
-        raise LocalError(f"no volume is mounted at {mountpoint}")
+        raise LocalError(f"no volume is mounted at {mountpoint}{_mounted_elsewhere(fleet_directory)}")
     mounts.unmount(mountpoint.absolute())
     if output is Format.JSON:
-        tables.print_json({"mountpoint": str(mountpoint)})
+        printing.print_json({"mountpoint": str(mountpoint)})
+
+
+def _mounted_elsewhere(fleet_directory: Path) -> str:
+    """Return where the fleet's volumes are mounted, as the end of a message."""
+    from millpond.fs.mount.stats_socket import read_stats
+
+    try:
+        found = read_stats(directory.read(fleet_directory).mount_stats)
+    except (MillpondError, OSError):  # it can be unmounted without the fleet
+        return ""
+    places = ", ".join(f"{mount.device} at {mount.mountpoint}" for mount in found)
+    return f"; mounted: {places}" if places else ""
 
 
 @app.command()
@@ -252,6 +306,12 @@ def volume(
     check: Annotated[
         bool, typer.Option("--check", help="Check all that can be seen from here; exit code 1 with findings.")
     ] = False,
+    operations: Annotated[
+        bool,
+        typer.Option(
+            "--ops", help="Show what programs did on this host's mounts: counts, latencies, errors."
+        ),
+    ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show a device's volume: its space, its clients and their leases, and this host's mounts."""
@@ -260,11 +320,12 @@ def volume(
     console = tables.console()
     if not check:
         found = volume_command.ask(fleet_directory, device)
-        tables.print_json(found) if output is Format.JSON else console.print(volume_command.show(found))
+        show = volume_command.show_operations if operations else volume_command.show
+        printing.print_json(found) if output is Format.JSON else console.print(show(found))
         return
     checked = volume_command.check(fleet_directory, device)
     if output is Format.JSON:
-        tables.print_json(checked)
+        printing.print_json(checked)
     else:
         print("\n".join(volume_command.lines(checked)))
     raise typer.Exit(REMOTE if checked.findings else 0)
@@ -284,21 +345,14 @@ def cp(
     """Copy files to or from the public part of a volume. After a failure the same command goes on."""
     from millpond.host.cli import copy
 
-    if len(paths) < 2:
-        raise LocalError("a source and a target are needed, such as: millpond cp data.npy csd0:public/")
-    console = tables.quiet_console() if output is Format.JSON else tables.console()
-    copied = copy.run(fleet_directory, paths[:-1], paths[-1], console, recursive=recursive)
-    if output is Format.JSON:
-        tables.print_json(copied)
-    else:
-        resumed = f", {tables.size(copied.resumed)} of them by an earlier copy" if copied.resumed else ""
-        print(f"{copied.files} files, {tables.size(copied.bytes)}{resumed}")
+    copy.run(fleet_directory, paths, recursive=recursive, as_json=output is Format.JSON)
 
 
 app.command("flash")(flash.command)
 app.command("update")(update.command)
 app.command("new")(new.command)
 app.command("sign")(sign.command)
+data_check.app.command()(data_explain.explain)
 app.add_typer(data_check.app, name="data")
 app.command()(jobs.train)
 app.command()(jobs.resume)
@@ -377,13 +431,25 @@ def simulate(
     file: Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Workers, their curves and loads.")],
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Simulate synchronous training on a fleet whose devices are busy now and then; nothing is trained."""
-    from millpond.host.cli import simulate as simulate_command
+    """Simulate synchronous training on a fleet whose devices are busy now and then, or, with a table [tiers],
+    mini-epochs over a slow and a fast tier; nothing is trained.
+    """
+    from millpond.host.cli.simulation import fleet as simulate_command
+    from millpond.host.cli.simulation import tiers as simulate_tiers
 
+    if simulate_tiers.is_of_tiers(file):
+        tiers = simulate_tiers.run(simulate_tiers.read(file))
+        if output is Format.JSON:
+            printing.print_json(
+                {"results": [dump(result) for result in tiers], "emulation": "simulated time"}
+            )
+        else:
+            tables.console().print(simulate_tiers.show(tiers))
+        return
     found = simulate_command.read(file)
     results = simulate_command.run(found, simulate_command.cohort_of(found, file.name))
     if output is Format.JSON:
-        tables.print_json({"results": [dump(result) for result in results], "emulation": "simulated time"})
+        printing.print_json({"results": [dump(result) for result in results], "emulation": "simulated time"})
     else:
         tables.console().print(simulate_command.show(results))
 
@@ -391,33 +457,22 @@ def simulate(
 def _exit_code(error: MillpondError) -> int:
     if isinstance(error, SshFailed):
         return SSH
-    if isinstance(error, flash.Interrupted):
-        return INTERRUPTED
-    return LOCAL if isinstance(error, LocalError) or _is_usage(error) else REMOTE
+    return INTERRUPTED if isinstance(error, flash.Interrupted) else exit_code(error)
 
 
-def _is_usage(error: MillpondError) -> bool:
-    return isinstance(error, Refused) and error.code in ("unknown", "local", "state")
-
-
-def main() -> None:
-    """Run a command; every error is one line on standard error."""
+def _run() -> object:
     try:
-        code = app(prog_name="millpond", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output has ended; a daemon must not die of it, so no signal
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + signal.SIGPIPE) from None
-    except MillpondError as error:
-        fail(str(error), _exit_code(error))
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
+        return app(prog_name="millpond", standalone_mode=False)
     except typer.TyperException as error:
         if text := error.format_message():  # without arguments typer has printed the help
             context = getattr(error, "ctx", None)  # of a wrong usage: the command that was used
             command = context.command_path if context else "millpond"
             fail(f"{text.rstrip('.')} (see '{command} --help')", LOCAL)
         raise SystemExit(LOCAL) from None
-    except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted", INTERRUPTED)
-    raise SystemExit(code if isinstance(code, int) else 0)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+
+
+def main() -> None:
+    """Run a command; every error is one line on standard error."""
+    run(_run, _exit_code)

@@ -5,33 +5,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import stat
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from typing import Protocol
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, RemoteError
 from millpond.base.text import printable
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.vfs.path_adapter import PathAdapter
-from millpond.fs.vfs.path_api import PathFs
-from millpond.host.client import DaemonClient
-from millpond.host.remote.copying import Copied, Copier, is_directory, plan
+from millpond.fs.store.bulk_files import BackingBulk
+from millpond.fs.vfs.path_adapter import BulkPathAdapter
+from millpond.host.connection import DaemonConnection
+from millpond.host.fleet import directory
+from millpond.host.remote.copying import Copier, is_directory
+from millpond.host.remote.small_copies import Copied, CopyFailed, naming
+from millpond.host.terminal.printing import print_json, size
 from millpond.wire.channel import Channel
 
 _MISTAKES = frozenset(
@@ -72,10 +66,26 @@ def _from_root(path: Path) -> str:
     return str(found).lstrip("/")
 
 
-def run(fleet: Path, sources: Sequence[str], target: str, console: Console, *, recursive: bool) -> Copied:
-    """Copy files. Raises LocalError for a mistake, RemoteError if a device fails; finished files stay."""
-    with DaemonClient(fleet) as client:
-        names = [device.name for device in client.fleet.config.device]
+def run(fleet: Path, paths: Sequence[str], *, recursive: bool, as_json: bool) -> None:
+    """Copy files to the last of the paths, and print how many. Raises LocalError for a mistake, RemoteError
+    if a device fails; finished files stay.
+    """
+    if len(paths) < 2:
+        raise LocalError("a source and a target are needed, such as: millpond cp data.npy csd0:public/")
+    with _progress(as_json=as_json) as progress:
+        copied = _run(fleet, paths[:-1], paths[-1], progress, recursive=recursive)
+    if as_json:
+        print_json(copied)
+        return
+    resumed = f", {size(copied.resumed)} of them by an earlier copy" if copied.resumed else ""
+    unchanged = f"; {copied.unchanged} were there already" if copied.unchanged else ""
+    print(f"{copied.files} files, {size(copied.bytes)}{resumed}{unchanged}")
+
+
+def _run(
+    fleet: Path, sources: Sequence[str], target: str, progress: CopyProgress, *, recursive: bool
+) -> Copied:
+    names = [device.name for device in directory.read(fleet).config.device]
     destination, origins = endpoint(target, names), [endpoint(source, names) for source in sources]
     for source in origins:
         if bool(source.device) == bool(destination.device):
@@ -85,7 +95,7 @@ def run(fleet: Path, sources: Sequence[str], target: str, console: Console, *, r
     if twice := [name for name, count in Counter(source.name for source in origins).items() if count > 1]:
         raise LocalError(f"{destination.text}: two of the sources would be '{twice[0]}' there")
     done = Copied()
-    with _open_volume(fleet, destination) as there, _progress_bars(console) as progress:
+    with _open_volume(fleet, destination) as there:
         for source in origins:
             with _open_volume(fleet, source) as here:
                 transfer = _Transfer(source, destination, here, there)
@@ -94,49 +104,84 @@ def run(fleet: Path, sources: Sequence[str], target: str, console: Console, *, r
     return done
 
 
+class CopyProgress(Protocol):
+    """Shows how far copies are."""
+
+    def begin(self, name: str, total: int) -> Callable[[int], None]:
+        """Begin a source of ``total`` bytes. Returns what is called with the bytes of each step."""
+
+    def print(self, line: str) -> None:
+        """Print a line for the user."""
+
+
+class _Silence:
+    """CopyProgress of a copy whose output goes to no terminal: lines, and none where a document follows."""
+
+    def __init__(self, *, prints: bool) -> None:
+        self._prints = prints
+
+    def begin(self, _name: str, _total: int) -> Callable[[int], None]:
+        """Return what ignores its argument."""
+        return lambda _count: None
+
+    def print(self, line: str) -> None:
+        """Print a line."""
+        if self._prints:
+            print(line)
+
+
+@contextlib.contextmanager
+def _progress(*, as_json: bool) -> Iterator[CopyProgress]:
+    if as_json or not sys.stdout.isatty():
+        yield _Silence(prints=not as_json)
+        return
+    from millpond.host.terminal.progress_bars import ProgressBars  # loads rich
+
+    with ProgressBars() as bars:
+        yield bars
+
+
 @dataclass(frozen=True, slots=True)
 class _Transfer:
     """A source and a target, and the volumes of both."""
 
     source: CopyEndpoint
     target: CopyEndpoint
-    here: PathFs
-    there: PathFs
+    here: BulkPathAdapter
+    there: BulkPathAdapter
 
     def check(self, *, into: bool) -> None:
         """Raise LocalError if the target must be a directory (``into``) and is none."""
         try:
-            if not into or is_directory(self.there, self.target.path):
-                return
-        except OSError as error:
+            with naming(self.there, self.target.path):
+                if not into or is_directory(self.there, self.target.path):
+                    return
+        except CopyFailed as error:
             raise self.failed(error) from None
         raise LocalError(f"{self.target.text}: there is no such directory")
 
-    def failed(self, error: OSError) -> LocalError | RemoteError:
+    def failed(self, error: CopyFailed) -> LocalError | RemoteError:
         """Return the error for the user: whose mistake it is, and what to do."""
-        where = f"{printable(str(error.filename))}: " if error.filename else ""
-        text = f"{self.source.text} to {self.target.text}: {where}{error.strerror}"
+        where = printable(str(error.filename))
+        text = f"{self.source.text} to {self.target.text}: {where}: {error.strerror}"
+        if error.errno == errno.EISDIR and error.filename == self.here.shown(self.source.path):
+            return LocalError(f"{text}; with -r it is copied with all in it")
         if error.errno in _MISTAKES:
             return LocalError(text)
         return RemoteError(f"{text}; the same command again goes on from there")
 
 
-def _copy(transfer: _Transfer, progress: Progress, done: Copied, *, recursive: bool) -> None:
+def _copy(transfer: _Transfer, progress: CopyProgress, done: Copied, *, recursive: bool) -> None:
+    mask = 0o777 if transfer.target.device else 0o777 & ~_umask()
+    source = transfer.source
     try:
-        ends = (transfer.here, transfer.source.path, transfer.there, transfer.target.path)
-        items = plan(*ends, recursive=recursive, name=transfer.source.name)
-        total = sum(item.attributes.size for item in items if stat.S_ISREG(item.attributes.mode))
-        task = progress.add_task(transfer.source.text, total=total)
-        mask = 0o777 if transfer.target.device else 0o777 & ~_umask()
-        advance = functools.partial(progress.advance, task)
-        copier = Copier(
-            transfer.here, transfer.there, advance, done, origin=transfer.source.device, mask=mask
-        )
-        for item in items:
-            if not copier.copy(item):
-                text = f"{printable(item.source)}: neither a file, a directory nor a link; left out"
-                progress.console.print(text, markup=False)
-    except OSError as error:
+        with Copier(transfer.here, transfer.there, done, origin=source.device, mask=mask) as copier:
+            items = copier.plan(source.path, transfer.target.path, recursive=recursive, name=source.name)
+            total = sum(item.attributes.size for item in items if stat.S_ISREG(item.attributes.mode))
+            for item in copier.copy(items, progress.begin(source.text, total)):
+                name = printable(transfer.here.shown(item.source))
+                progress.print(f"{name}: neither a file, a directory nor a link; left out")
+    except CopyFailed as error:
         raise transfer.failed(error) from None
 
 
@@ -146,36 +191,28 @@ def _umask() -> int:
     return umask
 
 
-def _progress_bars(console: Console) -> Progress:
-    """Return a bar for each source, with rate and time left."""
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        *columns,
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
 @contextlib.contextmanager
-def _open_volume(fleet: Path, at: CopyEndpoint) -> Iterator[PathFs]:
+def _open_volume(fleet: Path, at: CopyEndpoint) -> Iterator[BulkPathAdapter]:
     """Open the volume of an endpoint, on a device or on this machine."""
     if not at.device:
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield PathAdapter(BackingFs(root))
+            tree = BackingFs(root)
+            yield BulkPathAdapter(tree, BackingBulk(tree), "/")
         finally:
             os.close(root)
         return
 
     def dial(deadline: Deadline) -> Channel:
-        with DaemonClient(fleet) as client:
+        with DaemonConnection(fleet) as client:
             return client.volume(at.device, deadline)
 
-    dial(Deadline.after(10)).close()  # so that an absent device is reported as such, and not as an errno
-    tree = RemoteFs(dial)
+    first = [
+        dial(Deadline.after(10))
+    ]  # now, so that an absent device is reported as such, and not as an errno
+    remote = RemoteFs(lambda deadline: first.pop() if first else dial(deadline))
     try:
-        yield PathAdapter(tree)
+        yield BulkPathAdapter(remote, remote.bulk, f"{at.device}:")
     finally:
         with contextlib.suppress(OSError):
-            tree.close()
+            remote.close()

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from millpond.host.terminal import tables
+from millpond.base.errors import LocalError, MillpondError, Refused
+from millpond.base.text import printable
+from millpond.host.terminal import printing
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
@@ -16,21 +22,66 @@ they ran; 'run' on several devices with the greatest of their codes; 124 at its 
 """
 FLEET_DIRECTORY = """\
 The fleet's directory is that of --fleet; without it that in the variable MILLPOND_FLEET; without both
-/var/lib/millpond for root, ~/.local/state/millpond for others.
+/var/lib/millpond for root, and for users of its group who have no fleet of their own;
+~/.local/state/millpond for others.
 """
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 
 def fail(text: str, code: int, *, document: bool = True) -> NoReturn:
-    """Exit with ``code`` and one line on standard error; print a JSON ``document`` of the same if JSON was
-    asked for.
+    """Exit with ``code`` and one line, without control characters, on standard error; print a JSON
+    ``document`` of the same if JSON was asked for.
     """
     if document and _json_wanted(sys.argv[1:]):
-        tables.print_json({"error": text, "exit_code": code})
-    print(f"millpond: {text}", file=sys.stderr)
+        printing.print_json({"error": text, "exit_code": code})
+    print(f"millpond: {printable(text, len(text))}", file=sys.stderr)
     raise SystemExit(code)
 
 
 def _json_wanted(arguments: list[str]) -> bool:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--format=json" in own or ("--format", "json") in itertools.pairwise(own)
+
+
+def exit_code(error: MillpondError) -> int:
+    """Return the exit code of a command that has failed so."""
+    is_usage = isinstance(error, Refused) and error.code in ("unknown", "local", "state")
+    return LOCAL if isinstance(error, LocalError) or is_usage else REMOTE
+
+
+def run(command: Callable[[], object], code_of: Callable[[MillpondError], int] = exit_code) -> NoReturn:
+    """Run a command and exit; every error is one line on standard error. A number that it returns is its exit
+    code.
+    """
+    try:
+        code = command()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output has ended; a daemon must not die of it, so no signal
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except MillpondError as error:
+        fail(str(error), code_of(error))
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Turn the first SIGTERM or SIGHUP within the block into SystemExit, so that it ends as by Ctrl-C; the
+    exit code is 128 + N.
+    """
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

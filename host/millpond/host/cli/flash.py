@@ -14,28 +14,24 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import TextColumn
 
 from millpond.base.errors import LocalError
 from millpond.base.text import printable
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
 from millpond.host.fleet import directory as fleets
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing, tables
+from millpond.host.terminal.progress_bars import transfer_progress
+from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.flash import bluefield
 from millpond.images.flash.block_device import TargetDescription
 from millpond.images.flash.open_target import opened
 from millpond.images.flash.writer import Phase, amount, flash
-from millpond.images.format import locate, seed
+from millpond.images.format import locate, seed, volume_disk
 from millpond.images.format.manifest import BLOCK, Manifest
 
+_OWN_NAMES = ("/dev/disk/by-id/", "/dev/disk/by-path/")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -56,7 +52,8 @@ class Interrupted(LocalError):
     """Ctrl-C interrupted the writing; the text says how the target was left."""
 
 
-Agree = Callable[[str], None]
+Agree = Callable[[str, str], None]
+"""Asks a question; the answer is yes or, where the second text is not empty, that text. Raises LocalError."""
 
 
 def command(
@@ -64,11 +61,27 @@ def command(
         Path, typer.Argument(metavar="IMAGE", help="The .img, its .json or the folder of both.")
     ],
     target: Annotated[
-        str, typer.Option("--to", metavar="TARGET", help="A disk, a file, or rshim0 (BlueField; UNTESTED).")
+        str,
+        typer.Option(
+            "--to",
+            metavar="TARGET",
+            help="A disk (/dev/disk/by-id/... is safest), a file, or rshim0 (BlueField; UNTESTED).",
+        ),
     ],
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Give it the identity of this device of the fleet.")
     ] = None,
+    volume: Annotated[
+        str | None,
+        typer.Option(
+            "--volume-disk",
+            metavar="/dev/disk/by-id/...",
+            help="The device's disk for its volume, on boards where that is not the boot disk.",
+        ),
+    ] = None,
+    erase_volume: Annotated[
+        bool, typer.Option("--erase-volume", help="What is on that disk may be lost, at the first boot.")
+    ] = False,
     size: Annotated[
         str | None, typer.Option(metavar="8G", help="Of a file: larger than the image (K, M, G, T; 1024).")
     ] = None,
@@ -84,16 +97,19 @@ def command(
     console = tables.quiet_console() if quiet else tables.console()
     agree = _do_not_ask if yes else _ask
     if boot := bluefield.rshim(target):
-        if device or size:
+        if device or size or volume:
             raise LocalError(
-                f"{target}: --device and --size are for disks and files, not for BlueField cards"
+                f"{target}: --device, --volume-disk and --size are for disks and files, not for BlueField"
             )
         done = push(image, boot, console, agree)
     else:
-        identity = _identity(fleet_directory, device, locate.find(image)[1].board) if device else b""
+        if (volume or erase_volume) and not device:
+            raise LocalError("--volume-disk and --erase-volume are of a device: name it by --device")
+        board = locate.find(image)[1].board
+        identity = _identity(fleet_directory, device, board, volume, erase_volume) if device else b""
         done = write(image, target, console, agree, identity=identity, device=device, size=size)
     if quiet:
-        tables.print_json(done)
+        printing.print_json(done)
     else:
         print("\n".join(_summary_lines(done)))
 
@@ -116,7 +132,9 @@ def write(
         raise LocalError(f"{target} is the image itself")
     with opened(target, least=manifest.image.bytes, size=wanted, secret=bool(identity)) as medium:
         if not medium.about.new:
-            agree(_question(target, medium.about, manifest, device))
+            _require_own_name(target, medium.about, asks=agree is not _do_not_ask)
+            typed = medium.about.proof if medium.about.alike > 1 else ""
+            agree(_question(target, medium.about, manifest, device), typed)
         begin = time.monotonic()
         with _Bars(console, amount(manifest)) as bars:
             try:
@@ -131,7 +149,7 @@ def write(
 
 def push(given: Path, boot: Path, console: Console, agree: Agree) -> Flashed:
     """Boot a BlueField card from a boot stream, which is made first if ``given`` is an image's folder."""
-    agree(f"{bluefield.UNTESTED}.\nThe card is reset, and boots what is pushed. Push {given} to {boot}?")
+    agree(f"{bluefield.UNTESTED}.\nThe card is reset, and boots what is pushed. Push {given} to {boot}?", "")
     with tempfile.TemporaryDirectory(prefix="millpond-") as made:
         stream = given
         if given.suffix != ".bfb":
@@ -155,7 +173,9 @@ def parse_size(text: str) -> int:
     return count
 
 
-def _identity(directory: Path, device: str, board: str) -> bytes:
+def _identity(directory: Path, device: str, board: str, disk: str | None, erase: bool) -> bytes:
+    from millpond.host.fleet import revocation  # imports cryptography, which takes long
+
     fleet = fleets.read(directory)
     own = fleet.device(device).board
     if own == EMULATED:
@@ -165,35 +185,72 @@ def _identity(directory: Path, device: str, board: str) -> bytes:
     etc = fleet.device_directory(device) / "etc"
     if not etc.is_dir():
         raise LocalError(f"{etc}: no such directory: the fleet has '{device}', but not its identity")
-    return seed.seed(etc)
+    if revocation.is_revoked(fleet, device):
+        raise LocalError(f"the certificate of {device} is revoked: 'millpond renew {device}' makes another")
+    return seed.seed(etc, _volume_file(board, disk, erase))
+
+
+def _volume_file(board: str, disk: str | None, erase: bool) -> dict[str, bytes]:
+    """Return the seed's file that names the disk of the volume, if that has its own. Raises LocalError."""
+    if boards.read(board).flash.disk == "boot":
+        if disk or erase:
+            raise LocalError(f"the volume of a {board} lies on its boot disk: leave out --volume-disk")
+        return {}
+    if disk is None:
+        raise LocalError(f"the volume of a {board} has a disk of its own: name it by --volume-disk")
+    return {volume_disk.FILE: volume_disk.dumps(volume_disk.VolumeDisk(disk, erase)).encode()}
+
+
+def _require_own_name(target: str, about: TargetDescription, *, asks: bool) -> None:
+    """Refuse a disk that nothing tells from others: the kernel's names move between boots."""
+    if about.alike == 1 or target.startswith(_OWN_NAMES):
+        return
+    if not asks:
+        raise LocalError(
+            f"{target} is one of {about.alike} disks that look alike: name it by {_OWN_NAMES[0]}"
+        )
+    if not about.proof:
+        raise LocalError(
+            f"{target} is one of {about.alike} disks that look alike, and tells no serial number:"
+            f" name it by {_OWN_NAMES[1]}"
+        )
 
 
 def _question(target: str, about: TargetDescription, manifest: Manifest, device: str | None) -> str:
-    what = ", ".join(filter(None, [tables.size(about.bytes) if about.model else "a file", about.model]))
+    what = ", ".join(filter(None, [printing.size(about.bytes) if about.model else "a file", about.model]))
+    names = "".join(f", {name}" for name in about.names)
     on_it = f"; on it: {', '.join(about.contents)}" if about.contents else ""
+    like = f"; one of {about.alike} disks that look alike" if about.alike > 1 else ""
     name = f" as {device}" if device else ""
     return (
-        f"{target}: {printable(what + on_it)}\n"
+        f"{target}: {printable(what + names + on_it + like)}\n"
         f"All of it will be lost. Write millpond {manifest.version} for {manifest.board}{name} to {target}?"
     )
 
 
-def _ask(question: str) -> None:
+def _ask(question: str, typed: str) -> None:
     if not sys.stdin.isatty():
         raise LocalError(f"{question.splitlines()[0]}: to write to it without being asked, say --yes")
-    if not typer.confirm(question, default=False, err=True):
+    if typed:
+        told = typer.prompt(
+            f"{question}\nType the last {len(typed)} characters of its serial number", err=True
+        )
+        agreed = str(told).strip() == typed
+    else:
+        agreed = typer.confirm(question, default=False, err=True)
+    if not agreed:
         raise LocalError("nothing was written")
 
 
-def _do_not_ask(_question: str) -> None:
+def _do_not_ask(_question: str, _typed: str) -> None:
     pass
 
 
 def _summary_lines(done: Flashed) -> list[str]:
-    rate = tables.size(done.bytes_written / max(done.seconds, 0.001))
+    rate = printing.size(done.bytes_written / max(done.seconds, 0.001))
     how = "written and verified" if done.verified else "pushed, which can not be verified"
     name = f" It is {done.device} now." if done.device else ""
-    size = tables.size(done.bytes_written)
+    size = printing.size(done.bytes_written)
     lines = [f"{done.target}: {size} {how} in {done.seconds:.1f} s ({rate}/s).{name}"]
     if not done.reread:
         lines.append("This machine still sees the old partitions: take the disk out and put it in again.")
@@ -204,11 +261,8 @@ class _Bars:
     """A progress bar for each phase, with rate and time left."""
 
     def __init__(self, console: Console, total: int) -> None:
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        shown = console.is_terminal
-        self._progress = Progress(
-            TextColumn("{task.description:>9}"), *columns, console=console, disable=not shown
-        )
+        heading = TextColumn("{task.description:>9}")
+        self._progress = transfer_progress(heading, console, disable=not console.is_terminal)
         self._total = total
         self._tasks = {"writing": self._progress.add_task("writing", total=total)}
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,18 +12,19 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import LocalError
-from millpond.host.api.daemon import JobRecord
+from millpond.host.api.daemon import JobInfo, JobRecord
 from millpond.host.cli.exits import JOB, fail
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     FleetOption,
     Format,
     FormatOption,
+    JobArgument,
     complete_jobs,
 )
 from millpond.host.client import DaemonClient
 from millpond.host.model.comparison import ComparedJob, JobComparison, differences, results
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing, tables
 from millpond.train.job import file
 from millpond.train.job.spec import SynchronousSpec
 
@@ -38,6 +40,8 @@ PriorityOption = Annotated[
     int | None, typer.Option(help="Among jobs that wait for a device, the highest begins first.")
 ]
 
+SECONDS_A_DAY = 86400.0
+
 
 def train(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
@@ -46,17 +50,33 @@ def train(
     priority: PriorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the model to this file of yours, too.")
+    ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running.
 
     --set may be repeated; of two for one key the last counts. Its values are TOML's, a bare word is text.
     A job waits while another one that has begun, or is before it in the queue, needs one of its devices.
+    The daemon is sent all that the job file names, also its test folder where the daemon cannot open it.
     """
     job, code = file.read(job_file, _settings(settings, devices, priority))
+    if model:
+        _check_target(model, detach=detach)
     with DaemonClient(fleet_directory) as client:
         number = client.submit(job, code)
-        _follow(client, number, output, detach=detach)
+        _follow(client, number, output, detach=detach, model=model)
+
+
+def _check_target(model: Path, *, detach: bool) -> None:
+    """Raise LocalError, before a job has trained for nothing."""
+    if detach:
+        raise LocalError(
+            "--model needs the end of the job: leave --detach away, or use 'millpond jobs model'"
+        )
+    if model.is_dir() or not os.access(model.absolute().parent, os.W_OK | os.X_OK):
+        raise LocalError(f"{model}: no file can be written there")
 
 
 def _settings(settings: list[str] | None, devices: str, priority: int | None) -> list[str]:
@@ -90,12 +110,16 @@ def resume(
         _follow(client, job, output, detach=detach)
 
 
-def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) -> None:
-    """Show a job until it ends, unless ``detach``. Exits if it does not end well."""
+def _follow(
+    client: DaemonClient, number: int, output: Format, *, detach: bool, model: Path | None = None
+) -> None:
+    """Show a job until it ends, unless ``detach``, and write its model to a file. Exits if it does not end
+    well.
+    """
     now = next(each for each in client.jobs() if each.id == number)
     if detach:
         if output is Format.JSON:
-            tables.print_json({"id": number, "state": now.state})
+            printing.print_json({"id": number, "state": now.state})
         else:
             state = f"queued: {now.reason}" if now.reason else now.state
             print(f"job {number} is {state}; 'millpond jobs' and 'millpond logs {number}' tell more")
@@ -104,13 +128,22 @@ def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) 
     console = tables.quiet_console() if output is Format.JSON else tables.console()
     unit = now.unit
     info, rounds = tables.JobView(console, names, unit).follow(client.watch(number))
+    if model and info.model:
+        client.save_model(number, model)
     if output is Format.JSON:
-        tables.print_json({"job": info, "rounds": rounds})
+        printing.print_json({"job": info, "rounds": rounds})
     elif info.state == "done":
         scored = "" if info.score is None else f"{info.metric} {info.score:.4f} "
-        print(f"job {number} is done: {scored}after {info.round} {unit}s; {info.model}")
+        print(f"job {number} is done: {scored}after {info.round} {unit}s; {_place(info, model)}")
     if info.state != "done":
         fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+
+
+def _place(info: JobInfo, model: Path | None) -> str:
+    """Return where the user finds the model of a job."""
+    if model or not info.model or os.access(info.model, os.R_OK):
+        return str(model or info.model)
+    return f"'millpond jobs model {info.id} FILE' writes its model to a file"
 
 
 def profile(
@@ -137,11 +170,16 @@ def profile(
 
         profile_plot.draw(curves.profiles, curves.batches, job.name, picture)
     if output is Format.JSON:
-        tables.print_json(curves)
+        printing.print_json(curves)
     else:
         tables.console().print(tables.curves(curves))
 
 
+OwnFleetOption = Annotated[
+    Path | None,
+    typer.Option("--fleet", metavar="DIR", help="The fleet's directory.", readable=False),  # as FleetOption
+]
+OwnFormatOption = Annotated[Format | None, typer.Option("--format", help="How to print the result.")]
 jobs = typer.Typer(invoke_without_command=True)
 
 
@@ -149,15 +187,24 @@ jobs = typer.Typer(invoke_without_command=True)
 def list_all(
     context: typer.Context, fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT
 ) -> None:
-    """List all jobs; 'compare' shows some of them side by side."""
+    """List all jobs; 'compare' shows some side by side, 'model' fetches a model, 'prune' removes files."""
     if context.invoked_subcommand is not None:
         return
     with DaemonClient(fleet_directory) as client:
         found = client.jobs()
     if output is Format.JSON:
-        tables.print_json({"jobs": found})
+        printing.print_json({"jobs": found})
     else:
         tables.console().print(tables.jobs(found))
+
+
+def _of_group(
+    context: typer.Context, fleet_directory: Path | None, output: Format | None
+) -> tuple[Path, Format]:
+    """Return the options of a command of 'jobs': its own, or those that were given before its name."""
+    assert context.parent is not None
+    given = context.parent.params
+    return fleet_directory or given["fleet_directory"], output or given["output"]
 
 
 @jobs.command()
@@ -167,22 +214,19 @@ def compare(
         list[int],
         typer.Argument(metavar="JOB JOB...", help="The numbers of jobs.", autocompletion=complete_jobs),
     ],
-    fleet_directory: Annotated[
-        Path | None, typer.Option("--fleet", metavar="DIR", help="The fleet's directory.")
-    ] = None,
-    output: Annotated[Format | None, typer.Option("--format", help="How to print the result.")] = None,
+    fleet_directory: OwnFleetOption = None,
+    output: OwnFormatOption = None,
 ) -> None:
     """Compare jobs: what each came to, and the keys in which their files differ."""
-    assert context.parent is not None
-    given = context.parent.params
-    with DaemonClient(fleet_directory or given["fleet_directory"]) as client:
+    directory, shown = _of_group(context, fleet_directory, output)
+    with DaemonClient(directory) as client:
         records = [client.job(number) for number in dict.fromkeys(numbers)]
     found = JobComparison(
         tuple(_results(each) for each in records),
         differences([(each.job, each.code) for each in records]),
     )
-    if (output or given["output"]) is Format.JSON:
-        tables.print_json(found)
+    if shown is Format.JSON:
+        printing.print_json(found)
         return
     outcome, keys = tables.comparison(found)
     tables.console().print(outcome)
@@ -191,6 +235,60 @@ def compare(
         tables.console().print(keys)
     elif len(found.jobs) > 1:
         print("their definitions are the same")
+
+
+@jobs.command()
+def model(
+    context: typer.Context,
+    job: JobArgument,
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="It is yours, and replaced if it is there.")],
+    best: Annotated[bool, typer.Option("--best", help="That of the best score so far.")] = False,
+    fleet_directory: OwnFleetOption = None,
+    output: OwnFormatOption = None,
+) -> None:
+    """Write the model of a job that is done to a file."""
+    directory, shown = _of_group(context, fleet_directory, output)
+    with DaemonClient(directory) as client:
+        client.save_model(job, path, best=best)
+    if shown is Format.JSON:
+        printing.print_json({"id": job, "model": str(path)})
+    else:
+        print(f"the model of job {job} is in {path}")
+
+
+@jobs.command()
+def prune(
+    context: typer.Context,
+    keep: Annotated[
+        int | None, typer.Option("--keep", metavar="N", min=0, help="But the N that have ended last.")
+    ] = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than", metavar="DAYS", min=0.0, help="But those that ended within so many days."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs; remove nothing.")] = False,
+    fleet_directory: OwnFleetOption = None,
+    output: OwnFormatOption = None,
+) -> None:
+    """Remove the folders of jobs that have ended: models, checkpoints and logs.
+
+    Without --keep and --older-than those go that are beyond the limits of fleet.toml ([jobs]), as they do at
+    the end of each job. A pruned job stays in the list, with its rounds; it cannot be resumed.
+    """
+    directory, shown = _of_group(context, fleet_directory, output)
+    seconds = None if older_than is None else older_than * SECONDS_A_DAY
+    with DaemonClient(directory) as client:
+        found = client.prune(keep, seconds, dry_run=dry_run)
+    if shown is Format.JSON:
+        printing.print_json({"jobs": found, "dry_run": dry_run})
+        return
+    done = "would be" if dry_run else "is"
+    for job in found:
+        print(f"job {job.id} ({job.name}) {done} pruned: {printing.size(job.bytes)}")
+    if not found:
+        print("nothing to prune")
 
 
 def stop(
@@ -204,7 +302,7 @@ def stop(
     with DaemonClient(fleet_directory) as client:
         client.stop(job)
     if output is Format.JSON:
-        tables.print_json({"id": job, "state": "stopped"})
+        printing.print_json({"id": job, "state": "stopped"})
     else:
         print(f"job {job} is stopped")
 

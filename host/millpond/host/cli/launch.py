@@ -14,7 +14,7 @@ from millpond.base.errors import LocalError
 from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch, WorkerEnd
 from millpond.host.client import DaemonClient
 from millpond.host.model.jobs import HOST
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing
 from millpond.host.terminal.output_folder import OutputFolder
 from millpond.wire.launch_messages import check_files, check_names, check_size, script_digest
 
@@ -96,7 +96,7 @@ def _show(
         else:
             if as_json:
                 ended = {"error": event.error, "seconds": event.seconds}
-                tables.print_json({"workers": event.workers, **ended, "lines": list(lines)})
+                printing.print_json({"workers": event.workers, **ended, "lines": list(lines)})
             return event
     raise AssertionError("a launch without an end")
 
@@ -104,7 +104,7 @@ def _show(
 def _about_files(workers: Sequence[WorkerEnd], output: Path | None) -> Iterator[str]:
     """Yield what became of the files that workers have saved."""
     files, size = sum(worker.files for worker in workers), sum(worker.size for worker in workers)
-    count = f"{files} file{'s' * (files != 1)} ({tables.size(size)})"
+    count = f"{files} file{'s' * (files != 1)} ({printing.size(size)})"
     if output:
         yield f"{count} came back to {output}"
         for worker in workers:
@@ -126,6 +126,6 @@ def show_digest(script: str, files: Mapping[str, bytes], *, as_json: bool) -> No
     """Print the digest of a script and its files, which owners of devices list or sign."""
     found = script_digest(script, files)
     if as_json:
-        tables.print_json({"digest": found})
+        printing.print_json({"digest": found})
     else:
         print(found)

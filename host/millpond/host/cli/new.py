@@ -13,7 +13,7 @@ import typer
 
 from millpond.base.errors import LocalError
 from millpond.host.cli.options import Format, FormatOption
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing
 
 
 class Template(StrEnum):
@@ -44,13 +44,13 @@ def command(
     """Write a project to begin with: a task, its job file, data to try it with, a test, and a README."""
     if listed:
         lines = "\n".join(f"{each:9} {about}" for each, about in ABOUT.items())
-        tables.print_json({"templates": ABOUT}) if output is Format.JSON else print(lines)
+        printing.print_json({"templates": ABOUT}) if output is Format.JSON else print(lines)
         return
     if name is None:
         raise LocalError("the project needs a name, such as: millpond new mine --template text")
     files = create(name, template)
     if output is Format.JSON:
-        tables.print_json({"folder": str(name), "files": files})
+        printing.print_json({"folder": str(name), "files": files})
     else:
         print(f"{name} has {', '.join(files)}; README.md says how it trains")
 

@@ -50,7 +50,21 @@ def _fleet_of(context: typer.Context) -> Path:
 FleetOption = Annotated[
     Path,
     typer.Option(
-        "--fleet", metavar="DIR", help="The fleet's directory.", show_default=False, envvar="MILLPOND_FLEET"
+        "--fleet",
+        metavar="DIR",
+        help="The fleet's directory.",
+        show_default=False,
+        envvar="MILLPOND_FLEET",
+        readable=False,  # by the daemon's group it is entered alone
+    ),
+]
+AuthorityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--authority",
+        metavar="DIR",
+        help="Where ca.key, update.key and admin_key are, if not in the fleet's directory.",
+        show_default=False,
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]

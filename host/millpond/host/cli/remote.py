@@ -7,6 +7,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,10 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from millpond.base.errors import LocalError
+from millpond.host.cli.exits import ended_by_signals
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
+    AuthorityOption,
     DeviceArgument,
     FleetOption,
     Format,
@@ -25,11 +28,19 @@ from millpond.host.cli.options import (
 )
 from millpond.host.client import DaemonClient
 from millpond.host.remote import log_follow
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
 if TYPE_CHECKING:
     from millpond.host.remote.run_many import Ended, ParallelRun
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The fleet's directory, and that of its owner's keys if they are apart."""
+
+    fleet: Path
+    authority: Path | None
 
 
 class RunCommand(TyperCommand):
@@ -82,6 +93,7 @@ def run(
     ] = None,
     everywhere: Annotated[bool, typer.Option("--all", help="On all devices of the fleet.")] = False,
     admin: AdminOption = False,
+    authority: AuthorityOption = None,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -95,31 +107,36 @@ def run(
 
     On several devices at once it has no input, each line of output begins with its device's name, and the
     exit code is the greatest of all; a device that cannot be reached counts as 255 and stops no other.
-    Ctrl-C ends it everywhere (SIGHUP).
+    Ctrl-C, SIGTERM and SIGHUP end it everywhere, by SIGHUP, as does a lost connection; what runs in a session
+    of its own (setsid) goes on.
     """
     words = [*([devices] if devices else []), *(command or [])] if everywhere else command or []
     line = " ".join(words[1:] if words[:1] == ["--"] else words)
     if not line or not (everywhere or devices):
         raise LocalError("a device and a command are needed, such as: millpond run csd0 -- uname -a")
     server = ADMIN if admin else USER
-    if everywhere or not devices or "," in devices:
-        _run_on_many(fleet_directory, "" if everywhere else devices or "", line, server, timeout, output)
-    else:
-        _run_on_one(fleet_directory, devices, line, server, timeout, output)
+    place = _Place(fleet_directory, authority)
+    with ended_by_signals():
+        if everywhere or not devices or "," in devices:
+            _run_on_many(place, "" if everywhere else devices or "", line, server, timeout, output)
+        else:
+            _run_on_one(place, devices, line, server, timeout, output)
 
 
 def _run_on_many(
-    directory: Path, names: str, line: str, server: SshServer, timeout: float | None, output: Format
+    place: _Place, names: str, line: str, server: SshServer, timeout: float | None, output: Format
 ) -> None:
     from millpond.host.remote import ssh  # imports paramiko, which takes long
     from millpond.host.remote.run_many import ParallelRun, choose
 
-    with DaemonClient(directory) as client:
+    with DaemonClient(place.fleet, place.authority) as client:
         ssh.key_for(client.fleet, server)  # without the key there is nothing to try
         chosen = choose(client.devices(), names)
-    ended = _show(ParallelRun(directory, line, server, timeout, capture=output is Format.JSON), chosen)
+    capture = output is Format.JSON
+    many = ParallelRun(place.fleet, line, server, timeout, capture=capture, authority=place.authority)
+    ended = _show(many, chosen)
     if output is Format.JSON:
-        tables.print_json([one.captured for one in ended])
+        printing.print_json([one.captured for one in ended])
     for one in ended:
         if one.result.exit_code:
             reason = one.result.error or f"exit code {one.result.exit_code}"
@@ -128,14 +145,14 @@ def _run_on_many(
 
 
 def _run_on_one(
-    directory: Path, device: str, line: str, server: SshServer, timeout: float | None, output: Format
+    place: _Place, device: str, line: str, server: SshServer, timeout: float | None, output: Format
 ) -> None:
     from millpond.host.remote import ssh
 
-    with DaemonClient(directory) as client, client.dial(device, server.port) as sock:
+    with DaemonClient(place.fleet, place.authority) as client, client.dial(device, server.port) as sock:
         if output is Format.JSON:
             captured = ssh.capture(client.fleet, device, sock, line, server, timeout)
-            tables.print_json({"device": device} | captured)
+            printing.print_json({"device": device} | captured)
             raise typer.Exit(int(captured["exit_code"]))
         with ssh.connected(client.fleet, device, sock, server) as transport:
             streams = (sys.stdout.buffer, sys.stderr.buffer)
@@ -160,14 +177,17 @@ def _show(fleet_run: ParallelRun, chosen: dict[str, str]) -> Sequence[Ended]:
 
 
 def shell(
-    device: DeviceArgument, admin: AdminOption = False, fleet_directory: FleetOption = DEFAULT_FLEET
+    device: DeviceArgument,
+    admin: AdminOption = False,
+    authority: AuthorityOption = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
 ) -> None:
     """Open a shell on a device over SSH."""
     from millpond.host.remote import ssh
 
     server = ADMIN if admin else USER
     with (
-        DaemonClient(fleet_directory) as client,
+        DaemonClient(fleet_directory, authority) as client,
         client.dial(device, server.port) as sock,
         ssh.connected(client.fleet, device, sock, server) as transport,
     ):
@@ -204,6 +224,7 @@ def logs(
             autocompletion=complete_devices,
         ),
     ] = "",
+    authority: AuthorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -212,7 +233,7 @@ def logs(
     Only root of the device reads that, since it can hold private data: 'millpond logs --device csd0 JOB'.
     """
     if device:
-        _show_job_log(fleet_directory, device, target, lines, output, follow=follow)
+        _show_job_log(_Place(fleet_directory, authority), device, target, lines, output, follow=follow)
         return
     with DaemonClient(fleet_directory) as client:
         if follow:
@@ -220,19 +241,17 @@ def logs(
             return
         found = client.log(target, lines)
     if output is Format.JSON:
-        tables.print_json({"target": target, "lines": found})
+        printing.print_json({"target": target, "lines": found})
     else:
         print("\n".join(found))
 
 
-def _show_job_log(
-    directory: Path, device: str, job: str, lines: int, output: Format, *, follow: bool
-) -> None:
+def _show_job_log(place: _Place, device: str, job: str, lines: int, output: Format, *, follow: bool) -> None:
     from millpond.host.remote import job_log  # imports paramiko, which takes long
 
     if not job.isdigit() and not job_log.is_launch(job):
         raise LocalError(f"'{job}' is no job's number, such as in: millpond logs --device {device} 3")
-    found = job_log.read(directory, device, job, lines, follow=follow)
+    found = job_log.read(place.fleet, device, job, lines, follow=follow, authority=place.authority)
     if output is Format.TEXT:
         for line in found:
             print(line, flush=True)
@@ -240,7 +259,7 @@ def _show_job_log(
         for line in found:
             print(json.dumps({"target": job, "device": device, "line": line}), flush=True)
     else:
-        tables.print_json({"target": job, "device": device, "lines": list(found)})
+        printing.print_json({"target": job, "device": device, "lines": list(found)})
 
 
 def _follow(client: DaemonClient, target: str, lines: int, *, as_json: bool) -> None:

@@ -11,7 +11,8 @@ import typer
 
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.cli.options import Format, FormatOption
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing
+from millpond.linux.files import write_durably
 from millpond.train.job import file
 from millpond.train.job.signed_code import NAMESPACE, digest
 
@@ -26,7 +27,7 @@ def command(
     """
     path, found = sign(job_file, key)
     if output is Format.JSON:
-        tables.print_json({"signature": str(path), "digest": found})
+        printing.print_json({"signature": str(path), "digest": found})
     else:
         print(f"{path} signs the code with digest {found}")
 
@@ -46,15 +47,13 @@ def sign(job_file: Path, key: Path) -> tuple[Path, str]:
             f"{job_file.name}: {job.table}: signature: must be a file of its own beside the job file"
         )
     found = digest(job.code.factory, file.describe(files, job_file.name))
-    fresh = path.with_name(f".{path.name}.new")
     command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE]
     try:
         signed = subprocess.run(command, input=found.encode(), capture_output=True, check=False)
         if signed.returncode:
             told = signed.stderr.decode(errors="replace").strip().splitlines() or ["ssh-keygen failed"]
             raise LocalError(f"{key}: {told[-1]}")
-        fresh.write_bytes(signed.stdout)
-        fresh.replace(path)
+        write_durably(path, signed.stdout)
     except OSError as error:
         raise LocalError(f"{error.filename}: {error.strerror}") from None
     return path, found

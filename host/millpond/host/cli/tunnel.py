@@ -15,7 +15,8 @@ from rich.text import Text
 
 from millpond.base.schema import dump
 from millpond.host.api.daemon import TunnelInfo
-from millpond.host.terminal.tables import size, state
+from millpond.host.terminal.printing import size
+from millpond.host.terminal.tables import state
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.ring.link_params import CSUM, TSO4, TSO6
 
@@ -44,7 +45,8 @@ def _summary(tunnel: TunnelInfo) -> Text:
         return line.append(f", {tunnel.reason}; {tunnel.resets} resets")
     offloads = " ".join(name for bit, name in _OFFLOADS.items() if tunnel.offloads & bit) or "none"
     link = f", generation {tunnel.generation}, {tunnel.resets} resets, MTU {tunnel.mtu}"
-    return line.append(f"{link}, queues of {tunnel.depth}, offloads {offloads}, {tunnel.engine} engine")
+    line.append(f"{link}, queues of {tunnel.depth}, offloads {offloads}, {tunnel.engine} engine")
+    return line.append(f", confinement {tunnel.confinement}")
 
 
 def _cells(counts: PacketStats, seconds: float, depth: int, *, rate: bool) -> list[str]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millpond.base.errors import LocalError, MillpondError
-from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
+from millpond.host.cli.options import DEFAULT_FLEET, AuthorityOption, FleetOption, Format, FormatOption
 from millpond.host.fleet import directory as fleets
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing, tables
 from millpond.images.boards import EMULATED
 from millpond.images.format import locate
 
@@ -47,6 +47,7 @@ def command(
         float, typer.Option("--patience", min=10, metavar="SECONDS", help="How long a restart may take.")
     ] = 600.0,
     allow_older: Annotated[bool, typer.Option("--allow-older", help="Also an image before theirs.")] = False,
+    authority: AuthorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -56,7 +57,7 @@ def command(
     from millpond.host.remote import bundles  # import cryptography and paramiko, which takes long
     from millpond.host.remote.device_update import DeviceUpdate
 
-    fleet, image = fleets.read(fleet_directory), Path(targets[-1])
+    fleet, image = fleets.read(fleet_directory, authority), Path(targets[-1])
     path, manifest = locate.find(image)
     names = _names(fleet, targets[:-1], manifest.board, everybody=everybody)
     check(fleet, names, manifest.board)
@@ -66,9 +67,8 @@ def command(
     def update(name: str) -> UpdateOutcome:
         watch = _Lines(console, name, bundle.path.stat().st_size).watch
         try:
-            running = DeviceUpdate(fleet_directory, name, bundle, watch, patience).run(
-                allow_older=allow_older
-            )
+            device = DeviceUpdate(fleet_directory, name, bundle, watch, patience, authority)
+            running = device.run(allow_older=allow_older)
         except MillpondError as error:
             return UpdateOutcome(name, "failed", error=str(error))
         console.print(f"{name}: runs {running.version} ({running.serial}) in slot {running.slot}")
@@ -141,12 +141,12 @@ class _Lines:
             tenth = 10 * self._sent // self._size
             if tenth > self._shown_tenths:
                 self._shown_tenths = tenth
-                self._console.print(f"{self._device}: {10 * tenth} % of {tables.size(self._size)} sent")
+                self._console.print(f"{self._device}: {10 * tenth} % of {printing.size(self._size)} sent")
 
 
 def _show_outcomes(outcomes: Sequence[UpdateOutcome], console: Console, *, as_json: bool) -> None:
     if as_json:
-        tables.print_json({"devices": list(outcomes)})
+        printing.print_json({"devices": list(outcomes)})
         return
     for outcome in outcomes:
         if outcome.state != "updated":

@@ -13,16 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.base.deadline import Deadline
-from millpond.fs.client.metrics import MountStats, answered_here, percentile
+from millpond.base.text import LONGEST
+from millpond.fs.client.metrics import MountStats, answered_here
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.proto.status import GetStatus, StatusIs
+from millpond.fs.vfs.latencies import percentile
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.host.client import DaemonClient
 from millpond.host.remote.volume_check import TreeWalk, check_status, probe
-from millpond.host.terminal.tables import size
+from millpond.host.terminal.printing import size
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import AtRest
+from millpond.wire.texts import cleaned
 
 _DIAL_SECONDS = 10.0
 _COUNT_SECONDS = 300.0  # a large tree on slow flash
@@ -40,10 +43,23 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationCount:
+    """How often programs did one operation, how often it failed by errno, and its latency in seconds, waiting
+    included: median, 99th percentile and the largest, to within a half.
+    """
+
+    count: int
+    errors: dict[str, int]
+    median: float
+    p99: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
 class MountInfo:
     """A mount of this host. ``kept`` has, by kind of request of its kernel, how many were answered without
     the device, and how many there were. ``ahead`` and ``ahead_used`` are bytes read ahead, and those of them
-    used; ``dirty`` is always 0, as mounts write through.
+    used; ``dirty`` is always 0, as mounts write through. ``operations`` are by name, as programs see them.
     """
 
     mountpoint: str
@@ -53,6 +69,7 @@ class MountInfo:
     ahead_used: int
     dirty: int
     latencies: dict[str, Latency]
+    operations: dict[str, OperationCount]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +152,7 @@ def _dialled(fleet: Path, device: str) -> Channel:
 
 def _status(fleet: Path, device: str, *, count: bool) -> StatusIs:
     with _dialled(fleet, device) as channel:
-        return channel.call(GetStatus(count), StatusIs, Deadline.after(_COUNT_SECONDS))
+        return cleaned(channel.call(GetStatus(count), StatusIs, Deadline.after(_COUNT_SECONDS)), LONGEST)
 
 
 def how_mounted(lines: Iterable[str]) -> str:
@@ -152,7 +169,21 @@ def of_mount(numbers: MountStats) -> MountInfo:
     }
     kept = answered_here(numbers)
     ahead = numbers.ahead, numbers.ahead_used
-    return MountInfo(numbers.mountpoint, numbers.how, kept, *ahead, dirty=0, latencies=latencies)
+    return MountInfo(
+        numbers.mountpoint,
+        numbers.how,
+        kept,
+        *ahead,
+        dirty=0,
+        latencies=latencies,
+        operations={name: _operation(numbers, name) for name in sorted(numbers.operations)},
+    )
+
+
+def _operation(numbers: MountStats, name: str) -> OperationCount:
+    took = numbers.operations[name]
+    figures = (percentile(took, share) for share in (0.5, 0.99, 1.0))
+    return OperationCount(sum(took), numbers.errors.get(name, {}), *figures)
 
 
 def show(info: VolumeReport) -> Group:
@@ -163,6 +194,20 @@ def show(info: VolumeReport) -> Group:
     for mount in info.mounts:
         parts += [Text(), _mount(mount)]
     return Group(*parts)
+
+
+def show_operations(info: VolumeReport) -> Group:
+    """Return the operations of this host's mounts as tables."""
+    parts: list[RenderableType] = []
+    for mount in info.mounts:
+        table = _plain("operation", "count", "median", "99 %", "longest", "errors")
+        table.columns[-1].justify = "left"
+        for name, each in mount.operations.items():
+            errors = ", ".join(f"{count} {error}" for error, count in sorted(each.errors.items()))
+            durations = map(_duration, (each.median, each.p99, each.longest))
+            table.add_row(name, str(each.count), *durations, errors)
+        parts += [Text(f"mount {mount.mountpoint}"), table, Text()]
+    return Group(*parts or [Text(f"the volume of {info.device} is not mounted on this host")])
 
 
 def _plain(*headings: str) -> Table:

@@ -11,9 +11,9 @@ from millpond.host.fleet.directory import DeviceConfig, Fleet
 from millpond.images import boards
 from millpond.images.flash.open_target import opened
 from millpond.images.flash.writer import flash
-from millpond.images.format import locate, seed
+from millpond.images.format import locate, seed, volume_disk
 from millpond.images.format.manifest import Manifest
-from millpond.images.runtime.qemu import DISK, refusal_reason
+from millpond.images.runtime.qemu import DISK, flash_name, refusal_reason
 
 
 def ensure(fleet: Fleet, count: int, image: Path) -> Fleet:
@@ -56,5 +56,14 @@ def make_disk(image: Path, manifest: Manifest, directory: Path) -> None:
     new.unlink(missing_ok=True)
     size = max(hardware.disk << 20, manifest.image.bytes)
     with opened(str(new), least=manifest.image.bytes, size=size, secret=True) as medium:
-        flash(image, manifest, medium, seed.seed(directory / "etc"), lambda _phase, _more: None)
+        flash(image, manifest, medium, _seed(directory, manifest), lambda _phase, _more: None)
     new.replace(directory / DISK)
+
+
+def _seed(directory: Path, manifest: Manifest) -> bytes:
+    """Return the seed of the device in ``directory``, whose volume is QEMU's second disk."""
+    more = {}
+    if boards.read(manifest.board).flash.disk == "own":
+        disk = volume_disk.VolumeDisk(flash_name(directory.name))
+        more[volume_disk.FILE] = volume_disk.dumps(disk).encode()
+    return seed.seed(directory / "etc", more)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +12,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from millpond.base.errors import LocalError
+from millpond.linux.files import write_durably, write_secret
 from millpond.wire.tls import Identity
 
 _YEARS = 10
+BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+"""The begin of all certificates, and of lists of revoked ones: where the clock of a board without a battery
+may stand.
+"""
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 
@@ -49,11 +54,20 @@ class Authority:
         return made
 
     @staticmethod
-    def load(directory: Path) -> Authority:
-        """Return the authority kept in ``directory``."""
-        key = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        return Authority(x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes()), key)
+    def load(directory: Path, certificate: Path) -> Authority:
+        """Return the authority of the file ``certificate``, whose key is in ``directory``. Raises LocalError,
+        OSError.
+        """
+        path, known = directory / "ca.key", x509.load_pem_x509_certificate(certificate.read_bytes())
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+        except FileNotFoundError:
+            raise missing(path) from None
+        except (ValueError, TypeError):
+            raise LocalError(f"{path} is no private key without a password") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != known.public_key():
+            raise LocalError(f"{path} is not the key of this fleet's authority")
+        return Authority(known, key)
 
     @property
     def pem(self) -> bytes:
@@ -88,6 +102,11 @@ class Authority:
         write_public(identity.certificate, certificate)
         write_public(identity.authority, self.pem)
         return identity
+
+
+def missing(path: Path) -> LocalError:
+    """Return the error of a command that needs a key which the daemon does not need."""
+    return LocalError(f"{path} is missing: name the directory where it is kept by --authority DIR")
 
 
 def signer(authority: Authority, directory: Path) -> tuple[Path, Path]:
@@ -125,19 +144,15 @@ def create_ssh_key(path: Path, comment: str) -> str:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner may read, from its creation on."""
+    """Write a file that only its owner may read, from its creation on, whole and on disk or not there."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    write_secret(path, data)
 
 
 def write_public(path: Path, data: bytes) -> None:
-    """Write a file that everybody may read."""
+    """Write a file that everybody may read. It is whole and on disk, or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    path.chmod(0o644)
+    write_durably(path, data, 0o644)
 
 
 def _private_pem(key: PrivateKey) -> bytes:
@@ -156,7 +171,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # a board's clock may be behind
+        .not_valid_before(BEGIN)
         .not_valid_after(now + datetime.timedelta(days=365 * _YEARS))
     )
 

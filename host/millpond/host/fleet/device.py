@@ -22,7 +22,7 @@ from millpond.base.errors import ConnectionLost, DeadlineExceeded, LocalError, R
 from millpond.base.text import printable
 from millpond.base.version import VERSION
 from millpond.host.api.daemon import TunnelInfo
-from millpond.host.fleet import lifecycle
+from millpond.host.fleet import lifecycle, revocation
 from millpond.host.fleet.directory import DeviceConfig, Fleet
 from millpond.host.fleet.lifecycle import DeviceEvent, DeviceState
 from millpond.host.fleet.power import DevicePower
@@ -32,9 +32,10 @@ from millpond.tunnel.endpoint.handle import EndpointHandle, spawn_endpoint
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 from millpond.wire import tls
 from millpond.wire.channel import Channel, enable_keepalive
-from millpond.wire.control_messages import CONTROL_PORT, AtRest, Attach, GetLoad, Hello, Load, Welcome
+from millpond.wire.control_messages import CONTROL_PORT, Attach, GetLoad, Hello, Load, Welcome
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Ok
+from millpond.wire.texts import cleaned
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +52,13 @@ _NO_LINK: dict[str, Any] = {
     "depth": 0,
     "offloads": 0,
     "engine": "",
+    "confinement": "",
     "resets": 0,
 }
+_REVOKED = "its certificate is revoked"
 LIMITS = Limits(head=4 << 20, payload=1 << 34)
+_LONG = 200
+"""Most characters of a text that a device says of itself, or an endpoint of its tunnel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class Device:
         self.name, self.config = config.name, config
         self._fleet, self._store, self._zygote = fleet, store, zygote
         self._addresses = fleet.addresses(config.name)
-        self._context: ssl.SSLContext = fleet.identity.context(server=False)
+        self._context = tls.CurrentContext(fleet.identity, server=False)
         self._status = DeviceStatus()
         self._changed = threading.Condition()
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -116,7 +121,8 @@ class Device:
             raise LocalError(f"the tunnel of {self.name} has not been started yet")
         status, (outward, inward) = end.status, end.counts
         link = {key: status.get(key, default) for key, default in _NO_LINK.items()}
-        return TunnelInfo(self.name, time=time.monotonic(), to_device=outward, from_device=inward, **link)
+        now = time.monotonic()
+        return TunnelInfo(self.name, time=now, to_device=outward, from_device=inward, **cleaned(link, _LONG))
 
     def wait_ready(self, deadline: Deadline) -> bool:
         """Wait until the device is ready; False if the deadline passes first."""
@@ -128,7 +134,11 @@ class Device:
             return True
 
     def dial(self, port: int, deadline: Deadline) -> socket.socket:
-        """Return a TCP connection to a port of the device, through its tunnel. Raises ConnectionLost."""
+        """Return a TCP connection to a port of the device, through its tunnel. Raises RemoteError, also for a
+        device whose certificate is revoked.
+        """
+        if revocation.is_revoked(self._fleet, self.name):
+            raise RemoteError(f"{self.name}: {_REVOKED}")
         try:
             sock = socket.create_connection((self._addresses.device_ip, port), deadline.remaining())
         except TimeoutError:
@@ -140,15 +150,17 @@ class Device:
 
     def control(self, deadline: Deadline) -> Channel:
         """Return a new control connection to the agent. Raises RemoteError."""
-        secure = tls.connect(self.dial(CONTROL_PORT, deadline), self._context, self.name, deadline)
-        return self._track(Channel(secure, self.name, limits=LIMITS))
+        context = self._context.get()
+        secure = tls.connect(self.dial(CONTROL_PORT, deadline), context, self.name, deadline)
+        return self._track(Channel(secure, self.name, limits=LIMITS, clean=True))
 
     def bulk(self, token: bytes, encrypted: bool, deadline: Deadline) -> Channel:
         """Return the bulk connection that ``token`` entitles to. Raises RemoteError."""
+        context = self._context.get()
         sock = self.dial(CONTROL_PORT, deadline)
         if encrypted:
-            sock = tls.connect(sock, self._context, self.name, deadline)
-        channel = self._track(Channel(sock, self.name, limits=LIMITS))
+            sock = tls.connect(sock, context, self.name, deadline)
+        channel = self._track(Channel(sock, self.name, limits=LIMITS, clean=True))
         channel.call(Attach(token), Ok, deadline)
         return channel
 
@@ -168,6 +180,10 @@ class Device:
         addresses, name = self._addresses, self.name
         transport, where = self._fleet.peer(self.config)
         while not self._stop.is_set():
+            if refusal := self._refusal():
+                self._transition(DeviceEvent.REVOKED if refusal is _REVOKED else DeviceEvent.LOST, refusal)
+                self._stop.wait(HEARTBEAT_SECONDS)
+                continue
             try:
                 end = spawn_endpoint(
                     "host",
@@ -177,6 +193,7 @@ class Device:
                     transport=transport,
                     peers=self._fleet.config.network,
                     zygote=self._zygote,
+                    confinement=self._fleet.config.host.confinement,
                 )
             except (OSError, LocalError, RuntimeError) as error:
                 self._transition(DeviceEvent.LOST, f"the tunnel cannot start: {error}")
@@ -185,9 +202,25 @@ class Device:
             self._end = end
             with contextlib.ExitStack() as stack:
                 stack.callback(end.stop)
-                while end.alive and not self._stop.is_set():
+                while end.alive and not self._stop.is_set() and not self._refusal():
                     self._run_session(end)
-            self._transition(DeviceEvent.LOST, "the tunnel's end on the host died")
+            if not self._refusal():
+                self._transition(DeviceEvent.LOST, "the tunnel's end on the host died")
+
+    def _refusal(self) -> str:
+        """Return why the device must not be connected: it is revoked, or whether it is cannot be read."""
+        try:
+            return _REVOKED if revocation.is_revoked(self._fleet, self.name) else ""
+        except LocalError as error:
+            return str(error)
+
+    def _check_certificate(self, agent: Channel) -> None:
+        """Raise ConnectionLost if the device, or what the agent has shown, is revoked by now; LocalError."""
+        assert isinstance(agent.sock, ssl.SSLSocket)
+        if revocation.is_revoked(self._fleet, self.name) or revocation.is_listed(
+            self._fleet, tls.peer_serial(agent.sock)
+        ):
+            raise ConnectionLost(f"{self.name}: {_REVOKED}")
 
     def _run_session(self, end: EndpointHandle) -> None:
         """Run one session with the agent; after any failure the next one is tried."""
@@ -205,17 +238,19 @@ class Device:
             self._transition(DeviceEvent.LOST, str(end.status.get("reason", "waiting for the device")))
             self._stop.wait(RETRY_SECONDS / 2)
             return
-        self._transition(DeviceEvent.TUNNEL_UP, "greeting the agent")
+        fault = self._fleet.address_fault(self.name)
+        self._transition(DeviceEvent.TUNNEL_UP, fault or "greeting the agent")
         try:
             with self.control(Deadline.after(HANDSHAKE_SECONDS)) as agent:
                 self._handshake(agent)
                 while not self._stop.wait(HEARTBEAT_SECONDS) and end.alive:
+                    self._check_certificate(agent)
                     self._heartbeat(agent)
         except VersionMismatch as error:
             self._transition(DeviceEvent.OTHER_VERSION, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
         except (ConnectionLost, DeadlineExceeded) as error:
-            self._transition(DeviceEvent.LOST, str(error))
+            self._transition(DeviceEvent.LOST, self._fleet.address_fault(self.name) or str(error))
             self._stop.wait(RETRY_SECONDS)
         except RemoteError as error:
             self._transition(DeviceEvent.NOT_TRUSTED, str(error))
@@ -224,25 +259,32 @@ class Device:
             self._close_channels()
 
     def _handshake(self, agent: Channel) -> None:
-        software = VERSION
-        welcome = _printable(agent.call(Hello(software), Welcome, Deadline.after(HANDSHAKE_SECONDS)))
+        hello = Hello(VERSION, time.time())
+        welcome = cleaned(agent.call(hello, Welcome, Deadline.after(HANDSHAKE_SECONDS)), _LONG)
         if welcome.device != self.name:
             raise RemoteError(f"the agent of {self.name} says that it is '{welcome.device}'")
         load = self._get_load(agent, welcome, HANDSHAKE_SECONDS)
         self._store.saw_device(self.name, welcome.boot, welcome.software)
-        self._transition(DeviceEvent.GREETED, "", welcome, load)
+        event = DeviceEvent.FAULT if load.fault else DeviceEvent.GREETED
+        self._transition(event, load.fault, welcome, load)
 
     def _heartbeat(self, agent: Channel) -> None:
         welcome = self._status.welcome
         assert welcome is not None
         load = self._get_load(agent, welcome, SILENCE_SECONDS)
+        if bool(load.fault) is not (self._status.state is DeviceState.FAULTY):
+            self._transition(
+                DeviceEvent.FAULT if load.fault else DeviceEvent.GREETED, load.fault, welcome, load
+            )
         with self._changed:
-            self._status = DeviceStatus(DeviceState.READY, "", welcome, load, self._heard, self._power.watts)
+            self._status = replace(
+                self._status, reason=load.fault, load=load, heard=self._heard, watts=self._power.watts
+            )
 
     def _get_load(self, agent: Channel, welcome: Welcome, seconds: float) -> Load:
         load = agent.call(GetLoad(), Load, Deadline.after(seconds))
         self._heard = time.monotonic()
-        load = replace(load, jobs=tuple(printable(job, 80) for job in load.jobs[:64]))
+        load = cleaned(replace(load, jobs=load.jobs[:64]), _LONG)
         return self._power.take(load, welcome.boot, self._heard)
 
     def _transition(
@@ -251,23 +293,11 @@ class Device:
         with self._changed:
             before = self._status
             state = lifecycle.after(before.state, event) if not _repeated(before, event) else before.state
-            reason = reason.removeprefix(f"{self.name}: ")  # who tells it names the device
+            reason = printable(reason.removeprefix(f"{self.name}: "))  # who tells it names the device
             self._status = DeviceStatus(state, reason, welcome or before.welcome, load, self._heard)
             self._changed.notify_all()
         if state is not before.state and state is not DeviceState.CONNECTING:
             log.info("%s is %s%s", self.name, state, f": {reason}" if reason else "")
-
-
-def _printable(welcome: Welcome) -> Welcome:
-    """Return the device's description of itself without characters that terminals interpret."""
-    return replace(
-        welcome,
-        device=printable(welcome.device, 40),
-        software=printable(welcome.software, 40),
-        boot=printable(welcome.boot, 40),
-        machine=printable(welcome.machine, 40),
-        at_rest=AtRest(printable(welcome.at_rest.cipher, 40), printable(welcome.at_rest.reason, 200)),
-    )
 
 
 def _repeated(status: DeviceStatus, event: DeviceEvent) -> bool:

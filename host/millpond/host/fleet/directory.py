@@ -3,20 +3,26 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.energy import joules
 from millpond.energy.joules import Watts
+from millpond.host.fleet import addresses
+from millpond.host.fleet.addresses import Addresses
 from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.runtime.emulated_lan import LinkShape
-from millpond.wire.tls import Identity
+
+if TYPE_CHECKING:
+    from millpond.wire.tls import Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,8 @@ class DeviceConfig:
 
     ``agent`` is another command to run as an emulated board's agent, such as a build under test. ``watts``
     declares the device's power, for agents that cannot measure or know it. ``lan`` is the device's address,
-    with the prefix length, on a network that the devices have of their own, "" for none.
+    with the prefix length, on a network that the devices have of their own, "" for none. ``address`` is that
+    of the device's end of its tunnel, written down when it is provisioned.
     """
 
     name: str
@@ -36,18 +43,35 @@ class DeviceConfig:
     agent: tuple[str, ...] = ()
     watts: Watts | None = None
     lan: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """The host as a worker: "auto" computes with a GPU where torch finds one, "cuda" with nothing else."""
+    """The host as a worker: "auto" computes with a GPU where torch finds one, "cuda" with nothing else.
+
+    ``firewall`` "required" closes the host's services to its devices, and needs the kernel's nftables.
+    ``confinement`` "required" runs tunnels only where the kernel can confine their pumps.
+    """
 
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    firewall: Literal["required", "off"] = "required"
+    confinement: Literal["required", "best-effort"] = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class JobsConfig:
+    """The ended jobs whose folders stay: the newest ``keep`` (0: any number) as far as they have no more than
+    ``mib`` MiB together (0: any size). The folder of the last one stays anyway.
+    """
+
+    keep: int = 500
+    mib: int = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """The contents of ``fleet.toml``. ``network`` is cut into one /30 for each device, in order. ``watts``
+    """The contents of ``fleet.toml``. ``network`` has a /30 for each device. ``watts``
     declares the host's power, for hosts without a meter. ``zygote_idle`` is the seconds from the end of the
     host's last worker to that of the zygote, which holds torch. ``lan`` is the shape of an emulated LAN.
     """
@@ -59,31 +83,17 @@ class FleetConfig:
     zygote_idle: float = 600.0
     host: HostConfig = field(default_factory=HostConfig)
     lan: LinkShape = field(default_factory=LinkShape)
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """The addresses of both ends of one device's tunnel, each with its prefix length."""
-
-    host: str
-    device: str
-
-    @property
-    def device_ip(self) -> str:
-        """The device's address alone."""
-        return self.device.partition("/")[0]
-
-    @property
-    def host_ip(self) -> str:
-        """The host's address alone, as this device sees it."""
-        return self.host.partition("/")[0]
+    jobs: JobsConfig = field(default_factory=JobsConfig)
 
 
 class Fleet:
-    """A fleet directory that has been read."""
+    """A fleet directory that has been read. ``authority`` is the directory of the keys that no daemon needs,
+    if that is apart.
+    """
 
-    def __init__(self, directory: Path, config: FleetConfig) -> None:
+    def __init__(self, directory: Path, config: FleetConfig, authority: Path | None = None) -> None:
         self.directory, self.config = directory.absolute(), config
+        self.authority = authority.absolute() if authority else None
 
     @property
     def socket(self) -> Path:
@@ -98,7 +108,14 @@ class Fleet:
     @property
     def identity(self) -> Identity:
         """The host's own certificate and key."""
+        from millpond.wire.tls import Identity  # loads ssl, which few commands need
+
         return Identity.in_directory(self.directory / "host")
+
+    @property
+    def ca(self) -> Path:
+        """The directory of the fleet's authority, and of the key that signs updates."""
+        return self.authority or self.directory / "ca"
 
     @property
     def ssh_key(self) -> Path:
@@ -108,7 +125,7 @@ class Fleet:
     @property
     def admin_key(self) -> Path:
         """The private key that opens root's SSH sessions on devices."""
-        return self.directory / "host" / "admin_key"
+        return (self.authority or self.directory / "host") / "admin_key"
 
     @property
     def known_hosts(self) -> Path:
@@ -140,6 +157,11 @@ class Fleet:
         return self.directory / "files"
 
     @property
+    def test_data(self) -> Path:
+        """The folder of the test data that clients have sent."""
+        return self.directory / "test-data"
+
+    @property
     def overlays(self) -> Path:
         """The folder of jobs' unpacked wheels."""
         return self.directory / "overlays"
@@ -153,6 +175,10 @@ class Fleet:
         """The folder of the sockets on which this host's mounts serve their statistics."""
         return self.directory / "mounts"
 
+    def mount_log(self, name: str) -> Path:
+        """Return the log of this host's mounts of a device's volume."""
+        return self.mount_stats / f"{name}.log"
+
     def interface(self, name: str) -> str:
         """Return the name of the host's network interface towards a device."""
         return f"mp-{name}"
@@ -165,19 +191,60 @@ class Fleet:
         return devices[name]
 
     def addresses(self, name: str) -> Addresses:
-        """Return the addresses of a device's tunnel. Raises ConfigError for an unknown device."""
-        number = self.config.device.index(self.device(name))
-        base = ipaddress.ip_network(self.config.network).network_address + 4 * number
-        return Addresses(f"{base + 1}/30", f"{base + 2}/30")
+        """Return the addresses of a device's tunnel: those of ``fleet.toml``, or where it has none, those
+        with which the device was provisioned, unless it cannot have those: then any that are free. Raises
+        ConfigError for an unknown device.
+        """
+        self.device(name)
+        return self._addresses[name]
+
+    @functools.cached_property
+    def _addresses(self) -> dict[str, Addresses]:
+        recorded = {
+            one.name: one.address or ("" if one.name in self._faults else self._provisioned(one.name))
+            for one in self.config.device
+        }
+        return addresses.assign(self.config.network, recorded)
+
+    @functools.cached_property
+    def _faults(self) -> dict[str, str]:
+        """By name why devices cannot have the addresses that they were provisioned with."""
+        recorded = {one.name: one.address for one in self.config.device}
+        return addresses.faults(self.config.network, recorded, {n: self._provisioned(n) for n in recorded})
+
+    def _provisioned(self, name: str) -> str:
+        """Return the address in a device's own configuration, "" where that is not here."""
+        try:
+            text = (self.device_directory(name) / "etc" / "agent.toml").read_text()
+            return str(tomllib.loads(text)["link"]["address"]).partition("/")[0]
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def address_fault(self, name: str) -> str:
+        """Return how a device's address differs from the one with which it was provisioned, or ""."""
+        if fault := self._faults.get(name):
+            return f"{name} was provisioned with an address that cannot be: {fault}"
+        here, there = self.addresses(name).device_ip, self._provisioned(name)
+        if not there or here == there:
+            return ""
+        return f"fleet.toml has the address {here} for {name}, which was provisioned with {there}"
 
 
-def default_directory() -> Path:
-    """Return ``/var/lib/millpond`` for root, ``~/.local/state/millpond`` for other users."""
-    return Path("/var/lib/millpond") if os.geteuid() == 0 else Path.home() / ".local/state/millpond"
+INSTALLED = Path("/var/lib/millpond")
+"""The directory of the installed daemon's fleet."""
 
 
-def read(directory: Path) -> Fleet:
-    """Read the fleet in ``directory``. Raises ConfigError."""
+def default_directory(installed: Path = INSTALLED) -> Path:
+    """Return that of the ``installed`` daemon for root, and for users who may read its ``fleet.toml``, as its
+    group may, whether it runs or not, and have no fleet of their own; for others ``~/.local/state/millpond``.
+    """
+    own = Path.home() / ".local/state/millpond"
+    uses_installed = os.access(installed / "fleet.toml", os.R_OK) and not (own / "fleet.toml").exists()
+    return installed if os.geteuid() == 0 or uses_installed else own
+
+
+def read(directory: Path, authority: Path | None = None) -> Fleet:
+    """Read the fleet in ``directory``, whose ``authority`` may be in another one. Raises ConfigError."""
     path = directory / "fleet.toml"
     try:
         path.stat()
@@ -187,26 +254,23 @@ def read(directory: Path) -> Fleet:
         ) from None
     except OSError:
         pass  # reading the file raises the error
-    return Fleet(directory, checked(toml.read(FleetConfig, path)))
+    return Fleet(directory, checked(toml.read(FleetConfig, path)), authority)
 
 
 def checked(config: FleetConfig) -> FleetConfig:
     """Return ``config`` unchanged. Raises ConfigError for impossible values."""
-    try:
-        network = ipaddress.ip_network(config.network)
-    except ValueError as error:
-        raise ConfigError(f"fleet.toml: network: {error}") from None
-    if network.num_addresses < 4 * len(config.device):
-        raise ConfigError(f"fleet.toml: network: {network} is too small for {len(config.device)} devices")
     names = [device.name for device in config.device]
     for name in names:
         check_name(name)
         if names.count(name) > 1:
             raise ConfigError(f"fleet.toml: device: '{name}' is named twice")
+    addresses.assign(config.network, {device.name: device.address for device in config.device})
     if config.watts:
         joules.check(config.watts, "fleet.toml: watts")
     if not 1 <= config.zygote_idle <= 86400:
         raise ConfigError("fleet.toml: zygote_idle must be 1 to 86400 seconds")
+    if min(config.jobs.keep, config.jobs.mib) < 0:
+        raise ConfigError("fleet.toml: jobs: keep and mib must be 0 or more; 0 is without a limit")
     for device in config.device:
         if device.board != EMULATED:
             boards.read(device.board)

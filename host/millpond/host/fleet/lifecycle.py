@@ -12,8 +12,10 @@ class DeviceState(StrEnum):
     ABSENT = "absent"  # its endpoint of the tunnel does not answer
     CONNECTING = "connecting"  # the tunnel is up; the handshake with the agent is under way
     READY = "ready"
+    FAULTY = "faulty"  # the agent answers, and says why it can run no job
     INCOMPATIBLE = "incompatible"  # the agent speaks another version of the protocol
     REFUSED = "refused"  # its certificate, ours, or its messages were not accepted
+    REVOKED = "revoked"  # the fleet has revoked its certificate: it is not connected to
 
 
 class DeviceEvent(StrEnum):
@@ -21,9 +23,11 @@ class DeviceEvent(StrEnum):
 
     TUNNEL_UP = "tunnel up"
     GREETED = "greeted"
+    FAULT = "fault"
     OTHER_VERSION = "other version"
     NOT_TRUSTED = "not trusted"
     LOST = "lost"
+    REVOKED = "revoked"
 
 
 _TRANSITIONS = {
@@ -32,6 +36,12 @@ _TRANSITIONS = {
     (DeviceState.CONNECTING, DeviceEvent.OTHER_VERSION): DeviceState.INCOMPATIBLE,
     (DeviceState.CONNECTING, DeviceEvent.NOT_TRUSTED): DeviceState.REFUSED,
     (DeviceState.CONNECTING, DeviceEvent.LOST): DeviceState.ABSENT,
+    (DeviceState.CONNECTING, DeviceEvent.FAULT): DeviceState.FAULTY,
+    (DeviceState.READY, DeviceEvent.FAULT): DeviceState.FAULTY,
+    (DeviceState.FAULTY, DeviceEvent.GREETED): DeviceState.READY,
+    (DeviceState.FAULTY, DeviceEvent.LOST): DeviceState.ABSENT,
+    (DeviceState.FAULTY, DeviceEvent.OTHER_VERSION): DeviceState.INCOMPATIBLE,
+    (DeviceState.FAULTY, DeviceEvent.NOT_TRUSTED): DeviceState.REFUSED,
     (DeviceState.READY, DeviceEvent.LOST): DeviceState.ABSENT,
     (DeviceState.READY, DeviceEvent.OTHER_VERSION): DeviceState.INCOMPATIBLE,
     (DeviceState.READY, DeviceEvent.NOT_TRUSTED): DeviceState.REFUSED,
@@ -39,8 +49,10 @@ _TRANSITIONS = {
     (DeviceState.INCOMPATIBLE, DeviceEvent.TUNNEL_UP): DeviceState.CONNECTING,
     (DeviceState.REFUSED, DeviceEvent.LOST): DeviceState.ABSENT,
     (DeviceState.REFUSED, DeviceEvent.TUNNEL_UP): DeviceState.CONNECTING,
+    (DeviceState.REVOKED, DeviceEvent.LOST): DeviceState.ABSENT,
+    (DeviceState.REVOKED, DeviceEvent.TUNNEL_UP): DeviceState.CONNECTING,
     (DeviceState.ABSENT, DeviceEvent.LOST): DeviceState.ABSENT,
-}
+} | {(state, DeviceEvent.REVOKED): DeviceState.REVOKED for state in DeviceState}
 
 
 def after(state: DeviceState, event: DeviceEvent) -> DeviceState:

@@ -11,17 +11,64 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millpond.base.errors import RemoteError
+from millpond.base.text import printable
 from millpond.fs.fuse.mounts import unmount
 from millpond.host.fleet.directory import Fleet
+from millpond.linux.child import first_line
 from millpond.linux.syscalls import follow_no_links
 
 log = logging.getLogger(__name__)
+MOUNT_SECONDS, END_SECONDS = 60.0, 3.0
 
 
-def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
-    """Return the command line of the mounter process, which prints ``ready: how`` once it has mounted."""
+def command(
+    fleet: Path,
+    device: str,
+    mountpoint: Path,
+    timeout: float | None = None,
+    uid: int | None = None,
+    gid: int | None = None,
+) -> list[str]:
+    """Return the command line of the mounter process, which prints ``ready: how`` once it has mounted.
+    ``timeout`` is how many seconds an operation may take while the device answers, ``uid`` and ``gid`` whose
+    all files show as, if not as by default.
+    """
     module = [sys.executable, "-m", "millpond.host.remote.mounter"]
-    return [*module, str(fleet), device, str(mountpoint)]
+    given = {"--timeout": timeout, "--uid": uid, "--gid": gid}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return [*module, str(fleet), device, str(mountpoint), *options]
+
+
+def fault_of(mounter: subprocess.Popen[str]) -> str:
+    """Wait until a mounter has mounted, at most MOUNT_SECONDS. Returns "", or why it has not; it has ended
+    then.
+    """
+    assert mounter.stdout
+    try:
+        if first_line(mounter.stdout.fileno(), MOUNT_SECONDS).startswith("ready: "):
+            return ""
+        _, complaint = mounter.communicate(timeout=END_SECONDS)
+        return printable((complaint or "").strip()) or "its process ended without a word"
+    except TimeoutError as error:
+        end(mounter)
+        return str(error)
+    except subprocess.TimeoutExpired:
+        end(mounter)
+        return "its process does not end"
+
+
+def end(mounter: subprocess.Popen[str]) -> None:
+    """End a mounter, by a kill if need be. One that the kernel does not let go is left behind."""
+    for stream in (mounter.stdout, mounter.stderr):
+        if stream:
+            stream.close()
+    mounter.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        mounter.wait(END_SECONDS)
+        return
+    mounter.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        mounter.wait(END_SECONDS)
 
 
 class VolumeMounts:
@@ -53,16 +100,14 @@ class VolumeMounts:
         argv = [*command(self._fleet.directory, device, folder), "--die-with-parent"]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout and process.stderr
-        if not process.stdout.readline().startswith("ready: "):
-            _, complaint = process.communicate()
-            raise RemoteError(f"the volume of {device} cannot be mounted: {complaint.strip()}")
+        if fault := fault_of(process):
+            raise RemoteError(f"the volume of {device} cannot be mounted: {fault}")
         process.stdout.close()
         process.stderr.close()
         try:
             follow_no_links(folder)  # a device must not choose which of the host's files is read
         except OSError:
-            process.terminate()
-            process.wait()
+            end(process)
             raise
         self._processes[device] = process
         return folder
@@ -76,8 +121,7 @@ class VolumeMounts:
         for device, process in self._processes.items():
             process.terminate()
             try:
-                process.wait(3)
+                process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 unmount(self._fleet.mountpoint(device))
-                process.kill()
-                process.wait()
+                end(process)

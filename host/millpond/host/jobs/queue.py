@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
+from millpond.base.errors import Refused
+from millpond.host.model.jobs import ACTIVE, JobRow, JobState
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
@@ -49,3 +52,15 @@ def describe(waits: tuple[int, ...]) -> str:
     if not waits:
         return ""
     return f"waits for job{'s' if len(waits) > 1 else ''} {', '.join(map(str, waits))}"
+
+
+def check_unused(device: str, jobs: Iterable[JobRow]) -> None:
+    """Raise Refused while a job runs with a device of the fleet, or waits for one that it names."""
+    users = [job.id for job in jobs if job.state in ACTIVE and _uses(job, device)]
+    if users:
+        numbers = f"job{'s' if len(users) > 1 else ''} {', '.join(map(str, users))}"
+        raise Refused("", "state", f"{device} is used by {numbers}")
+
+
+def _uses(job: JobRow, device: str) -> bool:
+    return device in job.job.devices or (job.state is JobState.RUNNING and not job.job.devices)

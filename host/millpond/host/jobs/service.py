@@ -6,18 +6,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, Refused
-from millpond.host.api.daemon import ENDED, Curves, JobInfo, JobProgress, JobRecord, NewLog, PreparedWorkers
+from millpond.host.api.connection import ENDED
+from millpond.host.api.daemon import (
+    Curves,
+    JobInfo,
+    JobProgress,
+    JobRecord,
+    NewLog,
+    PreparedWorkers,
+    PrunedJobs,
+    PruneJobs,
+)
 from millpond.host.jobs import queue
 from millpond.host.jobs.context import JobContext, limited
+from millpond.host.jobs.pruning import JobPruner
 from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
+from millpond.host.model.data_costs import RECENT, shares, total
 from millpond.host.model.failures import advised
-from millpond.host.model.jobs import ACTIVE, JobRow, JobState
+from millpond.host.model.jobs import ACTIVE, UNREADABLE, JobRow, JobState, UnreadableJob
 from millpond.host.store import results
+from millpond.host.store.rows import UnreadableRow
 from millpond.host.store.store import Store
 from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile
@@ -92,23 +107,33 @@ class JobService:
         self._lines: dict[int, list[str]] = {}
         self._queue = threading.RLock()  # held while a queued job begins or is stopped
         self._waits: dict[int, tuple[int, ...]] = {}
+        self._pruner = JobPruner(store, self._context.fleet, self._queue_held)
         self._closing = False
+        self._retry: threading.Timer | None = None
 
     def resume(self) -> None:
         """Resume the jobs that were running when the daemon ended, and begin queued ones."""
-        for row in self._store.jobs():
-            if row.state is JobState.RUNNING:
-                log.info("job %d (%s) goes on", row.id, row.job.name)
-                with contextlib.suppress(LocalError):  # the store has it as failed
-                    self._start(row)
+        with contextlib.suppress(LocalError):  # which the store has logged
+            self._pruner.remove_left()
         self._begin_queued()
 
-    def submit(self, job: Job, files: dict[str, JobFile]) -> int:
-        """Queue a job and return its number. Raises Refused for an unknown device, LocalError for a job that
-        cannot be started.
+    def _go_on(self) -> None:
+        """Start the jobs that were running when the last daemon ended. Raises LocalError."""
+        for row in self._store.jobs():
+            if row.state is not JobState.RUNNING or row.id in self._running:
+                continue
+            # a job of this daemon that has just ended is stored so before it is among the running no more
+            if self._row(row.id).state is JobState.RUNNING:
+                log.info("job %d (%s) goes on", row.id, row.job.name)
+                with contextlib.suppress(JobNotStarted):
+                    self._start(row)
+
+    def submit(self, job: Job, files: dict[str, JobFile], owner: int | None = None) -> int:
+        """Queue a job of the user with the uid ``owner``, and return its number. Raises Refused for an
+        unknown device, LocalError for a job that cannot be started.
         """
         self._check_devices(job)
-        number = self._store.add_job(job, files)
+        number = self._store.add_job(job, files, owner)
         self._begin_queued()
         if (row := self._row(number)).state is JobState.FAILED:
             raise LocalError(row.error)
@@ -120,19 +145,35 @@ class JobService:
                 known = ", ".join(self._context.devices) or "none"
                 raise Refused("", "unknown", f"there is no device '{name}'; the fleet has {known}")
 
-    def _begin_queued(self) -> None:
-        """Begin the queued jobs that wait for no other. What cannot be stored is tried again when a job ends
-        or comes.
+    @contextlib.contextmanager
+    def without(self, name: str) -> Iterator[None]:
+        """Begin no job inside the context. Raises Refused while a job runs with a device, or waits for one
+        that it names.
         """
         with self._queue:
+            queue.check_unused(name, self._store.jobs())
+            yield
+
+    def _begin_queued(self) -> None:
+        """Begin the queued jobs that wait for no other. What cannot be stored is tried again."""
+        with self._queue:
             try:
+                if not self._closing:
+                    self._go_on()
                 while not self._closing and (begin := self._decide().begin):
                     for number in begin:
                         with contextlib.suppress(JobNotStarted):
                             self._start(self._row(number))
             except MillpondError as error:  # a full disk, most likely
                 log.error("queued jobs cannot begin: %s", error)
+                self._begin_later()
         self._notify()
+
+    def _begin_later(self) -> None:
+        if not self._closing and not self._store.fault:
+            self._retry = threading.Timer(STORE_RETRY_SECONDS, self._begin_queued)
+            self._retry.daemon = True
+            self._retry.start()
 
     def _decide(self) -> queue.QueueDecision:
         queued = [
@@ -195,6 +236,15 @@ class JobService:
             while len(self._lines) > KEPT_LOGS:
                 del self._lines[min(self._lines)]
         self._begin_queued()
+        self._pruner.prune_beyond_limits(time.time())
+
+    @contextlib.contextmanager
+    def _queue_held(self) -> Iterator[None]:
+        """Begin and resume no job inside the context. Raises Refused when the daemon ends."""
+        with self._queue:
+            if self._closing:
+                raise Refused("", "ended", ENDED)
+            yield
 
     def _finish(self, number: int, running: _Running) -> tuple[JobState | None, str, str]:
         """Run the job. Returns its last state (None if the daemon's end interrupted it), error, model."""
@@ -218,11 +268,11 @@ class JobService:
         """Stop a running or a queued job. Raises Refused for a job that has ended."""
         with self._queue:  # no job begins meanwhile
             state, running = self._row(number).state, self._running.get(number)
-            if state is JobState.QUEUED:
+            if waits := state in ACTIVE and running is None:
                 self._store.end_job(number, JobState.STOPPED)
-        if state is JobState.QUEUED:
+        if waits:
             self._begin_queued()  # those behind it
-        elif state is JobState.RUNNING and running is not None:
+        elif running is not None:
             self._end(running)
         else:
             raise Refused("", "state", f"job {number} is not running")
@@ -240,16 +290,23 @@ class JobService:
                 raise Refused("", "state", f"job {number} is done; say up to how many rounds it goes on")
             if rounds is not None and last and rounds < last.round:
                 raise Refused("", "state", f"job {number} has done {last.round} already, not {rounds}")
+            _check_kept(row)
             if lost := _lost_files(row):
                 raise Refused("", "state", f"job {number}: {lost}")
             self._check_devices(row.job)
             self._store.restart_job(number, row.job if rounds is None else longer(row.job, rounds))
         self._begin_queued()
 
+    def prune(self, request: PruneJobs) -> PrunedJobs:
+        """Remove folders of ended jobs, or with ``dry_run`` name those that would go. Raises LocalError."""
+        return self._pruner.requested(request, time.time())
+
     def close(self) -> None:
         """Interrupt all jobs. Their stored state stays "running", so the next daemon resumes them."""
         with self._queue:
             self._closing = True
+            if self._retry:
+                self._retry.cancel()
         self._notify()  # who follows a job
         for running in list(self._running.values()):
             running.closing.set()
@@ -263,7 +320,18 @@ class JobService:
 
     def infos(self) -> tuple[JobInfo, ...]:
         """Return all jobs, oldest first."""
-        return tuple(self._info(row) for row in self._store.jobs())
+        return tuple(map(self._described, self._store.all_jobs()))
+
+    def _described(self, row: JobRow | UnreadableJob) -> JobInfo:
+        if isinstance(row, UnreadableJob):
+            times = row.created, row.ended
+            return JobInfo(
+                row.id, row.name, UNREADABLE, row.reason, "", 0, 0, "round", "", None, None, 0, *times
+            )
+        try:
+            return self._info(row)
+        except UnreadableRow as error:  # of a round
+            return replace(self._without_rounds(row), error=str(error))
 
     def record(self, number: int) -> JobRecord:
         """Return a job with its definition and its finished rounds. Raises Refused for an unknown one."""
@@ -287,8 +355,6 @@ class JobService:
             last, lines_seen = rounds[-1].round if rounds else last, lines_seen + len(lines)
             if row.state not in ACTIVE:
                 return
-            if number not in self._running and self._row(number).state is JobState.RUNNING:
-                raise Refused("", "state", f"job {number} is recorded as running, but is not")
             with self._changed:
                 if self._revision == seen:
                     self._changed.wait(FOLLOW_SECONDS)
@@ -306,8 +372,8 @@ class JobService:
         """Return the whole lines of a job's log from byte ``after`` on, or without ``after`` the last
         ``lines``. Raises Refused, LocalError.
         """
-        row = self._row(number)  # before its log is read: a job that has ended writes no more
-        path = self._context.fleet.job_directory(number) / "job.log"
+        row = _check_kept(self._row(number))  # before its log is read: a job that has ended writes no more
+        path = self._context.fleet.job_directory(row.id) / "job.log"
         try:
             with path.open("rb") as file:
                 file.seek(after or 0)
@@ -322,19 +388,34 @@ class JobService:
         shown = found if after is not None else found[-lines:] if lines > 0 else ()
         return NewLog(tuple(shown), position, ended=row.state not in ACTIVE)
 
+    def model(self, number: int, *, best: bool = False) -> Path:
+        """Return the path of a job's model, or of that of the best score so far. Raises Refused without
+        one.
+        """
+        row = _check_kept(self._row(number))
+        if best and (found := self._folder(number) / "best.safetensors").exists():
+            return found
+        if best or not row.model:
+            which = "model of a best score" if best else "model"
+            raise Refused("", "state", f"job {number} has no {which} yet: it is {row.state}")
+        return Path(row.model)
+
     def curves(self, number: int) -> Curves:
         """Return the measured curves of a synchronous job's workers. Raises Refused without any."""
-        curves = results.read(self._context.fleet.job_directory(self._row(number).id), Curves)
+        curves = results.read(self._folder(number), Curves)
         if curves is None:
             raise Refused("", "state", f"the workers of job {number} were not measured")
         return curves
 
     def prepared(self, number: int) -> PreparedWorkers:
         """Return the workers of a job without rounds. Raises Refused before they are prepared."""
-        found = results.read(self._context.fleet.job_directory(self._row(number).id), PreparedWorkers)
+        found = results.read(self._folder(number), PreparedWorkers)
         if found is None:
             raise Refused("", "state", f"job {number} has rounds, or its workers were not prepared")
         return found
+
+    def _folder(self, number: int) -> Path:
+        return self._context.fleet.job_directory(_check_kept(self._row(number)).id)
 
     def _notify(self) -> None:
         with self._changed:
@@ -348,27 +429,49 @@ class JobService:
         return row
 
     def _info(self, row: JobRow) -> JobInfo:
+        """Return a job as commands see it. Raises UnreadableRow for a round that cannot be read."""
         last = self._store.last_round(row.id)
+        recent = self._store.rounds(row.id, after=last.round - RECENT) if last else []
         board = ScoreBoard.of(row.job.evaluate, row.job.total, self._store.scores(row.id))
+        return replace(
+            self._without_rounds(row),
+            round=last.round if last else 0,
+            metric=board.metric,
+            score=board.last,
+            best=board.best.value if board.best else None,
+            best_round=board.best.round if board.best else 0,
+            waits=shares(total(each.data for each in recent)),
+        )
+
+    def _without_rounds(self, row: JobRow) -> JobInfo:
         return JobInfo(
             id=row.id,
             name=row.job.name,
             state=str(row.state),
             error=row.error,
             model=row.model,
-            round=last.round if last else 0,
+            round=0,
             rounds=row.job.total,
             unit="epoch" if row.job.synchronous else "round",
-            metric=board.metric,
-            score=board.last,
-            best=board.best.value if board.best else None,
-            best_round=board.best.round if board.best else 0,
+            metric="",
+            score=None,
+            best=None,
+            best_round=0,
             created=row.created,
             ended=row.ended,
             devices=row.job.devices,
             priority=row.job.priority,
             reason=queue.describe(self._waits.get(row.id, ())) if row.state is JobState.QUEUED else "",
+            pruned=row.pruned,
+            owner=row.owner,
         )
+
+
+def _check_kept(row: JobRow) -> JobRow:
+    """Return ``row`` unchanged. Raises Refused for a job whose folder is gone."""
+    if row.pruned is not None:
+        raise Refused("", "state", f"job {row.id}: its files are pruned")
+    return row
 
 
 def _lost_files(row: JobRow) -> str:

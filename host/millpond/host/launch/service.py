@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from millpond.base.deadline import NEVER, Deadline
@@ -22,7 +23,8 @@ from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, Sta
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.forwarding import Forwarding
-from millpond.host.launch.group import LaunchGroup
+from millpond.host.launch.data_services import DataRequests
+from millpond.host.launch.group import LaunchGroup, serve_channel
 from millpond.host.launch.workers import (
     LOOK_SECONDS,
     HostPlace,
@@ -36,6 +38,7 @@ from millpond.host.model.failures import reason_of
 from millpond.host.model.jobs import HOST
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
+from millpond.wire.framing import Head
 from millpond.wire.launch_messages import AllSaved, SavedPart, check_files
 
 READY_SECONDS = 30.0
@@ -89,7 +92,7 @@ class LaunchService:
             self._wait_ready(names, client)
             public = {name: self._volume(name) / "public" for name in names} if request.host else {}
             place = HostPlace(self._zygote, public)
-            with self._forwarding.between(() if request.confined else names):
+            with self._forwarding.between(() if request.confined else names, host=request.host):
                 workers = plan(self._fleet, request, names)
                 client.send(_Launch(workers, self._devices, place, client).run(), NEVER)
 
@@ -106,6 +109,14 @@ class LaunchService:
         if request.confined and not request.host:
             raise ConfigError("--private needs the host as rank 0, whose model all begin with: no --no-host")
         return names
+
+    @contextlib.contextmanager
+    def without(self, name: str) -> Iterator[None]:
+        """Begin no launch with a device inside the context. Raises Refused while one takes part."""
+        with self._lock:
+            if name in self._reserved:
+                raise Refused("", "state", f"{name} takes part in a launch")
+            yield
 
     @contextlib.contextmanager
     def _reserve(self, names: Sequence[str]) -> Iterator[None]:
@@ -142,6 +153,7 @@ class _Launch:
         self._events: queue.Queue[LaunchEvent] = queue.Queue(WAITING)
         self._over = Over()
         self._group = LaunchGroup(len(workers), self._note, self._fail)
+        self._data = DataRequests(workers, devices, self._over)
         self._wants_files = workers[0].launch.most_saved > 0
         self._codes: dict[str, int] = {}
         self._counts: dict[str, AllSaved] = {}
@@ -162,6 +174,7 @@ class _Launch:
         finally:
             self._over.end()
             self._group.end()
+            self._data.close()
             for thread in threads:
                 thread.join(END_SECONDS)
         return LaunchEnded(tuple(map(self._end_of, self._workers)), self._error, time.monotonic() - began)
@@ -221,15 +234,30 @@ class _Launch:
         observer = _Observer(worker, self._put)
         try:
             if worker.name == HOST:
-                count = run_on_host(worker, self._place, self._group, observer, self._over)
+                serve = partial(self._serve, worker)
+                count = run_on_host(worker, self._place, serve, observer, self._over)
             else:
-                device = self._devices[worker.name]
-                count = run_on_device(worker, device, self._group, observer, self._over)
+                device, answer = self._devices[worker.name], partial(self._answer, worker)
+                count = run_on_device(worker, device, answer, observer, self._over)
             self._put(LaunchEvent(worker, done=True, count=count))
         except (MillpondError, OSError) as error:
             self._put(LaunchEvent(worker, reason=printable(reason_of(error, worker.name)), done=True))
         if observer.ended:
             self._group.leave(worker.launch.rank)
+
+    def _serve(self, worker: LaunchWorker, channel: Channel) -> None:
+        """Answer the requests of a script on the host until it ends."""
+        if worker.launch.confined:
+            serve_channel(self._group, worker.launch.rank, channel)
+        else:
+            self._data.serve(worker.name, channel)
+
+    def _answer(self, worker: LaunchWorker, agent: Channel, head: Head) -> bool:
+        """Answer a request of a script on a device; return False if the launch is over."""
+        if worker.launch.confined:
+            return self._group.serve(worker.launch.rank, agent, head)
+        agent.send(self._data.answer(worker.name, head.message), Deadline.after(END_SECONDS))
+        return True
 
     def _note(self, text: str) -> None:
         self._put(LaunchEvent(None, (printable(text),)))

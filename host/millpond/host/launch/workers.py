@@ -7,7 +7,7 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,12 +18,13 @@ from millpond.base.text import printable
 from millpond.host.api.launch import StartLaunch
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
-from millpond.host.launch.group import LaunchGroup, is_group_request, serve_channel
+from millpond.host.launch.group import is_group_request
 from millpond.host.model.jobs import HOST
 from millpond.launch.process import LaunchedScript
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
+from millpond.wire.data_service_messages import FindData
 from millpond.wire.framing import Head
 from millpond.wire.launch_messages import (
     MOST_AT_ONCE,
@@ -37,7 +38,7 @@ from millpond.wire.launch_messages import (
     SavedPart,
     StopScript,
 )
-from millpond.wire.messages import Failure
+from millpond.wire.messages import Failure, Message
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.1
@@ -45,6 +46,10 @@ PUBLIC = Path("/volume/public")
 """Where a script sees public data: its own device's, and on the host the first device's."""
 ALL_PUBLIC = Path("/volumes")
 """Where the host's worker sees those of all devices, as csd0/public."""
+Serve = Callable[[Channel], None]
+"""Answers the requests of a script on its channel, until it ends."""
+Answer = Callable[[Channel, Head], bool]
+"""Answers one request; false if the launch is over."""
 
 
 class WorkerObserver(Protocol):
@@ -152,7 +157,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """What the host's worker needs: the zygote that it is a fork of, and the public folders by device."""
+    """The needs of the host's worker: the zygote that it is a fork of, and the public folders by device."""
 
     zygote: Zygote
     public: Mapping[str, Path]
@@ -170,22 +175,18 @@ class HostPlace:
 
 
 def run_on_host(
-    worker: LaunchWorker, place: HostPlace, group: LaunchGroup, observer: WorkerObserver, over: Over
+    worker: LaunchWorker, place: HostPlace, serve: Serve, observer: WorkerObserver, over: Over
 ) -> AllSaved | None:
-    """Run a worker on the host. Returns the count of what it has saved; None if the launch ended it. Raises
-    OSError, RemoteError.
+    """Run a worker on the host, whose requests ``serve`` answers. Returns the count of what it has saved;
+    None if the launch ended it. Raises OSError, RemoteError.
     """
     launch = worker.launch
     script = LaunchedScript(place.zygote, place.sandbox(confined=launch.confined), launch, worker.interface)
-    serving = None
+    serving = threading.Thread(target=serve, args=(script.requests,), name="requests host", daemon=True)
     try:
         over.add(script.channel)
-        if script.group:
-            over.add(script.group)
-            serving = threading.Thread(
-                target=serve_channel, args=(group, launch.rank, script.group), name="group host", daemon=True
-            )
-            serving.start()
+        over.add(script.requests)
+        serving.start()
         if not _follow_output(script, observer, over):
             return None
         code = _exit_code(script)
@@ -193,7 +194,7 @@ def run_on_host(
         return _receive_saved(script.channel, launch.most_saved, observer)
     finally:
         script.stop()
-        if serving:
+        if serving.ident:
             serving.join(START_SECONDS)
 
 
@@ -248,10 +249,10 @@ def _take_part(head: Head, channel: Channel, order: SavedOrder, observer: Worker
 
 
 def run_on_device(
-    worker: LaunchWorker, device: Device, group: LaunchGroup, observer: WorkerObserver, over: Over
+    worker: LaunchWorker, device: Device, answer: Answer, observer: WorkerObserver, over: Over
 ) -> AllSaved | None:
-    """Run a worker on a device. Returns as ``run_on_host``. Raises RemoteError, also when the launch is
-    over.
+    """Run a worker on a device. ``answer`` sends the answer to a request of its script, and returns False if
+    the launch is over. Returns as ``run_on_host``. Raises RemoteError, also when the launch is over.
     """
     launch, order, stopped = worker.launch, SavedOrder(worker.launch.most_saved), False
     with device.control(Deadline.after(START_SECONDS)) as agent:
@@ -266,8 +267,8 @@ def run_on_device(
             if not _is_readable(agent):
                 continue
             head = agent.receive(NEVER)
-            if launch.confined and is_group_request(head.message):
-                if not group.serve(launch.rank, agent, head):
+            if is_request(head.message, launch):
+                if not answer(agent, head):
                     return None
             elif isinstance(head.message, AllSaved):
                 return _all_saved(head)
@@ -275,6 +276,11 @@ def run_on_device(
                 _take_part(head, agent, order, observer)
             else:
                 _take_news(head, observer)
+
+
+def is_request(message: Message, launch: Launch) -> bool:
+    """Return whether a message is a request that the scripts of this launch make."""
+    return is_group_request(message) if launch.confined else isinstance(message, FindData)
 
 
 def _is_readable(agent: Channel) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable
 
@@ -10,6 +11,12 @@ from millpond.base.errors import Refused
 
 NOT_FINITE = "is not finite"
 """Part of the reason for refusing an update whose values are out of range."""
+OUT_OF_MEMORY, MACHINE_MEMORY = "memory", "machine-memory"
+"""The codes of a refusal by a worker that has run out of memory: it has reached its own limit, so that the
+same work would end it again, or the memory of its machine ran out.
+"""
+FOR_GOOD = ("data", "model", "policy", "processes", OUT_OF_MEMORY)
+"""The codes of refusals that no other try with the same settings can mend."""
 _HIDDEN = "stays on the device"
 
 
@@ -32,12 +39,35 @@ def too_few(needed: int) -> str:
     return "no device takes part" if needed == 1 else f"fewer than {needed} devices take part"
 
 
+def not_finite(value: float) -> str:
+    """Return the name of a value that is not finite."""
+    return "NaN" if math.isnan(value) else "infinite"
+
+
+def diverged(value: float, unit: str, number: int, workers: Iterable[str]) -> str:
+    """Return the failure of a job whose model has a ``value`` that is not finite after the last ``unit``, a
+    step or round, with updates of ``workers``.
+    """
+    return (
+        f"the model has diverged: its state is {not_finite(value)} after {unit} {number}, to which "
+        f"{', '.join(sorted(workers))} contributed; try a lower learning rate"
+    )
+
+
 def advised(failure: str, job: int, devices: Collection[str]) -> str:
     """Return the failure of a job with what a user can do about it, if that is known."""
     if "update refused: " in failure and NOT_FINITE in failure:
         failure += (
             "; values have left the range of numbers: try a lower learning rate, or look at the samples"
         )
+    if "out of memory: that of the whole machine" in failure:
+        failure += "; end other programs there, or bound jobs by memory of [limits] in agent.toml"
+    elif "out of memory" in failure:
+        failure += (
+            "; try a smaller batch or model, or fewer workers; memory of [limits] in agent.toml bounds a job"
+        )
+    if "more processes and threads" in failure:
+        failure += "; try fewer workers of a DataLoader; processes of [limits] in agent.toml bounds a job"
     if _HIDDEN in failure:
         before = failure.partition(_HIDDEN)[0]
         named = re.findall(r"(?<![\w-])([a-z0-9-]+): ", before)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from millpond.host.model.data_costs import DataCosts
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 
@@ -37,7 +38,9 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as stored; ``files`` are by name, times are Unix seconds."""
+    """A job as stored; ``files`` are by name, times are Unix seconds. Its folder was removed when it was
+    ``pruned``; ``owner`` is the uid of the user who has submitted it, None where that was not stored.
+    """
 
     id: int
     job: Job
@@ -48,6 +51,25 @@ class JobRow:
     model: str
     created: float
     ended: float | None
+    pruned: float | None = None
+    owner: int | None = None
+
+
+UNREADABLE = "unreadable"
+"""The state, as commands see it, of a job whose row this version cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableJob:
+    """A job whose row cannot be read, for a ``reason`` of one line. Its row stays as it is: another version
+    of millpond may read it.
+    """
+
+    id: int
+    name: str
+    created: float
+    ended: float | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +92,8 @@ class Round:
     ``samples`` were trained on in ``seconds``; ``workers`` maps names to samples, ``missing`` to reasons,
     ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round. ``joules`` is the
     energy of the host and the devices, as far as known, and ``energy`` its sources. ``metrics`` are overall
-    and ``by_worker`` each worker's, by name; ``events`` happened since the last round.
+    and ``by_worker`` each worker's, by name; ``events`` happened since the last round. ``data`` is what the
+    data of each worker cost, as far as it was measured.
     """
 
     round: int
@@ -85,6 +108,7 @@ class Round:
     metrics: dict[str, float] = field(default_factory=dict)
     by_worker: dict[str, dict[str, float]] = field(default_factory=dict)
     events: tuple[JobEvent, ...] = ()
+    data: dict[str, DataCosts] = field(default_factory=dict)
 
 
 HOST = "host"

@@ -56,9 +56,12 @@ class RunningJob:
     @property
     def model(self) -> Path:
         """The trained model, in safetensors. Raises LocalError before the job is done."""
-        if not (found := self.info.model):
-            raise LocalError(f"job {self.number} has no model yet: it is {self.info.state}")
-        return Path(found)
+        info = self.info
+        if info.pruned is not None:
+            raise LocalError(f"job {self.number}: its files are pruned")
+        if not info.model:
+            raise LocalError(f"job {self.number} has no model yet: it is {info.state}")
+        return Path(info.model)
 
     def __iter__(self) -> Iterator[Round]:
         with DaemonClient(self._fleet) as client:
@@ -93,17 +96,20 @@ class RunningJob:
 
     def load_state_dict(self, *, best: bool = False) -> dict[str, Any]:
         """Return the trained model's tensors by name, as torch has them; those of the ``best`` score are
-        there while the job runs, too. Raises LocalError.
+        there while the job runs, too. Raises LocalError, and Refused without a model.
         """
-        from safetensors.torch import load_file  # imports torch
+        from safetensors.torch import load  # imports torch
 
+        with DaemonClient(self._fleet) as client, client.open_model(self.number, best=best) as file:
+            return dict(load(file.read()))
+
+    def save_model(self, path: str | Path, *, best: bool = False) -> Path:
+        """Write the trained model, or that of the ``best`` score so far, to a file of your own, also where
+        the daemon's folder is closed to you. Returns its path. Raises LocalError, Refused.
+        """
         with DaemonClient(self._fleet) as client:
-            folder = client.fleet.job_directory(self.number)
-        path = folder / "best.safetensors" if best else self.model
-        try:
-            return dict(load_file(path))
-        except OSError as error:
-            raise LocalError(f"{path}: {error.strerror or error}") from None
+            client.save_model(self.number, found := Path(path).expanduser(), best=best)
+        return found
 
     def plot(self) -> Figure:
         """Draw the scores over the rounds. Raises LocalError without matplotlib."""

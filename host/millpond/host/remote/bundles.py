@@ -37,7 +37,7 @@ def make(fleet: Fleet, image: Path, manifest: Manifest) -> Bundle:
     """Return the bundle of an image for the devices of ``fleet``, made once and kept. Raises LocalError."""
     target = _place(fleet, manifest)
     if not target.exists():
-        certificate, key = signer(Authority.load(fleet.directory / "ca"), fleet.directory / "ca")
+        certificate, key = signer(Authority.load(fleet.ca, fleet.identity.authority), fleet.ca)
         target.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder, "made.raucb")
@@ -87,7 +87,7 @@ def _content(folder: Path, images: Path, manifest: Manifest) -> Path:
 
 
 def _bundle(content: Path, target: Path, certificate: Path, key: Path, fleet: Fleet) -> None:
-    authority, settings = fleet.directory / "ca" / "ca.pem", target.with_suffix(".conf")
+    authority, settings = fleet.identity.authority, target.with_suffix(".conf")
     settings.write_text(_SETTINGS)
     # The root file system is compressed already: these options are for the kernel beside it.
     squash = "-comp zstd -Xcompression-level 12 -b 1M"

@@ -12,109 +12,183 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from types import TracebackType
+from typing import Self
 
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, PathFs, os_error
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A file, directory or symbolic link to copy: its source, its target, and its attributes."""
-
-    source: str
-    target: str
-    attributes: Attributes
-
-
-@dataclass(slots=True)
-class Copied:
-    """The result of a copy: regular files, their bytes, and how many of these an earlier copy had left."""
-
-    files: int = 0
-    bytes: int = 0
-    resumed: int = 0
-
-
-def plan(
-    here: PathFs, source: str, there: PathFs, target: str, *, recursive: bool, name: str = ""
-) -> list[Item]:
-    """Return the items of a copy of ``source`` to ``target``, directories before their contents. If
-    ``target`` is a directory, the copy goes into it as ``name``, or under the source's name. Raises OSError,
-    EISDIR for a directory if not ``recursive``.
-    """
-    found = here.getattr(source)
-    if stat.S_ISDIR(found.mode) and not recursive:
-        raise os_error(errno.EISDIR, source)
-    if is_directory(there, target):
-        target = _joined(target, name or source.rpartition("/")[2])
-    return list(_walk(here, Item(source, target, found)))
-
-
-def _walk(volume: PathFs, top: Item) -> Iterator[Item]:
-    left = [top]
-    while left:
-        item = left.pop()
-        yield item
-        names = volume.readdir(item.source) if stat.S_ISDIR(item.attributes.mode) else ()
-        for entry in sorted(names, key=lambda entry: entry.name, reverse=True):
-            source = _joined(item.source, entry.name)
-            left.append(Item(source, _joined(item.target, entry.name), volume.getattr(source)))
+from millpond.fs.vfs.bulk_api import SMALL_BYTES
+from millpond.fs.vfs.path_adapter import BulkPathAdapter, PathAdapter
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
+from millpond.host.remote.small_copies import (
+    Copied,
+    CopyFailed,
+    Item,
+    Listings,
+    SmallCopied,
+    SmallCopies,
+    naming,
+)
 
 
 class Copier:
     """Copies from the volume ``here``, which ``origin`` names, to the volume ``there``, with the permissions
-    that are in ``mask``. Calls ``progress`` with bytes as they are copied; ``done`` counts.
+    that are in ``mask``; ``done`` counts. A context: at its end no request is under way.
     """
 
     def __init__(
         self,
-        here: PathFs,
-        there: PathFs,
-        progress: Callable[[int], None],
+        here: BulkPathAdapter,
+        there: BulkPathAdapter,
         done: Copied,
         *,
         origin: str = "",
         mask: int = 0o777,
     ) -> None:
-        self._here, self._there, self._progress, self._done = here, there, progress, done
+        self._here, self._there, self._done = here, there, done
         self._origin, self._mask = origin, mask
+        self._progress: Callable[[int], None] = lambda _count: None
+        self._listings = Listings(there)
+        self._existing: dict[str, Attributes] = {}
+        self._listed: str | None = None
 
-    def copy(self, item: Item) -> bool:
-        """Copy one item, of a directory only itself. Returns False for other files than regular files,
-        directories and symbolic links. Raises OSError.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._listings.close()
+
+    def plan(self, source: str, target: str, *, recursive: bool, name: str = "") -> list[Item]:
+        """Return the items of a copy of ``source`` to ``target``: a directory before its contents, and of
+        these the directories last. If ``target`` is a directory, the copy goes into it as ``name``, or under
+        the source's name. Raises OSError, EISDIR for a directory if not ``recursive``.
         """
-        mode = item.attributes.mode
-        if stat.S_ISREG(mode):
-            self._file(item)
-        elif stat.S_ISDIR(mode):
-            if not is_directory(self._there, item.target):
-                self._there.mkdir(item.target, mode & self._mask | stat.S_IRWXU)
-        elif stat.S_ISLNK(mode):
-            self._symlink(item)
+        with naming(self._here, source):
+            found = self._here.getattr(source)
+            if stat.S_ISDIR(found.mode) and not recursive:
+                raise os_error(errno.EISDIR)
+        with naming(self._there, target):
+            if is_directory(self._there, target):
+                target = _joined(target, name or source.rpartition("/")[2])
+        return list(self._walk(Item(source, target, found)))
+
+    def _walk(self, top: Item) -> Iterator[Item]:
+        left = [top]
+        while left:
+            item = left.pop()
+            yield item
+            if not stat.S_ISDIR(item.attributes.mode):
+                continue
+            self._listings.add(item.target)
+            directories = []
+            for below in self._below(item):
+                if stat.S_ISDIR(below.attributes.mode):
+                    directories.append(below)
+                else:
+                    yield below
+            left += reversed(directories)
+
+    def _below(self, item: Item) -> list[Item]:
+        with naming(self._here, item.source):
+            found = sorted(self._here.list_attributes(item.source), key=itemgetter(0))
+        return [Item(_joined(item.source, name), _joined(item.target, name), known) for name, known in found]
+
+    def copy(self, items: Iterable[Item], progress: Callable[[int], None]) -> Iterator[Item]:
+        """Copy the items of a plan, of a directory only itself, and call ``progress`` with bytes as they are
+        copied. Yields those that are neither regular files, directories nor symbolic links. Raises OSError
+        for the first that fails.
+        """
+        self._progress = progress
+        with SmallCopies(self._here, self._there, self._mask) as small:
+            for item in items:
+                mode = item.attributes.mode
+                if stat.S_ISREG(mode):
+                    self._add_file(item, small)
+                elif stat.S_ISDIR(mode):
+                    self._directory(item, self._listings.next())
+                elif stat.S_ISLNK(mode):
+                    self._symlink(item)
+                else:
+                    yield item
+                self._settle(small.finished())
+            self._settle(small.all())
+
+    def _settle(self, results: Iterable[SmallCopied]) -> None:
+        """Count small files that were copied. Those that have to be copied one by one are."""
+        for result in results:
+            self._done.files += len(result.copied)
+            for item in result.copied:
+                self._done.bytes += item.attributes.size
+                self._progress(item.attributes.size)
+            for item in result.left:
+                self._file(item)
+            if result.failure:
+                raise result.failure
+
+    def _directory(self, item: Item, existing: dict[str, Attributes] | None) -> None:
+        """Make a directory unless it is there, and remember what is in it."""
+        self._existing, self._listed = existing or {}, item.target
+        if existing is not None:
+            return
+        with naming(self._there, item.target):
+            try:
+                self._there.mkdir(item.target, item.attributes.mode & self._mask | stat.S_IRWXU)
+            except FileExistsError:
+                if not is_directory(self._there, item.target):  # else another process has just made it
+                    raise
+
+    def _known(self, item: Item) -> Attributes | None:
+        """Return the attributes of the target, None if there is none."""
+        folder, _, name = item.target.rpartition("/")
+        if folder == self._listed:
+            return self._existing.get(name)
+        with naming(self._there, item.target):
+            try:
+                return self._there.getattr(item.target)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def _add_file(self, item: Item, small: SmallCopies) -> None:
+        wanted, known = item.attributes, self._known(item)
+        if known and _looks_the_same(wanted, known, self._mask):
+            self._done.unchanged += 1
+            self._progress(wanted.size)
+        elif wanted.size <= SMALL_BYTES:
+            small.add(item)
         else:
-            return False
-        return True
+            self._file(item)
 
     def _symlink(self, item: Item) -> None:
-        name = self._unfinished(item)
-        _remove(self._there, name)
-        self._there.symlink(self._here.readlink(item.source), name)
-        self._there.rename(name, item.target)
+        name, known = self._unfinished(item), self._known(item)
+        with naming(self._here, item.source):
+            wanted = self._here.readlink(item.source)
+        with naming(self._there, item.target):
+            if known and stat.S_ISLNK(known.mode) and self._there.readlink(item.target) == wanted:
+                return
+            _remove(self._there, name)
+            self._there.symlink(wanted, name)
+            self._there.rename(name, item.target)
 
     def _file(self, item: Item) -> None:
         name = self._unfinished(item)
-        source = self._here.open(item.source, os.O_RDONLY)
+        with naming(self._here, item.source):
+            source = self._here.open(item.source, os.O_RDONLY)
         try:
-            target = self._there.open(name, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                self._contents(item, source, target)
-                self._there.fsync(target)
-            finally:
-                self._there.release(target)
+            with naming(self._there, item.target):
+                self._write_to(name, item, source)
+                self._finish(item, name)
         finally:
             self._here.release(source)
-        self._finish(item, name)
+
+    def _write_to(self, name: str, item: Item, source: Handle) -> None:
+        target = self._there.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._contents(item, source, target)
+            self._there.fsync(target)
+        finally:
+            self._there.release(target)
 
     def _finish(self, item: Item, name: str) -> None:
         self._there.chmod(name, item.attributes.mode & self._mask)
@@ -123,32 +197,40 @@ class Copier:
         self._done.files += 1
 
     def _contents(self, item: Item, source: Handle, target: Handle) -> None:
-        offset = self._resumed(source, target, item.attributes.size)
+        offset = self._resumed(item, source, target)
         self._done.bytes += offset
         self._done.resumed += offset
         self._progress(offset)
-        while data := self._here.read(source, MAX_TRANSFER, offset):
+        while data := self._read(item, source, offset, MAX_TRANSFER):
             self._write(target, data, offset)
             offset += len(data)
             self._done.bytes += len(data)
             self._progress(len(data))
-        now = self._here.fgetattr(source)
+        with naming(self._here, item.source):
+            now = self._here.fgetattr(source)
         if (now.size, now.mtime, offset) != (item.attributes.size, item.attributes.mtime, now.size):
-            raise os_error(errno.ESTALE, item.source)  # the file changed while it was copied
+            where = self._here.shown(item.source)
+            raise CopyFailed(errno.ESTALE, "it changed while it was copied", where)
 
     def _write(self, target: Handle, data: bytes, offset: int) -> None:
         done = 0
         while done < len(data):
             done += self._there.write(target, data[done:], offset + done)
 
-    def _resumed(self, source: Handle, target: Handle, size: int) -> int:
+    def _read(self, item: Item, source: Handle, start: int, size: int) -> bytes:
+        with naming(self._here, item.source):
+            return self._here.read(source, size, start)
+
+    def _resumed(self, item: Item, source: Handle, target: Handle) -> int:
         """Return how many bytes of an earlier copy can stay. All are compared: a power cut may have left
         holes.
         """
         done, same = self._there.fgetattr(target).size, 0
-        while same < min(done, size):
+        while same < min(done, item.attributes.size):
             end = min(same + MAX_TRANSFER, done)
-            if _read(self._there, target, same, end) != _read(self._here, source, same, end):
+            with naming(self._here, item.source):
+                wanted = _read(self._here, source, same, end)
+            if _read(self._there, target, same, end) != wanted:
                 break
             same = end
         if same < done:
@@ -163,7 +245,13 @@ class Copier:
         return f"{folder}{slash}.{name[:60]}.{version}.part"
 
 
-def _read(volume: PathFs, handle: Handle, start: int, end: int) -> bytes:
+def _looks_the_same(wanted: Attributes, known: Attributes, mask: int) -> bool:
+    """Return whether a regular file need not be copied again (rsync's quick check)."""
+    same = (known.size, known.mtime) == (wanted.size, wanted.mtime)
+    return same and known.mode == stat.S_IFREG | wanted.mode & mask
+
+
+def _read(volume: PathAdapter, handle: Handle, start: int, end: int) -> bytes:
     parts = []
     while start < end and (data := volume.read(handle, end - start, start)):
         parts.append(data)
@@ -171,7 +259,7 @@ def _read(volume: PathFs, handle: Handle, start: int, end: int) -> bytes:
     return b"".join(parts)
 
 
-def is_directory(volume: PathFs, path: str) -> bool:
+def is_directory(volume: PathAdapter, path: str) -> bool:
     """Return whether ``path`` is a directory. Raises OSError."""
     try:
         return stat.S_ISDIR(volume.getattr(path).mode)
@@ -185,7 +273,7 @@ def _joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _remove(volume: PathFs, path: str) -> None:
+def _remove(volume: PathAdapter, path: str) -> None:
     try:
         volume.unlink(path)
     except OSError as error:

@@ -11,33 +11,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, RemoteError
+from millpond.fs.fuse.mounts import top_mount, unmount
 from millpond.host.api.daemon import PreparedWorker
 from millpond.host.client import DaemonClient
 from millpond.host.fleet import mounts
 from millpond.train.job.spec import FederatedSpec, Job
 
-_STOP_SECONDS = 10.0
-
 
 @contextlib.contextmanager
 def mounted(fleet: Path, device: str) -> Iterator[Path]:
     """Mount a device's volume for as long as the context lasts. Raises LocalError, RemoteError."""
-    with tempfile.TemporaryDirectory(prefix="millpond-") as place:
-        argv = [*mounts.command(fleet.absolute(), device, Path(place)), "--die-with-parent"]
+    place = Path(tempfile.mkdtemp(prefix="millpond-")).resolve()
+    argv = [*mounts.command(fleet.absolute(), device, place), "--die-with-parent"]
+    try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         try:
-            assert process.stdout
-            if not process.stdout.readline().startswith("ready: "):
-                _, complaint = process.communicate(timeout=_STOP_SECONDS)
-                kind = LocalError if process.returncode == 2 else RemoteError
-                raise kind(complaint.strip() or f"{device} cannot be mounted")
-            yield Path(place)
+            if fault := mounts.fault_of(process):
+                raise (LocalError if process.returncode == 2 else RemoteError)(fault)
+            yield place
         finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS)
+            mounts.end(process)
+    finally:
+        if top_mount(place)[0]:  # of a mounter that was killed
+            unmount(place)
+        with contextlib.suppress(OSError):
+            place.rmdir()  # never with what is below: if it is mounted still, that is the device's
 
 
 def looking_at(job: Job, device: str, folder: str) -> Job:

@@ -13,12 +13,13 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import paramiko
 
+from millpond.base import schema
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.base.text import printable
 from millpond.host.client import DaemonClient
@@ -42,7 +43,9 @@ _POLL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The software that a device runs; ``boot`` changes with every restart."""
+    """The software that a device runs; ``boot`` changes with every restart. ``report`` says why the last
+    trial failed, as far as the device knows.
+    """
 
     version: str
     serial: int
@@ -50,14 +53,40 @@ class Running:
     slot: str
     trial: bool
     boot: str
+    report: str = ""
+
+
+def running_of(document: object) -> Running:
+    """Return what a device says that it runs, its types checked and its texts fit for terminals. Raises
+    LocalError.
+    """
+    found = schema.load(Running, document, "what a device runs")
+    return replace(
+        found,
+        version=printable(found.version, 100),
+        board=printable(found.board, 100),
+        slot=printable(found.slot, 100),
+        boot=printable(found.boot, 100),
+        report=printable(found.report, 300),
+    )
 
 
 class DeviceUpdate:
-    """The update of ``device`` by ``bundle``. ``patience`` is how long its restart may take, in seconds."""
+    """The update of ``device`` by ``bundle``. ``patience`` is how long its restart may take, in seconds,
+    ``authority`` the directory of the admin key, if that is apart.
+    """
 
-    def __init__(self, directory: Path, device: str, bundle: Bundle, watch: Watch, patience: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        device: str,
+        bundle: Bundle,
+        watch: Watch,
+        patience: float,
+        authority: Path | None = None,
+    ) -> None:
         self._directory, self.device, self._bundle = directory, device, bundle
-        self._watch, self._patience = watch, patience
+        self._watch, self._patience, self._authority = watch, patience, authority
 
     def run(self, *, allow_older: bool = False) -> Running:
         """Update the device and return what it runs once the new slot is kept. Raises RemoteError,
@@ -92,7 +121,7 @@ class DeviceUpdate:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[paramiko.Transport]:
         with (
-            DaemonClient(self._directory) as client,
+            DaemonClient(self._directory, self._authority) as client,
             client.dial(self.device, SSH_ADMIN_PORT) as sock,
             ssh.connected(client.fleet, self.device, sock, ADMIN) as transport,
         ):
@@ -117,8 +146,8 @@ class DeviceUpdate:
     def _running(self, transport: paramiko.Transport) -> Running:
         text = self._command(transport, _STATUS, "it does not say what it runs")
         try:
-            return Running(**json.loads(text))
-        except (ValueError, TypeError):
+            return running_of(json.loads(text))
+        except (ValueError, LocalError):
             raise RemoteError(f"{self.device} says something strange of what it runs") from None
 
     def _send(self, transport: paramiko.Transport) -> None:
@@ -172,5 +201,6 @@ class DeviceUpdate:
     def _is_kept(self, running: Running, before: Running) -> bool:
         """Return whether the device keeps the new slot. Raises RemoteError if it fell back to the old one."""
         if running.slot == before.slot and running.boot != before.boot:
-            raise RemoteError(f"{self.device} fell back to slot {before.slot}: the new one did not work")
+            why = running.report or "the new one did not come so far that it could say why"
+            raise RemoteError(f"{self.device} fell back to slot {before.slot}: {why}")
         return running.slot != before.slot and not running.trial

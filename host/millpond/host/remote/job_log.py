@@ -16,12 +16,12 @@ from millpond.host.client import DaemonClient
 from millpond.host.remote.errors import SshFailed
 from millpond.host.remote.run_many import OutputLines, ParallelRun
 from millpond.images.ondevice.sshd_config import ADMIN
-from millpond.images.runtime.emulated import IDENTITY, STATE
+from millpond.images.runtime.emulated import FLASH, IDENTITY
 
 _NO_FILE = 66
 _SCRIPT = """\
-state=$(sed -n 's/^state *= *"\\([^"]*\\)".*/\\1/p' {config} 2>/dev/null | head -n 1)
-file=${{state:-{state}}}/jobs/{name}.log
+flash=$(sed -n 's/^flash *= *"\\([^"]*\\)".*/\\1/p' {config} 2>/dev/null | head -n 1)
+file=${{flash:-{flash}}}/private/.millpond-logs/{name}.log
 [ -f "$file" ] || exit {no_file}
 exec tail -n {lines} {follow} -- "$file"
 """
@@ -32,26 +32,30 @@ def is_launch(name: str) -> bool:
     return name.startswith("launch-") and "/" not in name
 
 
-def read(directory: Path, device: str, job: str, lines: int, *, follow: bool) -> Iterator[str]:
+def read(
+    directory: Path, device: str, job: str, lines: int, *, follow: bool, authority: Path | None = None
+) -> Iterator[str]:
     """Yield the last ``lines`` of the log of a job on a device, and with ``follow`` new ones without end.
     ``job`` is its number, or the name of a private launch's log.
 
     Jobs of one name share a log. Raises LocalError without the admin key, RemoteError without a log, and
     SshFailed without a connection.
     """
-    with DaemonClient(directory) as client:
+    with DaemonClient(directory, authority) as client:
         fleet = client.fleet
         fleet.device(device)
         name = job if is_launch(job) else client.job(int(job)).info.name
-    place = f"{STATE}/jobs/{name}.log"
+    place = f"{FLASH}/private/.millpond-logs/{name}.log"
     if not fleet.admin_key.exists():
         raise LocalError(
-            f"{fleet.admin_key} is missing, and only root of {device} can read that log: there it is {place}"
+            f"{fleet.admin_key} is missing (--authority DIR names where it is kept), and "
+            f"only root of {device} can read that log: there it is {place}"
         )
-    words = {"config": f"{IDENTITY}/agent.toml", "state": STATE, "name": shlex.quote(name)}
+    words = {"config": f"{IDENTITY}/agent.toml", "flash": FLASH, "name": shlex.quote(name)}
     script = _SCRIPT.format(**words, no_file=_NO_FILE, lines=lines, follow="-F" if follow else "")
     complaint = ""
-    for event in ParallelRun(directory, script, ADMIN, None, capture=False).follow({device: ""}):
+    run = ParallelRun(directory, script, ADMIN, None, capture=False, authority=authority)
+    for event in run.follow({device: ""}):
         if isinstance(event, OutputLines):
             if event.is_error:
                 complaint = event.lines[-1]

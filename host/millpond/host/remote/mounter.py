@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, Refused
+from millpond.fs.client.remote_fs import DEFAULT_SECONDS
 from millpond.fs.mount.host import BINDINGS, mount_and_serve
 from millpond.host.client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel
+
+_LOG_BYTES = 1 << 20
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,6 +33,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--allow-other", action="store_true", help="let other users in")
     parser.add_argument("--die-with-parent", action="store_true", help="unmount when the caller ends")
     parser.add_argument("--binding", choices=BINDINGS, default="auto", help="how the kernel is talked to")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="how long an operation may take while the device answers",
+    )
+    parser.add_argument("--uid", type=int, help="the user whose all files show as")
+    parser.add_argument("--gid", type=int, help="the group whose all files show as")
     arguments = parser.parse_args(argv)
     if arguments.die_with_parent:
         die_with_parent(signal.SIGTERM)
@@ -38,13 +52,18 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         dial(Deadline.after(10)).close()  # a wrong name or an absent device fails now, not at the first ls
+        fleet = directory.read(arguments.fleet)
+        _log_to(fleet.mount_log(arguments.device), arguments.mountpoint)
         mount_and_serve(
             dial,
             arguments.mountpoint,
             name=arguments.device,
             allow_other=arguments.allow_other,
             binding=arguments.binding,
-            numbers=directory.read(arguments.fleet).mount_stats,
+            timeout=arguments.timeout,
+            numbers=fleet.mount_stats,
+            uid=arguments.uid,
+            gid=arguments.gid,
             on_ready=lambda how: print(f"ready: {how}", flush=True),
         )
     except (MillpondError, OSError) as error:
@@ -52,6 +71,17 @@ def main(argv: list[str] | None = None) -> int:
         mistake = isinstance(error, LocalError) or (isinstance(error, Refused) and error.code == "unknown")
         return 2 if mistake else 1
     return 0
+
+
+def _log_to(path: Path, mountpoint: Path) -> None:
+    """Log to a file: this process outlives the terminal of its command."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handler = RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1)
+    except OSError:  # a mount without a log is better than none
+        return
+    form = f"%(asctime)s %(levelname)s {str(mountpoint).replace('%', '%%')}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, handlers=[handler])
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def choose(known: Sequence[DeviceInfo], names: str) -> dict[str, str]:
     Raises LocalError for an unknown name.
     """
     if not names:
-        return {d.name: "" if d.state == "ready" else _not_ready(d) for d in known}
+        return {d.name: "" if d.state in ("ready", "faulty") else _not_ready(d) for d in known}
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
         if name not in [device.name for device in known]:
@@ -71,12 +71,21 @@ def _not_ready(device: DeviceInfo) -> str:
 class ParallelRun:
     """Runs ``line`` on devices, as the user of ``server``.
 
-    ``capture`` keeps the output for the results, instead of yielding it.
+    ``capture`` keeps the output for the results, instead of yielding it. ``authority`` is the directory of
+    the admin key, if that is apart.
     """
 
     def __init__(
-        self, directory: Path, line: str, server: SshServer, timeout: float | None, *, capture: bool
+        self,
+        directory: Path,
+        line: str,
+        server: SshServer,
+        timeout: float | None,
+        *,
+        capture: bool,
+        authority: Path | None = None,
     ) -> None:
+        self._authority = authority
         self._directory, self._line, self._server, self._timeout = directory, line, server, timeout
         self._capture = capture
         self._queue: queue.Queue[OutputLines | Ended] = queue.Queue(_WAITING)
@@ -129,7 +138,7 @@ class ParallelRun:
 
     def _on(self, device: str, out: io.BytesIO, err: io.BytesIO) -> ssh.CommandResult:
         with (
-            DaemonClient(self._directory) as client,
+            DaemonClient(self._directory, self._authority) as client,
             client.dial(device, self._server.port) as sock,
             ssh.connected(client.fleet, device, sock, self._server) as transport,
             contextlib.ExitStack() as stack,

@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from typing import Protocol
 import paramiko
 
 from millpond.base.errors import LocalError
+from millpond.base.text import printable
 from millpond.host.fleet.directory import Fleet
 from millpond.host.remote.errors import SshFailed
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
@@ -42,6 +44,17 @@ _CHUNK = 1 << 16
 _SIGNAL_ALL = (
     "read -r all < /proc/$PPID/task/$PPID/children; "
     "for p in $all; do [ $p = $$ ] || kill -s {} -- -$p; done 2>/dev/null"
+)
+
+# The SSH server hangs up on no command without a terminal when its connection is lost: here the kernel does,
+# when the connection's process ends. What has a session of its own (setsid) goes on. Standard input goes by
+# descriptor 3, since dash gives /dev/null as descriptor 0 to what runs in the background.
+_TIED = (
+    'exec setpriv --pdeathsig HUP sh -c \'hang_up() { trap "" HUP; hung=1; kill -s HUP -- -$$; }; '
+    'trap hang_up HUP; exec 3<&0; "${SHELL:-sh}" -c "$1" <&3 3<&- & child=$!; exec <&- 3<&-; '
+    "wait $child; code=$?; "
+    '[ "$hung" ] && { wait $child; code=$?; }; trap - HUP; '
+    "[ $code -gt 128 ] && [ $code -lt 160 ] && kill -$((code-128)) $$; exit $code' run "
 )
 
 
@@ -77,7 +90,8 @@ def connected(
         advice = f": {_advice(fleet, device)}" if server == ADMIN else ""
         raise SshFailed(f"{device}: its SSH server does not accept the fleet's key{advice}") from None
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise SshFailed(f"{device}: SSH failed: {error or type(error).__name__}") from error
+        reason = printable(str(error) or type(error).__name__)  # it may quote the server
+        raise SshFailed(f"{device}: SSH failed: {reason}") from error
     finally:
         transport.close()
 
@@ -88,8 +102,13 @@ def key_for(fleet: Fleet, server: SshServer) -> paramiko.PKey:
     try:
         return paramiko.Ed25519Key.from_private_key_file(str(path))
     except FileNotFoundError:
-        make = f": ssh-keygen -q -t ed25519 -N '' -f {path}, then {_advice(fleet)}" if server == ADMIN else ""
-        raise LocalError(f"{path} is missing{make}") from None
+        elsewhere = ": name the directory where it is kept by --authority DIR, or" if server == ADMIN else ""
+        make = (
+            f" make one: ssh-keygen -q -t ed25519 -N '' -f {path}, then {_advice(fleet)}"
+            if server == ADMIN
+            else ""
+        )
+        raise LocalError(f"{path} is missing{elsewhere}{make}") from None
     except paramiko.SSHException as error:
         raise LocalError(f"{path}: {error}") from None
 
@@ -116,8 +135,8 @@ class RemoteCommand:
     def __init__(self, transport: paramiko.Transport, line: str) -> None:
         self._transport = transport
         self._channel = transport.open_session(timeout=CONNECT_SECONDS)
-        self._channel.exec_command(line)
-        self._timed_out = False
+        self._channel.exec_command(_TIED + shlex.quote(line))
+        self._timed_out = self._given_up = False
 
     def run(self, stdin: int | None, out: Sink, err: Sink, timeout: float | None = None) -> CommandResult:
         """Relay input and output until the command ends, or is ended after ``timeout`` seconds.
@@ -136,6 +155,7 @@ class RemoteCommand:
             self._pass_on(out, err)
             return self._result(self._channel.recv_exit_status())
         except BaseException:
+            self._given_up = True  # a shell there reports its command's SIGHUP: no error of the command
             self.hang_up()
             raise
         finally:
@@ -177,10 +197,15 @@ class RemoteCommand:
 
     def _pass_on(self, out: Sink, err: Sink) -> None:
         """Relay output until both streams have ended."""
-        errors = threading.Thread(target=_copy, args=(self._channel.recv_stderr, err), daemon=True)
+        errors = threading.Thread(target=self._copy, args=(self._channel.recv_stderr, err), daemon=True)
         errors.start()
-        _copy(self._channel.recv, out)
+        self._copy(self._channel.recv, out)
         errors.join()
+
+    def _copy(self, receive: Callable[[int], bytes], target: Sink) -> None:
+        while (data := receive(_CHUNK)) and not self._given_up:
+            target.write(data)
+            target.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +247,6 @@ def _feed(source: int, channel: paramiko.Channel) -> None:
         while data := os.read(source, _CHUNK):
             channel.sendall(data)
         channel.shutdown_write()
-
-
-def _copy(receive: Callable[[int], bytes], target: Sink) -> None:
-    while data := receive(_CHUNK):
-        target.write(data)
-        target.flush()
 
 
 def shell(transport: paramiko.Transport) -> int:

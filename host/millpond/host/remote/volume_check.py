@@ -16,7 +16,8 @@ from millpond.base.text import printable
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.status import StatusIs
 from millpond.fs.store.layout import PRIVATE, PUBLIC
-from millpond.fs.vfs.path_api import Attributes, PathFs
+from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import Attributes
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -64,7 +65,7 @@ class _File:
 class TreeWalk:
     """Checks all files of a volume below a folder. ``files`` counts them, ``findings`` are the problems."""
 
-    def __init__(self, volume: PathFs, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, volume: PathAdapter, clock: Callable[[], float] = time.time) -> None:
         self._volume, self._clock = volume, clock
         self._linked: dict[int, _File] = {}
         self.files = 0

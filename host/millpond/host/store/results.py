@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from millpond.base import schema
 from millpond.host.api.daemon import Curves, PreparedWorkers
+from millpond.linux.files import write_durably
 
 _NAMES: dict[type[Curves | PreparedWorkers], str] = {
     Curves: "curves.json",
@@ -19,10 +20,7 @@ R = TypeVar("R", Curves, PreparedWorkers)
 
 def write(directory: Path, found: Curves | PreparedWorkers) -> None:
     """Write a result of the job in ``directory``. Raises OSError."""
-    name = _NAMES[type(found)]
-    fresh = directory / f".{name}"
-    fresh.write_text(json.dumps(schema.dump(found)))
-    fresh.rename(directory / name)
+    write_durably(directory / _NAMES[type(found)], json.dumps(schema.dump(found)).encode())
 
 
 def read(directory: Path, kind: type[R]) -> R | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import re
 import sqlite3
 import threading
 import time
@@ -12,73 +14,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.base import schema
-from millpond.base.errors import LocalError
-from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round
+from millpond.base.errors import ConfigError, LocalError
+from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round, UnreadableJob
+from millpond.host.store import tables
+from millpond.host.store.rows import UnreadableRow, job_row, round_row, unreadable
 from millpond.train.balance.profiling import Profile
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS devices (
-    name TEXT PRIMARY KEY, boot TEXT NOT NULL, software TEXT NOT NULL, seen REAL NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS jobs (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, job TEXT NOT NULL, files TEXT NOT NULL,
-    plan TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
-    model TEXT NOT NULL DEFAULT '',
-    created REAL NOT NULL, ended REAL) STRICT;
-CREATE TABLE IF NOT EXISTS results (
-    job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, result TEXT NOT NULL,
-    PRIMARY KEY (job, round)) STRICT;
-CREATE TABLE IF NOT EXISTS profiles (
-    worker TEXT NOT NULL, work TEXT NOT NULL, profile TEXT NOT NULL, PRIMARY KEY (worker, work)) STRICT;
-"""
-# Of version 1, whose jobs had the text of their files, a target for each kind of job and an optimizer of the
-# server with other keys, and whose rounds had one score, of accuracy and loss on the host.
-_MIGRATION = """
-BEGIN;
-ALTER TABLE jobs RENAME code TO files;
-UPDATE jobs SET files = '{}';
-INSERT OR IGNORE INTO results SELECT job, round, json_set(detail, '$.round', round, '$.seconds', seconds,
-    '$.samples', samples, '$.scores', json_object('host', json_object('accuracy', accuracy, 'loss', loss)))
-    FROM rounds;
-DROP TABLE rounds;
-UPDATE jobs SET job = json_set(job, '$.federated.server', json(json_remove(json_object(
-        'name', job ->> '$.federated.server.optimizer',
-        'learning_rate', job ->> '$.federated.server.learning_rate',
-        'momentum', job ->> '$.federated.server.momentum'),
-        iif(job ->> '$.federated.server.optimizer' = 'adam', '$.momentum', '$.none'))),
-    '$.evaluate', json_object('target',
-        iif(job ->> '$.synchronous' IS NULL, job ->> '$.federated.target', job ->> '$.synchronous.target')));
-UPDATE jobs SET job = json_remove(job, '$.federated') WHERE job ->> '$.synchronous' IS NOT NULL;
-PRAGMA user_version = 2;
-COMMIT;
-"""
-# Of version 2, whose jobs had an optimizer of the server in place of a strategy.
-_STRATEGIES = """
-BEGIN;
-UPDATE jobs SET job = json_set(json_remove(job, '$.federated.server'), '$.federated.strategy', json_object(
-        'name', 'fedopt', 'learning_rate', coalesce(job ->> '$.federated.server.learning_rate', 1.0),
-        'optimizer',
-        json_remove(json_patch('{"name": "SGD"}', job -> '$.federated.server'), '$.learning_rate')))
-    WHERE job -> '$.federated.server' IS NOT NULL;
-PRAGMA user_version = 3;
-COMMIT;
-"""
-_VERSION = 3
+log = logging.getLogger(__name__)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Store:
     """The fleet's database. Safe to use from several threads. Methods raise LocalError, for example at a full
-    disk.
+    disk; all do while there is a ``fault``.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         path.touch(mode=0o600)
         try:
-            self._db = _open(path)
-        except sqlite3.Error as error:
+            self._db, self.fault = tables.open_database(path)
+        except sqlite3.OperationalError as error:
             raise LocalError(f"{path}: {error}") from None
+        except sqlite3.DatabaseError as error:  # what is there is left as it is
+            self._db, self.fault = sqlite3.connect(":memory:", check_same_thread=False), f"{path}: {error}"
+        if self.fault:
+            log.error("there are no jobs: %s", self.fault)
+        self._told: set[int] = set()
 
     def close(self) -> None:
         """Close the database."""
@@ -87,6 +51,8 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        if self.fault:
+            raise LocalError(self.fault)
         with self._lock:
             try:
                 with self._begun():
@@ -100,24 +66,29 @@ class Store:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite itself ends some at a full disk
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
     def saw_device(self, name: str, boot: str, software: str) -> None:
-        """Store that a device has answered."""
-        with self._transaction() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO devices VALUES (?, ?, ?, ?)", (name, boot, software, time.time())
-            )
+        """Store that a device has answered, if there is room for that."""
+        values = (name, boot, software, time.time())
+        try:
+            with self._transaction() as db:
+                db.execute(
+                    "INSERT OR REPLACE INTO devices (name, boot, software, seen) VALUES (?, ?, ?, ?)", values
+                )
+        except LocalError as error:
+            log.warning("%s was seen, which cannot be stored: %s", name, error)
 
-    def add_job(self, job: Job, files: dict[str, JobFile]) -> int:
-        """Store a new queued job; returns its number."""
+    def add_job(self, job: Job, files: dict[str, JobFile], owner: int | None = None) -> int:
+        """Store a new queued job of the user with the uid ``owner``; returns its number."""
         dumped = (json.dumps(schema.dump(each)) for each in (job, files))
         with self._transaction() as db:
             cursor = db.execute(
-                "INSERT INTO jobs (name, job, files, state, created) VALUES (?, ?, ?, ?, ?)",
-                (job.name, *dumped, JobState.QUEUED, time.time()),
+                "INSERT INTO jobs (name, job, files, state, created, owner) VALUES (?, ?, ?, ?, ?, ?)",
+                (job.name, *dumped, JobState.QUEUED, time.time(), owner),
             )
             return int(cursor.lastrowid or 0)
 
@@ -147,41 +118,76 @@ class Store:
                 (json.dumps(schema.dump(job)), JobState.QUEUED, number),
             )
 
+    def prune_job(self, number: int) -> None:
+        """Store that the files of an ended job are gone, its model among them."""
+        with self._transaction() as db:
+            db.execute("UPDATE jobs SET pruned = ?, model = '' WHERE id = ?", (time.time(), number))
+
     def jobs(self) -> list[JobRow]:
+        """Return all jobs that can be read, oldest first."""
+        return [job for job in self.all_jobs() if isinstance(job, JobRow)]
+
+    def all_jobs(self) -> list[JobRow | UnreadableJob]:
         """Return all jobs, oldest first."""
         with self._transaction() as db:
-            return [_job_row(row) for row in db.execute("SELECT * FROM jobs ORDER BY id")]
+            return [self._job(row) for row in db.execute("SELECT * FROM jobs ORDER BY id")]
+
+    def _job(self, row: sqlite3.Row) -> JobRow | UnreadableJob:
+        try:
+            return job_row(row)
+        except UnreadableRow as error:
+            if row["id"] not in self._told:
+                self._told.add(row["id"])
+                log.error("%s", error)
+            return unreadable(row, error)
+
+    def digests(self) -> set[str]:
+        """Return the digests of the files and of the test data of all jobs that are not pruned, also of those
+        that cannot be read.
+        """
+        with self._transaction() as db:
+            found = db.execute("SELECT files, job FROM jobs WHERE pruned IS NULL").fetchall()
+        return {digest for row in found for text in row for digest in _DIGEST.findall(text)}
 
     def job(self, number: int) -> JobRow | None:
-        """Return one job, None for an unknown number."""
+        """Return one job, None for an unknown number. Raises UnreadableRow."""
         with self._transaction() as db:
             row = db.execute("SELECT * FROM jobs WHERE id = ?", (number,)).fetchone()
-            return _job_row(row) if row else None
+            return job_row(row) if row else None
 
     def add_round(self, job: int, result: Round) -> None:
         """Store a finished round. From here on the job resumes after it."""
         values = (job, result.round, json.dumps(schema.dump(result)))
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", values)
+            db.execute("INSERT OR REPLACE INTO results (job, round, result) VALUES (?, ?, ?)", values)
+
+    def drop_rounds(self, job: int, first: int) -> None:
+        """Forget the rounds of a job from ``first`` on: it is about to compute them again."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM results WHERE job = ? AND round >= ?", (job, first))
 
     def set_profile(self, work: str, profile: Profile) -> None:
         """Store the profile of a worker for some ``work`` (a fingerprint)."""
         with self._transaction() as db:
             values = (profile.worker, work, json.dumps(schema.dump(profile)))
-            db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", values)
+            db.execute("INSERT OR REPLACE INTO profiles (worker, work, profile) VALUES (?, ?, ?)", values)
 
     def profile(self, worker: str, work: str) -> Profile | None:
-        """Return the stored profile of a worker for some ``work``, None without one."""
+        """Return the stored profile of a worker for some ``work``, None without one that can be read."""
         with self._transaction() as db:
             query = "SELECT profile FROM profiles WHERE worker = ? AND work = ?"
             row = db.execute(query, (worker, work)).fetchone()
-            return schema.load(Profile, json.loads(row["profile"]), "profile", strict=False) if row else None
+            with contextlib.suppress(ValueError, ConfigError, RecursionError):  # it is measured again
+                return (
+                    schema.load(Profile, json.loads(row["profile"]), "profile", strict=False) if row else None
+                )
+        return None
 
     def rounds(self, job: int, after: int = -1) -> list[Round]:
         """Return the finished rounds of a job behind round ``after``, in order."""
         with self._transaction() as db:
             query = "SELECT * FROM results WHERE job = ? AND round > ? ORDER BY round"
-            return [_round(row) for row in db.execute(query, (job, after))]
+            return [round_row(row) for row in db.execute(query, (job, after))]
 
     def scores(self, job: int) -> list[tuple[int, dict[str, dict[str, float | None]]]]:
         """Return the scores of a job's finished rounds with their numbers, in order."""
@@ -195,47 +201,4 @@ class Store:
         with self._transaction() as db:
             query = "SELECT * FROM results WHERE job = ? ORDER BY round DESC LIMIT 1"
             row = db.execute(query, (job,)).fetchone()
-            return _round(row) if row else None
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """Open the database at ``path``, made if need be. Raises sqlite3.Error, and leaves nothing open. Jobs of
-    version 1 lose their files, whose texts were in their rows.
-    """
-    with contextlib.ExitStack() as unless_it_opens:
-        database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        unless_it_opens.callback(database.close)
-        database.row_factory = sqlite3.Row
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-        database.executescript(_SCHEMA)
-        if version == 1:
-            database.executescript(_MIGRATION)
-        if version in (1, 2):
-            database.executescript(_STRATEGIES)
-        database.execute(f"PRAGMA user_version = {_VERSION}")
-        unless_it_opens.pop_all()
-    return database
-
-
-def _job_row(row: sqlite3.Row) -> JobRow:
-    files = {
-        name: schema.load(JobFile, file, f"job {row['id']}: {name}", strict=False)
-        for name, file in json.loads(row["files"]).items()
-    }
-    return JobRow(
-        id=row["id"],
-        job=schema.load(Job, json.loads(row["job"]), f"job {row['id']}", strict=False),
-        files=files,
-        plan=schema.load(JobPlan, json.loads(row["plan"]), "plan", strict=False) if row["plan"] else None,
-        state=JobState(row["state"]),
-        error=row["error"],
-        model=row["model"],
-        created=row["created"],
-        ended=row["ended"],
-    )
-
-
-def _round(row: sqlite3.Row) -> Round:
-    return schema.load(Round, json.loads(row["result"]), "round", strict=False)
+            return round_row(row) if row else None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,11 +15,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from millpond.base.schema import dump
 from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo, JobProgress
 from millpond.host.model.comparison import JobComparison
+from millpond.host.model.data_costs import shares, waiting, waiting_for_data
 from millpond.host.model.energy import per_image, rounded
 from millpond.host.model.jobs import Round
+from millpond.host.terminal.printing import size
 
 COLOURS = {
     "ready": "green",
@@ -27,7 +29,9 @@ COLOURS = {
     "connecting": "yellow",
     "absent": "red",
     "incompatible": "red",
+    "revoked": "red",
     "refused": "red",
+    "faulty": "red",
     "queued": "cyan",
     "running": "yellow",
     "done": "green",
@@ -44,24 +48,6 @@ def console() -> Console:
 def quiet_console() -> Console:
     """Return a console that shows nothing, where standard output is for a program."""
     return Console(quiet=True)
-
-
-def print_json(value: object) -> None:
-    """Print one JSON document on standard output."""
-    print(json.dumps(dump(value), indent=2, default=_plain, allow_nan=False))
-
-
-def _plain(value: object) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def size(count: float) -> str:
-    """Format a number of bytes: 512 B, 1.4 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def state(name: str) -> Text:
@@ -92,7 +78,7 @@ def plain(infos: Iterable[DeviceInfo]) -> list[str]:
 
 def _device_cells(info: DeviceInfo, *, metered: bool) -> list[str]:
     welcome, load = info.welcome, info.load
-    if welcome is None or load is None:
+    if welcome is None or load is None or info.state == "faulty":
         return [info.reason]
     return [
         f"{welcome.software} {welcome.machine}",
@@ -118,12 +104,26 @@ def _share(used: int, total: int) -> str:
 
 def jobs(infos: Iterable[JobInfo]) -> Table:
     """Return the table of ``millpond jobs``."""
-    table = Table("id", "job", "state", "round", "score", "", box=None, pad_edge=False, header_style="bold")
+    headings = ["id", "job", "state", "round", "score", "owner", ""]
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for info in infos:
         score = "-" if info.score is None else f"{info.metric} {info.score:.4f}"
-        about = info.error or info.model or info.reason
-        table.add_row(str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", score, about)
+        pruned = "its files are pruned" if info.pruned is not None else ""
+        said = (info.error or info.model or info.reason, pruned, waiting_for_data(info.waits))
+        about = "; ".join(filter(None, said))
+        rounds = f"{info.round}/{info.rounds}"
+        table.add_row(str(info.id), info.name, state(info.state), rounds, score, user(info.owner), about)
     return table
+
+
+def user(uid: int | None) -> str:
+    """Return the name of a user of this host, or the uid of one without a name; "-" for an unknown user."""
+    if uid is None:
+        return "-"
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def comparison(found: JobComparison) -> tuple[Table, Table]:
@@ -219,7 +219,8 @@ class JobView:
         table = Table(box=None, pad_edge=False, header_style="bold")
         joules = ("J/image",) if self._metered else ()
         figures = [name for _, name in self._figures]
-        for heading in (self._unit, *(figures or ["scores"]), "seconds", "samples", *joules):
+        wait = "waiting" if self._narrow else "waiting for data"
+        for heading in (self._unit, *(figures or ["scores"]), "seconds", "samples", wait, *joules):
             table.add_column(heading, justify="right", no_wrap=True)
         tunnels = ["tunnels"] if self._narrow else self._devices
         for name in tunnels:
@@ -285,6 +286,7 @@ class JobView:
             *self._scores(result),
             f"{result.seconds:.2f}",
             str(result.samples),
+            waiting(shares(result.data), named=1) or "-",
             *([_joules(per_image(result))] if self._metered else []),
             *(f"{size(to)} / {size(back)}" for to, back in tunnels),
             ", ".join(result.missing),

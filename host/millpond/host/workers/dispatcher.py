@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
-from millpond.host.model.failures import reason_of
+from millpond.host.model.failures import FOR_GOOD, MACHINE_MEMORY, OUT_OF_MEMORY, reason_of
 from millpond.host.workers.update_check import UpdateBounds
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.protocol import Update, Work
@@ -54,12 +54,16 @@ class WorkerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoss:
-    """The loss of a worker and its task; ``for_good`` if the answer was wrong and no retry mends it."""
+    """The loss of a worker and its task; ``for_good`` if no other try with the same settings mends it, as
+    where the answer was wrong. A worker that ran ``out_of_memory`` has reached its own limit if it is lost
+    for good, or else the memory of its machine ran out.
+    """
 
     dispatcher: Dispatcher
     task: Assignment
     reason: str
     for_good: bool
+    out_of_memory: bool = False
 
 
 class Dispatcher:
@@ -117,8 +121,8 @@ class Dispatcher:
         except RefusedUpdate as error:
             return WorkerLoss(self, task, reason_of(error, name), for_good=True)
         except Refused as error:
-            for_good = error.code in ("data", "model", "policy")
-            return WorkerLoss(self, task, reason_of(error, name), for_good)
+            memory = error.code in (OUT_OF_MEMORY, MACHINE_MEMORY)
+            return WorkerLoss(self, task, reason_of(error, name), error.code in FOR_GOOD, memory)
         except Exception as error:
             if not isinstance(error, (MillpondError, OSError)):
                 log.exception("worker %s: internal error", name)

@@ -12,9 +12,6 @@ from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Ticket
 from millpond.wire.messages import Ok
 
-Places = dict[str, tuple[str, int]]
-"""The address and port of nodes by name."""
-
 
 class NodeControl:
     """The node of ``device`` on one ``control`` connection, which may be used from several threads. All calls
@@ -30,10 +27,10 @@ class NodeControl:
         with self._lock:
             return self._control.call(request, NodeReady, deadline)
 
-    def set_peers(self, places: Places, deadline: Deadline) -> None:
-        """Let the node connect to these nodes alone."""
+    def allow(self, peers: SetPeers, deadline: Deadline) -> None:
+        """Let the node connect to the peers alone, and answer requests of the parents alone."""
         with self._lock:
-            self._control.call(SetPeers(places), Ok, deadline)
+            self._control.call(peers, Ok, deadline)
 
     def connect(self, deadline: Deadline) -> Channel:
         """Return a new connection with the node, through the device's tunnel."""

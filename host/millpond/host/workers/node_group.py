@@ -8,21 +8,23 @@ the nodes may talk to each other.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TypeVar
 
-from millpond.aggregate.messages import LinkProbed, NodeReady, ProbeLink, StartNode
-from millpond.aggregate.node import STALL_SECONDS, probe
-from millpond.aggregate.topology import SINK, Network, NetworkLink
+from millpond.aggregate.messages import LinkProbed, NodeReady, ProbeLink, SetPeers, StartNode
+from millpond.aggregate.node import probe
+from millpond.aggregate.progress import STALL_SECONDS
+from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTree
 from millpond.base.deadline import Deadline
 from millpond.base.errors import RemoteError
 from millpond.host.fleet.authority import Authority
-from millpond.host.workers.node_control import NodeControl, Places
+from millpond.host.workers.node_control import NodeControl
 from millpond.wire.channel import Channel
 
 START_SECONDS = 30.0
@@ -30,6 +32,8 @@ PROBE_BYTES = 1 << 20
 """The bytes of a probe of one link, which take 8 ms at 1 Gbit/s."""
 _REPLY_SECONDS = 10.0
 _PROBES = 3
+_STREAMS = 4
+"""Streams from each node, for what the links share where trees run side by side."""
 T = TypeVar("T")
 
 
@@ -37,7 +41,8 @@ T = TypeVar("T")
 class _Member:
     control: NodeControl
     ready: NodeReady
-    told: Places = field(default_factory=dict)
+    parents: tuple[str, ...] = ()
+    told: SetPeers | None = None
 
 
 class NodeGroup:
@@ -63,12 +68,24 @@ class NodeGroup:
         }
         started = _side_by_side([partial(self._start, name, control) for name, control in new.items()])
         self._members |= dict(zip(new, started, strict=True))
-        places = {name: (each.ready.address, each.ready.port) for name, each in self._members.items()}
-        for member in (self._members[name] for name in controls):
-            if member.told != places:
-                member.control.set_peers(places, Deadline.after(_REPLY_SECONDS))
-                member.told = places
+        self._tell(controls)
         return bool(new)
+
+    def set_trees(self, names: Sequence[str], trees: Sequence[ReductionTree]) -> None:
+        """Let some nodes answer their parents in these trees alone. Raises RemoteError."""
+        for name in names:
+            above = {parent for tree in trees for parent, below in tree.children.items() if name in below}
+            self._members[name].parents = tuple(sorted(above - {SINK}))
+        self._tell(names)
+
+    def _tell(self, names: Iterable[str]) -> None:
+        """Tell nodes their peers and parents, those to which something else was told."""
+        places = {name: (each.ready.address, each.ready.port) for name, each in self._members.items()}
+        for member in (self._members[name] for name in names):
+            peers = SetPeers(places, member.parents)
+            if member.told != peers:
+                member.control.allow(peers, Deadline.after(_REPLY_SECONDS))
+                member.told = peers
 
     def _start(self, name: str, control: NodeControl) -> _Member:
         certificate, key = (text.decode() for text in self._authority.sign(name))
@@ -103,10 +120,20 @@ class NodeGroup:
             uplinks = {name: _link(action, size) for name, action in own.items()}
             links = {name: _link(action, size) for name, action in between.items()}
             sink, shared = (_rate([*actions.values()], size) for actions in (own, between))
+            alone = sum(link.out for link in links.values())
+            limited = shared <= 0.9 * alone
+            many = self._rate_of_streams(pairs, size) if limited else 0.0
         latency = max(link.latency for link in uplinks.values())
-        found = Network(links | {SINK: NetworkLink(sink, sink, latency)}, uplinks=uplinks)
-        alone = sum(link.out for link in links.values())
-        return found if shared > 0.9 * alone else Network(found.links, shared, uplinks)
+        found = links | {SINK: NetworkLink(sink, sink, latency)}
+        return Network(found, shared if limited else math.inf, many, uplinks)
+
+    def _rate_of_streams(self, pairs: Sequence[tuple[str, str]], size: int) -> float:
+        """Return the bytes per second of several probes from each node to the next one, side by side."""
+        with contextlib.ExitStack() as stack:
+            dialled = [(stack.enter_context(self.dial(b)), b, a) for _ in range(_STREAMS) for b, a in pairs]
+            actions = [partial(_probe_between, *each, size) for each in dialled]
+            _side_by_side(actions)  # connects
+            return _rate(actions, size)
 
 
 def _probe_between(channel: Channel, target: str, source: str, size: int) -> LinkProbed:

@@ -73,6 +73,22 @@ class ParameterServer(HostProcess):
         self._states = [ModelState(states.part(size * number, size)) for number in range(self._count)]
         self.state = self._states[0]
 
+    def description(self, local_layers: Sequence[str]) -> list[str]:
+        """Return lines about the model: its first values, and the part of it that is exchanged; tensors that
+        match ``local_layers`` stay on their devices.
+        """
+        ready, lines = self.ready, [self.ready.note] if self.ready.note else []
+        if ready.frozen:
+            own, kept = layout.size(ready.tensors), layout.size(ready.frozen)
+            local = set(layout.matching((tensor.name for tensor in ready.frozen), local_layers))
+            layers = layout.size(tuple(tensor for tensor in ready.frozen if tensor.name in local))
+            lines.append(
+                f"{own} of {own + kept} values are trained and exchanged"
+                f"{f', {layers} stay on their devices' if layers else ''}: "
+                f"{100 * kept / (own + kept):.1f} % of the bytes of each exchange are saved"
+            )
+        return lines
+
     def apply(self, factor: float, epoch: int, in_use: AbstractSet[ModelState]) -> float:
         """Take one step of the optimizer with ``mean``, at ``factor`` times its rate of ``epoch``. Changes
         ``state`` in place, unless it is ``in_use``: then ``state`` is a new one. Returns the optimizer's
@@ -108,3 +124,7 @@ class ParameterServer(HostProcess):
         """Resume from a state and the optimizer's tensors of the same step."""
         self.state.values[:] = state
         self._call(Restore(tensors), Ok, momentum.data)
+
+    def reload(self) -> None:
+        """Take the values that were written to ``state``; the optimizer has no tensors."""
+        self._call(Restore(()), Ok)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
-from millpond.host.model.failures import reason_of
+from millpond.host.model.failures import FOR_GOOD, OUT_OF_MEMORY, reason_of
 from millpond.host.workers.worker import Worker
 from millpond.train.protocol import Ready
 
@@ -25,8 +25,9 @@ class WorkerSupervisor:
 
     ``new_worker`` returns an unprepared worker, or None while its device is absent; ``admit`` returns the
     reason for refusing a prepared worker, or "". A worker is out of the job, with ``failure`` as the reason,
-    if the job itself keeps it from preparing (missing data, a model that raises, a device's policy). One that
-    is lost while it prepares is prepared again, after a pause that doubles.
+    if the job itself keeps it from preparing (missing data, a model that raises, a device's policy), or if it
+    reaches its own limit of memory twice in a row. One that is lost while it prepares is prepared again,
+    after a pause that doubles.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class WorkerSupervisor:
         self._worker: Worker | None = None
         self._prepared = False
         self._lost = ""
-        self._losses = 0
+        self._losses, self._at_limit = 0, False
         self._not_before = 0.0
         self._changed = threading.Condition()
         self._stopped = False
@@ -134,7 +135,8 @@ class WorkerSupervisor:
             return False
         with self._changed:
             if self._worker is worker:
-                self.ready, self._prepared, self._lost, self._losses = ready, True, "", 0
+                self.ready, self._prepared, self._lost = ready, True, ""
+                self._losses, self._at_limit = 0, False
                 self._changed.notify_all()
                 return True
         worker.close()
@@ -153,7 +155,9 @@ class WorkerSupervisor:
         with self._changed:
             self._lost = reason_of(error, self.name)
             self._losses += not self._stopped
-            if isinstance(error, Refused) and error.code in ("data", "model", "policy"):
+            code = error.code if isinstance(error, Refused) else ""
+            before, self._at_limit = self._at_limit, code == OUT_OF_MEMORY
+            if code in FOR_GOOD and (before or not self._at_limit):
                 self.failure = self._lost
             log.info("worker %s could not be prepared: %s", self.name, self._lost)
             if self._worker is worker:

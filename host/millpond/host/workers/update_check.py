@@ -6,8 +6,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from millpond.host.model.failures import NOT_FINITE
+from millpond.host.model.failures import NOT_FINITE, not_finite
 from millpond.train.job.spec import Job, WorkSpec
 from millpond.train.protocol import Update, Work
 
@@ -21,13 +22,14 @@ MOST_STEP = 100.0
 class UpdateBounds:
     """The bounds of one worker's answers: its loss and metrics count at most ``most_count`` per sample, its
     updates weigh at most ``most_weight`` per sample, and it holds out ``held_out`` samples. Local steps of
-    normalized differences are bounded by those of ``normalized``.
+    normalized differences are bounded by those of ``normalized``. An exchange is a ``unit``.
     """
 
     most_count: float = math.inf
     held_out: int = 1 << 62
     most_weight: float = math.inf
     normalized: WorkSpec | None = None
+    unit: Literal["step", "round"] = "step"
 
     @classmethod
     def of(cls, job: Job, held_out: int, *, normalized: bool = False) -> UpdateBounds:
@@ -36,19 +38,26 @@ class UpdateBounds:
         """
         counts = job.task is not None and not job.exchanges_differences
         weight = math.inf if counts else 1.0
-        return cls(job.limits.most_count, held_out, weight, job.work if normalized else None)
+        unit: Literal["step", "round"] = "step" if job.synchronous else "round"
+        return cls(job.limits.most_count, held_out, weight, job.work if normalized else None, unit)
 
     def refusal(self, request: Work, update: Update) -> str:
         """Return why an answer does not count, "" if it does."""
-        if not math.isfinite(update.seconds):
-            return "its seconds are not finite"
+        if not 0 <= update.seconds < math.inf:
+            return "its seconds are negative, or not finite"
+        if fault := update.data.fault:
+            return fault
         return self._of_score(update) if request.held_out else self._of_update(request, update)
 
     def _of_update(self, request: Work, update: Update) -> str:
-        samples = request.samples
-        largest = BOUND * max(samples, update.weight)
-        if not 0 <= update.largest <= largest or not math.isfinite(update.norm):
-            return f"a value {NOT_FINITE}, or beyond {BOUND:g} per sample"
+        samples, where = request.samples, f"in {self.unit} {request.exchange}"
+        figures = itertools.chain(*update.metrics.values())
+        if (odd := next((figure for figure in figures if not math.isfinite(figure)), None)) is not None:
+            return f"its loss {NOT_FINITE} ({not_finite(odd)}) {where}"
+        if not (math.isfinite(update.largest) and math.isfinite(update.norm)):
+            return f"a value {NOT_FINITE} (NaN or infinite) {where}"
+        if not 0 <= update.largest <= BOUND * max(samples, update.weight):
+            return f"a value is beyond {BOUND:g} per sample {where}"
         if not 0 <= update.weight <= self.most_count * samples:
             return f"its loss counts {update.weight:g} of {samples} samples (limits.most_count)"
         if update.weight > self.most_weight * samples:
@@ -57,8 +66,6 @@ class UpdateBounds:
         most = 1.0 if work is None else MOST_STEP * work.most_local_steps(samples)
         if not 0 < update.local_steps <= most:
             return f"it claims {update.local_steps:g} local steps; at most {most:g} are possible"
-        if not all(map(math.isfinite, itertools.chain(*update.metrics.values()))):
-            return f"its loss or another metric {NOT_FINITE}"
         return ""
 
     def _of_score(self, update: Update) -> str:

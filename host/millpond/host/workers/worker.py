@@ -21,6 +21,7 @@ from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.text import printable
+from millpond.data.streaming.relay import StreamRelay
 from millpond.host.fleet.device import Device
 from millpond.host.workers.node_control import NodeControl
 from millpond.linux import memory
@@ -45,6 +46,7 @@ from millpond.train.protocol import (
 )
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS, is_declared
+from millpond.train.worker.shortages import DEATH_SECONDS
 from millpond.train.worker.start import WorkerFiles, start_worker
 from millpond.wire.channel import Buffer, Channel, FileSlice
 from millpond.wire.framing import Limits
@@ -72,6 +74,17 @@ class ModelState:
     def number(self) -> int:
         """The index of the state in its shared memory."""
         return self.memory.start // self.memory.size
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadState:
+    """A ``state`` that a device has from reduction nodes, and its ``digest``. If the nodes are ``ahead``, the
+    host has other values.
+    """
+
+    state: ModelState
+    digest: str
+    ahead: bool = False
 
 
 class Worker(Protocol):
@@ -121,7 +134,7 @@ class DeviceWorker:
         self._encoding = Encoding()
         self.holds = False
         self.node: NodeControl | None = None
-        self.spread: tuple[ModelState, str] | None = None
+        self.spread: SpreadState | None = None
         self._closed = False
 
     def prepare(self, deadline: Deadline) -> Ready:
@@ -162,14 +175,14 @@ class DeviceWorker:
     def _answer(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """Send the request, with the state unless the device has it from other nodes."""
         channel, spread = self._connected, self.spread
-        if spread and spread[0] is state:
+        if spread and spread.state is state:
             try:
-                channel.send(replace(request, spread=spread[1]), deadline)
+                channel.send(replace(request, spread=spread.digest), deadline)
                 update = channel.expect(Update, deadline)
                 self.holds = False
                 return update
             except Refused as error:
-                if error.code != SPREAD:
+                if error.code != SPREAD or spread.ahead:
                     raise
                 self.spread = None
         channel.send(request, deadline, state.memory.data)
@@ -230,7 +243,8 @@ class DeviceWorker:
 class HostProcess:
     """A process of a job on the host, a fork of ``zygote``. It runs a user's model, so it can read only
     ``readable``, the job's ``files`` and programs, and has no network and no capabilities. ``states`` is the
-    descriptor of the memory in which the parameter server has its states.
+    descriptor of the memory in which the parameter server has its states. ``streams`` connects it to a data
+    service.
     """
 
     def __init__(
@@ -243,18 +257,29 @@ class HostProcess:
         zygote: Zygote,
         states: int,
         kept: Path | None = None,
+        streams: StreamRelay | None = None,
     ) -> None:
         self.name = name
-        self._request, self._log = request, log
+        self._request, self._log, self._streams = request, log, streams
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as failed, theirs:
             failed.callback(ours.close)
+            failed.callback(self._end_streams)
             self._shared = (states, memory.make(f"values of {name}"))
             weakref.finalize(self, os.close, self._shared[1])
             options = ("--errors", "full", *(("--state", str(_STATE)) if kept else ()))
             self._process = start_worker(
-                zygote, _sandbox(readable, kept), files, log, theirs.fileno(), self._shared, *options
+                zygote,
+                _sandbox(readable, kept),
+                files,
+                log,
+                theirs.fileno(),
+                self._shared,
+                *options,
+                streams=streams.asked.fileno() if streams else None,
             )
+            if streams:
+                streams.asked.close()
             failed.pop_all()
         self._channel = Channel(ours, f"the worker '{name}' on the host", limits=LOCAL_LIMITS)
 
@@ -262,15 +287,25 @@ class HostProcess:
         try:
             return self._channel.call(self._request, reply, deadline)
         except ConnectionLost:
+            self._check_shortage()
             raise ConnectionLost(f"the worker process on the host died; {self._log} may say why") from None
 
     def _call(self, request: Message, reply: type[R], payload: Buffer = b"", size: int | None = 0) -> R:
         """Send a request and return its reply, for as long as the process computes. Raises ConnectionLost if
         it hangs.
         """
-        self._channel.send(request, NEVER, payload)
-        self._wait_while_busy(NEVER)
-        return self._channel.expect(reply, Deadline.after(REPLY_SECONDS), payload=size)
+        try:
+            self._channel.send(request, NEVER, payload)
+            self._wait_while_busy(NEVER)
+            return self._channel.expect(reply, Deadline.after(REPLY_SECONDS), payload=size)
+        except ConnectionLost:
+            self._check_shortage()
+            raise
+
+    def _check_shortage(self) -> None:
+        """Raise Refused if the process, whose connection has ended, has run out of memory."""
+        if shortage := self._process.shortage(DEATH_SECONDS):
+            raise Refused("", shortage.value, f"{self.name} on the host: {shortage.text}")
 
     def _wait_while_busy(self, deadline: Deadline) -> None:
         detector = HangDetector(self._process.pid)
@@ -290,6 +325,11 @@ class HostProcess:
         """End the process."""
         self._channel.close()
         end(self._process)
+        self._end_streams()
+
+    def _end_streams(self) -> None:
+        if self._streams:
+            self._streams.close()
 
 
 class LocalWorker(HostProcess):
@@ -304,8 +344,9 @@ class LocalWorker(HostProcess):
         zygote: Zygote,
         states: int,
         kept: Path | None = None,
+        streams: StreamRelay | None = None,
     ) -> None:
-        super().__init__(request.worker, request, files, readable, log, zygote, states, kept)
+        super().__init__(request.worker, request, files, readable, log, zygote, states, kept, streams)
         self.holds = False
         self._next = 0
         size = 4 * layout.size(request.tensors)
@@ -317,9 +358,13 @@ class LocalWorker(HostProcess):
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
-        self._channel.send(replace(request, state=state.number), deadline)
-        self._wait_while_busy(deadline)
-        update = self._channel.expect(Update, deadline)
+        try:
+            self._channel.send(replace(request, state=state.number), deadline)
+            self._wait_while_busy(deadline)
+            update = self._channel.expect(Update, deadline)
+        except ConnectionLost:
+            self._check_shortage()
+            raise
         self.holds = False
         return _checked(update, request, self.name)
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from millpond.base.schema import dump
 from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.model.jobs import Round
-from millpond.host.terminal.tables import size
+from millpond.host.terminal.printing import size
 from millpond.wire.control_messages import Ledger
 
 CANARY_BYTES = {"text": 31, "image": 64, "image-float32": 256}

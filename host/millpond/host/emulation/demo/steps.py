@@ -98,9 +98,8 @@ def _list_volume(fleet: Path, device: str, mountpoint: Path) -> dict[str, Any]:
     argv = [*mounts.command(fleet, device, mountpoint), "--die-with-parent"]
     # In a session of its own: Ctrl-C in the terminal ends this process, which ends the mounter.
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert process.stdout
         try:
-            if not process.stdout.readline().startswith("ready: "):
+            if mounts.fault_of(process):
                 raise RemoteError(f"the volume of {device} could not be mounted")
             return {
                 "device": device,

@@ -31,6 +31,7 @@ from millpond.host.model.jobs import HOST, JobEvent, JobRow
 from millpond.host.workers.dispatcher import Dispatcher, WorkerLoss
 from millpond.host.workers.update_check import UpdateBounds
 from millpond.host.workers.worker import ModelState, Worker
+from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.balance.profiling import Probe, Profile, largest
 from millpond.train.protocol import Ready
 
@@ -65,6 +66,7 @@ class Admission:
         self._engine, self._shards, self._planner, self._log = engine, shards, planner, log
         self._membership = membership
         self._profiles: dict[int, Profile] = {}
+        self._most = dict[int, int]()  # the largest batches of workers that ran out of memory with more
         self._begun = False
         self._events: deque[JobEvent] = deque(maxlen=MOST_EVENTS)
         self._looked = self._trust_after = time.monotonic()
@@ -119,22 +121,40 @@ class Admission:
 
     def lost(self, loss: WorkerLoss) -> None:
         """Let go of a lost worker: its supervisor prepares another, after a pause if it was lost often,
-        unless its answer was such that no retry can mend it.
+        unless its answer was such that no retry can mend it. One that ran out of memory is to have half the
+        batch from then on; if it cannot, and its own limit was the reason, it is out the second time.
         """
-        self._let_go(loss.dispatcher, loss.reason, for_good=loss.for_good)
+        halved = loss.out_of_memory and self._halve_batch(loss)
+        pause = self._membership.lose(
+            loss.dispatcher.rank,
+            time.monotonic(),
+            for_good=loss.for_good and not loss.out_of_memory,
+            at_limit=loss.for_good and loss.out_of_memory and not halved,
+            scoring=loss.task.request.held_out,
+        )
+        self._let_go(loss.dispatcher, loss.reason, pause, scoring=loss.task.request.held_out)
 
-    def _let_go(self, dispatcher: Dispatcher, reason: str, *, for_good: bool) -> None:
+    def _halve_batch(self, loss: WorkerLoss) -> bool:
+        """Allow a worker at most half the batch of its lost task; return whether that can be."""
+        rank, half = loss.dispatcher.rank, loss.task.samples // 2
+        least = max(LEAST_BATCH, self._shards.largest_group(rank))
+        if not isinstance(self._planner, Planner) or half < least:
+            return False
+        self._most[rank] = half
+        return True
+
+    def _let_go(self, dispatcher: Dispatcher, reason: str, pause: float, *, scoring: bool = False) -> None:
+        """Close a worker that may come back in ``pause`` seconds."""
         rank, name = dispatcher.rank, dispatcher.worker.name
-        pause = self._membership.lose(rank, time.monotonic(), for_good=for_good)
         if 0 < pause < math.inf:
-            often = self._membership.losses(rank)
+            often = self._membership.losses(rank, scoring=scoring)
             reason += f", for the {often}{'rd' if often == 3 else 'th'} time in a row: banned for {pause:g} s"
         self._log.warning("it goes on without %s: %s", name, reason)
         self.note("lost", name, reason)
         self._planner.leave(rank)
         dispatcher.end()
         supervisor = self._group.supervisor(rank)
-        if for_good:
+        if pause == math.inf:
             supervisor.ban(dispatcher.worker, reason)
         else:
             supervisor.lose(dispatcher.worker, reason, pause)
@@ -191,7 +211,8 @@ class Admission:
             self._join(dispatcher, known)
             return
         self._log.info("%s is measured", worker.name)
-        probe = Probe(MEASURE_SECONDS, min(ready.samples, MOST_BATCH), self._memory_limit(rank))
+        most = min(ready.samples, self._most.get(rank, MOST_BATCH))
+        probe = Probe(MEASURE_SECONDS, most, self._memory_limit(rank))
         self._profiler.begin(dispatcher, self._group.kind(rank), probe, state)
 
     def _measured(self, dispatcher: Dispatcher, profile: Profile) -> None:
@@ -208,10 +229,11 @@ class Admission:
         assert isinstance(self._planner, Planner)
         rank = dispatcher.rank
         self._profiles[rank] = profile
-        most = largest(profile.points, MOST_BATCH, self._memory_limit(rank))
+        most = largest(profile.points, self._most.get(rank, MOST_BATCH), self._memory_limit(rank))
         if most < (least := self._shards.largest_group(rank)):
             reason = f"its answers cover {least} samples, and its memory takes {most}"
-            self._let_go(dispatcher, reason, for_good=False)  # other work may leave it more, later
+            pause = self._membership.lose(rank, time.monotonic())
+            self._let_go(dispatcher, reason, pause)  # other work may leave it more, later
             return
         most = max(most >> self._membership.losses(rank), least)
         self._planner.join(rank, profile, most, self._shards.samples, least)
@@ -220,7 +242,8 @@ class Admission:
     def _overweight(self, rank: int) -> str:
         """Return the reason for refusing a device that has too large a share of the samples, or ""."""
         ready, most = self._group.supervisor(rank).ready, self._row.job.limits.most_share
-        if self._group.names[rank] == HOST or ready is None or most >= 1.0:
+        private = self._row.job.data.private
+        if self._group.names[rank] == HOST or ready is None or most >= 1.0 or not private:
             return ""
         share = ready.parts[0] / self._shards.samples  # its private ones
         return f"it has {share:.0%} of the samples; limits.most_share is {most:g}" if share > most else ""

@@ -4,6 +4,7 @@
 An exchange is over when all workers that have a part in its plan have answered, or at its deadline. Where
 late answers count, a worker that owes one goes on, and the exchange waits beyond its deadline for the first
 answer at least. Where they do not, the answers that are owed at the end are worth nothing when they come.
+An asynchronous exchange is over when a buffer is full of answers, whatever other workers do.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import math
 class Collection:
     """The answers of workers, by rank, over the exchanges of a job."""
 
-    def __init__(self, *, late_counts: bool) -> None:
-        self._late_counts = late_counts
+    def __init__(self, *, late_counts: bool, buffer: int = 0) -> None:
+        self._late_counts, self._buffer = late_counts, buffer
         self._owing: dict[int, bool] = {}  # whether the answer will count
         self._planned: set[int] = set()
         self._deadline, self._answers = math.inf, 0
@@ -33,9 +34,9 @@ class Collection:
         """Note that a worker was given a task."""
         self._owing[rank] = True
 
-    def answered(self, rank: int) -> bool:
+    def answered(self, rank: int, *, too_old: bool = False) -> bool:
         """Note an answer. Returns whether it counts."""
-        counts = self._owing.pop(rank)
+        counts = self._owing.pop(rank) and not too_old
         self._answers += counts
         return counts
 
@@ -51,6 +52,8 @@ class Collection:
 
     def is_over(self, now: float) -> bool:
         """Return whether the exchange ends now."""
+        if self._buffer:
+            return self._answers >= self._buffer or not self._owing
         if now >= self._deadline and (self._answers or not self._late_counts):
             return True
         if any(rank in self._planned for rank in self._owing):
@@ -59,7 +62,7 @@ class Collection:
 
     def end(self) -> list[int]:
         """End the exchange. Returns the ranks of the workers that have not answered."""
-        missing = self.owing
+        missing = [] if self._buffer else self.owing
         if not self._late_counts:
             self._owing = dict.fromkeys(self._owing, False)
         return missing

@@ -3,6 +3,7 @@
 
 Where late updates count, a late worker goes on, and its update is part of the exchange in which it comes:
 from a state that is older, but no samples are left out. Where they do not, it is dropped when it comes.
+Where there is a buffer, updates go into it as they come, and their workers go on from the newest state.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import math
 import queue
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,8 +22,10 @@ import numpy as np
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.rules import CombinationRule
 from millpond.host.jobs.training.collection import Collection
+from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.profiler import Profiler
-from millpond.host.jobs.training.reduction import UpdateReduction
+from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
+from millpond.host.model.data_costs import DataCosts
 from millpond.host.workers.dispatcher import (
     LONGEST_SECONDS,
     Assignment,
@@ -39,8 +42,10 @@ from millpond.train.determinism import seeds
 from millpond.train.protocol import Work
 from millpond.train.task.sums import LOSS, Sums, add
 
-SCORE_SECONDS = 3600.0
-"""Time limit of a score on held-out samples; a worker that hangs is noticed sooner."""
+LONGEST_SCORE_SECONDS = 86_400.0
+"""Time limit of a score on held-out samples; a worker that hangs is noticed sooner, by its agent."""
+SCORE_SECONDS = 21_600.0
+"""Time after which a score waits no more for workers that take _PATIENCE times as long as the others."""
 _TICK = 0.2  # seconds after which a waiting exchange calls on_wait
 _PATIENCE = 10.0  # times the planned time, after which a worker is lost
 _ROUNDS = 3.0  # times the deadline of an exchange without planned times, after which a worker is lost
@@ -63,6 +68,10 @@ class SampleSupply(Protocol):
         """Take back the samples of a worker that was lost."""
 
 
+Coming = Callable[[Sequence[int]], Sequence[Sequence[tuple[Ranges, ...]]]]
+"""Returns what would be dealt in the exchanges after this one, if all of them have these batches."""
+
+
 @dataclass(slots=True)
 class ExchangeOutcome:
     """The outcome of an exchange: ``counted`` samples by rank, the summed ``loss`` and its ``count``, the
@@ -70,7 +79,8 @@ class ExchangeOutcome:
     an earlier exchange. ``whole`` is how many samples began in the same exchange as the counted ones (the
     largest such exchange if some are late). ``local_steps`` is the mean by samples of those by which
     differences were divided; ``work`` is the longest computation in seconds of a worker in this exchange.
-    ``deadline`` is that of its plan.
+    ``deadline`` is that of its plan. ``ages`` has for each update how many exchanges its state was old,
+    ``data`` by rank what the data of the counted samples cost.
     """
 
     seconds: float = 0.0
@@ -85,6 +95,8 @@ class ExchangeOutcome:
     new_plan: bool = False
     deadline: float = math.inf
     local_steps: float = 1.0
+    ages: list[int] = field(default_factory=list)
+    data: dict[int, DataCosts] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -106,19 +118,23 @@ class ExchangeEngine:
         supply: SampleSupply,
         on_wait: Callable[[], None],
         *,
-        late_counts: bool = True,
+        late: LatePolicy = ALL_COUNT,
         clip: float | None = None,
         rule: CombinationRule | None = None,
         nodes: NodeReduction | None = None,
+        coming: Coming | None = None,
     ) -> None:
+        self._coming = coming
         self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
         self._postponed: deque[WorkerAnswer | WorkerLoss] = deque()
         self.dispatchers: dict[int, Dispatcher] = {}
         self.busy: Floats = np.full(workers, np.nan)  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
         self.profiler: Profiler | None = None
-        self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes), nodes
-        self._collection = Collection(late_counts=late_counts)
+        self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes, late), nodes
+        self._late = late
+        self._buffer = UpdateBuffer(mean, self._reduction, late.buffer) if late.buffer else None
+        self._collection = Collection(late_counts=late.counts, buffer=late.buffer)
         self._batches: Ints = np.zeros(workers, np.int64)
         self._measured: Floats = np.full(workers, np.nan)
         self._begun: dict[int, int] = {}  # samples, by exchange
@@ -141,15 +157,20 @@ class ExchangeEngine:
         run = _Run(number, seed, state, policy, time.monotonic())
         self._measured[:] = math.nan
         self._collection.begin(run.began + run.plan.deadline)
+        if self._buffer:
+            self._buffer.begin(int(run.plan.batches.max()))
         for rank in np.flatnonzero(run.plan.batches).tolist():
             self._collection.plan(rank)
-        self._spread(run)
+        run.spread = frozenset(rank for rank in self._idle() if run.plan.batches[rank])
+        self._spread(state, sorted(run.spread))
         self._begin(run, self._idle(), run.plan.batches)
+        run.spread = frozenset()
         self._begin(run, self._idle(), background)
         while event := self._next_event(run):
             if self.dispatchers.get(event.dispatcher.rank) is event.dispatcher:
                 self._handle(run, event)
-        if enough([answer.dispatcher.rank for answer in run.answers]):
+        full = len(run.answers) >= self._late.buffer
+        if full and enough([answer.dispatcher.rank for answer in run.answers]):
             self._reduce(run)
         else:
             for answer in run.answers:
@@ -160,16 +181,20 @@ class ExchangeEngine:
         run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
         return run.outcome
 
-    def score(self, number: int, state: ModelState) -> tuple[Sums, list[WorkerLoss]]:
+    def score(self, number: int, state: ModelState) -> tuple[Sums, list[int], list[WorkerLoss]]:
         """Have all idle workers score ``state`` on the samples that they hold out. Returns the sums and
-        counts of all of them, and the workers that were lost.
+        counts of all of them, the ranks of those that have scored, and the workers that were lost.
         """
-        self._scoring, sums, lost = set(self._idle()), Sums(), []
+        self._scoring, sums, scored, lost = set(self._idle()), Sums(), list[int](), list[WorkerLoss]()
+        began, patience = time.monotonic(), math.inf
+        self._spread(state, sorted(self._scoring))
         for rank in sorted(self._scoring):
             task = Assignment(Work(number, 0, self.supply.epoch, (), held_out=True), state)
-            self.dispatchers[rank].begin(task, SCORE_SECONDS)
+            self.dispatchers[rank].begin(task, LONGEST_SCORE_SECONDS)
         while self._scoring:
             self._on_wait()
+            if time.monotonic() - began > patience:
+                self._abandon_scores(patience)
             with contextlib.suppress(queue.Empty):
                 event = self.events.get(timeout=_TICK)
                 dispatcher = event.dispatcher
@@ -182,10 +207,16 @@ class ExchangeEngine:
                     dispatcher.task = None
                     if isinstance(event, WorkerAnswer):
                         add(sums, event.update.metrics)
+                        scored.append(dispatcher.rank)
+                        patience = max(SCORE_SECONDS, _PATIENCE * event.seconds)
                     else:
                         del self.dispatchers[dispatcher.rank]
                         lost.append(event)
-        return sums, lost
+        return sums, scored, lost
+
+    def _abandon_scores(self, seconds: float) -> None:
+        for rank in self._scoring:
+            self.dispatchers[rank].abandon(f"no score within {seconds:.3g} s, unlike others")
 
     def postpone(self, event: WorkerAnswer | WorkerLoss) -> None:
         """Keep an event that came between exchanges for the next one."""
@@ -205,22 +236,33 @@ class ExchangeEngine:
     def _idle(self) -> list[int]:
         return [rank for rank, dispatcher in sorted(self.dispatchers.items()) if not dispatcher.task]
 
-    def _spread(self, run: _Run) -> None:
+    def _spread(self, state: ModelState, ranks: Sequence[int]) -> None:
         """Have the devices that are about to get a task pass the state on to each other."""
         if self._nodes:
-            asked = [self.dispatchers[rank].worker for rank in self._idle() if run.plan.batches[rank]]
+            asked = [self.dispatchers[rank].worker for rank in ranks]
             workers = [worker for worker in asked if isinstance(worker, DeviceWorker)]
-            self._nodes.spread(run.state, workers if len(workers) == len(asked) else [])
+            self._nodes.spread(state, workers if len(workers) == len(asked) else [])
+
+    def _bring_state(self, rank: int, run: _Run) -> None:
+        """Have the host send the state to a device to which no other has passed it on in this exchange."""
+        worker = self.dispatchers[rank].worker
+        if self._nodes and rank not in run.spread and isinstance(worker, DeviceWorker):
+            self._nodes.release(worker)
 
     def _begin(self, run: _Run, ranks: Sequence[int], batches: Ints) -> None:
         """Give a task to each of ``ranks`` that has a batch and samples for it."""
         wanted = np.zeros_like(batches)
         wanted[ranks] = batches[ranks]
         dealt = self.supply.deal(wanted.tolist()) if wanted.any() else []
+        coming = self._coming(run.plan.batches.tolist()) if dealt and self._coming else ()
         for rank in ranks if dealt else ():
             if any(dealt[rank]):
-                seed = seeds.derive(run.seed, str(rank), run.number)
-                task = Assignment(Work(run.number, seed, self.supply.epoch, dealt[rank]), run.state)
+                self._bring_state(rank, run)
+                seed = seeds.derive(run.seed, str(rank), run.number, run.begun[rank])
+                run.begun[rank] += 1
+                later = tuple(found for each in coming if any(found := each[rank]))
+                work = Work(run.number, seed, self.supply.epoch, dealt[rank], coming=later)
+                task = Assignment(work, run.state)
                 self.dispatchers[rank].begin(task, run.task_seconds)
                 self._collection.ask(rank)
                 self._begun[run.number] = self._begun.get(run.number, 0) + task.samples
@@ -247,9 +289,14 @@ class ExchangeEngine:
             self._lose(run, event, owed=self._collection.lost(dispatcher.rank))
             return
         dispatcher.task = None
-        if self._collection.answered(dispatcher.rank):
+        too_old = self._late.is_too_old(run.number - event.task.request.exchange)
+        if self._buffer and not too_old and (loss := self._buffer.add(event, run.number)):
+            self._lose(run, loss, owed=self._collection.lost(dispatcher.rank))
+            return
+        counts = self._collection.answered(dispatcher.rank, too_old=too_old)
+        if counts:
             run.answers.append(event)
-        else:
+        if not counts or len(run.answers) < self._late.buffer:
             self._begin(run, [dispatcher.rank], run.plan.batches)
 
     def _lose(self, run: _Run, loss: WorkerLoss, *, owed: bool) -> None:
@@ -262,7 +309,11 @@ class ExchangeEngine:
     def _reduce(self, run: _Run) -> None:
         """Average the updates, by rank, and count those that are in the mean."""
         run.answers.sort(key=lambda answer: answer.dispatcher.rank)
-        lost = self._reduction.run(run.answers)
+        lost: list[WorkerLoss] = []
+        if self._buffer:
+            self._buffer.finish()
+        else:
+            lost = self._reduction.run(run.answers, run.number)
         for loss in lost:
             self._lose(run, loss, owed=True)
         refused = {loss.task for loss in lost}
@@ -277,7 +328,10 @@ class ExchangeEngine:
         rank, samples, outcome = answer.dispatcher.rank, answer.task.samples, run.outcome
         began = answer.task.request.exchange
         self.supply.commit(rank)
-        outcome.counted[rank] = samples
+        outcome.counted[rank] = outcome.counted.get(rank, 0) + samples
+        outcome.ages.append(run.number - began)
+        costs = DataCosts.of(answer.update, samples, answer.seconds)
+        outcome.data[rank] = outcome.data.get(rank, DataCosts()) + costs
         outcome.whole = max(outcome.whole, self._begun[began])
         loss, count = answer.update.metrics[LOSS]
         outcome.loss, outcome.count = outcome.loss + loss, outcome.count + count
@@ -306,6 +360,8 @@ class _Run:
         self.number, self.seed, self.state, self.began = number, seed, state, began
         self.plan = policy.plan
         self.answers: list[WorkerAnswer] = []
+        self.begun: Counter[int] = Counter()  # tasks, by rank
+        self.spread: frozenset[int] = frozenset()  # ranks that begin with a state passed on by nodes
         self.outcome = ExchangeOutcome()
 
     @property

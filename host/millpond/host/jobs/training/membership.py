@@ -8,13 +8,16 @@
 | banned | absent, when its time is over                            |
 | out    | none: its model, data or answers are of no use to the job |
 
-A worker that is lost ``LOSSES`` times in a row is banned, each time for twice as long.
+A worker that is lost ``LOSSES`` times in a row is banned, each time for twice as long. One that has reached
+its own limit of memory twice in a row is out. An update that counts ends the row of losses in training, a
+score that of losses in scoring: a worker that trains well and dies at each score would come back for ever.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 LOSSES = 3
@@ -30,12 +33,20 @@ class MemberState(StrEnum):
     OUT = "out"
 
 
+@dataclass(slots=True)
+class _Row:
+    """The losses of a worker in a row, and whether its own limit of memory was the reason for the last."""
+
+    losses: int = 0
+    at_limit: bool = False
+
+
 class Membership:
     """The states of all workers by rank. ``devices`` are the ranks that the quorum is a share of."""
 
     def __init__(self, workers: int, devices: Iterable[int], quorum: float) -> None:
         self._states = [MemberState.ABSENT] * workers
-        self._losses = [0] * workers
+        self._rows = {scoring: [_Row() for _ in range(workers)] for scoring in (False, True)}
         self._banned_until = [0.0] * workers
         self._devices = frozenset(devices)
         self._joined: set[int] = set()
@@ -53,14 +64,20 @@ class Membership:
         self._states[rank] = MemberState.JOINED
         self._joined.add(rank)
 
-    def lose(self, rank: int, now: float, *, for_good: bool) -> float:
-        """Note the loss of a worker. Returns the seconds until it may come back, infinity for never."""
+    def lose(
+        self, rank: int, now: float, *, for_good: bool = False, at_limit: bool = False, scoring: bool = False
+    ) -> float:
+        """Note the loss of a worker, in training or ``scoring``, ``at_limit`` if it had reached its own limit
+        of memory. Returns the seconds until it may come back, infinity for never.
+        """
         self._joined.discard(rank)
-        self._losses[rank] += 1
+        row = self._rows[scoring][rank]
+        row.losses += 1
+        for_good, row.at_limit = for_good or (at_limit and row.at_limit), at_limit
         if for_good:
             self._states[rank] = MemberState.OUT
             return math.inf
-        beyond = self._losses[rank] - LOSSES
+        beyond = row.losses - LOSSES
         if beyond < 0:
             self._states[rank] = MemberState.ABSENT
             return 0.0
@@ -68,14 +85,14 @@ class Membership:
         self._states[rank], self._banned_until[rank] = MemberState.BANNED, now + seconds
         return seconds
 
-    def losses(self, rank: int) -> int:
+    def losses(self, rank: int, *, scoring: bool = False) -> int:
         """Return how many times in a row a worker was lost."""
-        return self._losses[rank]
+        return self._rows[scoring][rank].losses
 
-    def counted(self, ranks: Iterable[int]) -> None:
-        """End the row of losses of workers whose updates were counted."""
+    def counted(self, ranks: Iterable[int], *, scoring: bool = False) -> None:
+        """End the row of losses of workers whose updates, or scores, were counted."""
         for rank in ranks:
-            self._losses[rank] = 0
+            self._rows[scoring][rank] = _Row()
 
     @property
     def joined(self) -> frozenset[int]:

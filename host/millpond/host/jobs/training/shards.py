@@ -12,6 +12,8 @@ from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import DataPlan, Pool, Position, Share
 from millpond.train.balance.ranges import Ranges
 
+AHEAD = 4
+"""Exchanges whose samples workers are told before, where samples are streamed."""
 _NONE = -1
 """The place of a folder whose shard is left out."""
 
@@ -111,6 +113,14 @@ class Shards:
                 self._outstanding[rank] = share
         return [self._samples(rank, share) for rank, share in enumerate(shares)]
 
+    def coming(self, batches: Sequence[int]) -> list[list[tuple[Ranges, ...]]]:
+        """Return what ``deal`` would assign in the next AHEAD exchanges with the same batches."""
+        position, found = self._position, []
+        for _ in range(AHEAD):
+            position, shares = self._plan.deal(position, batches)
+            found.append([self._samples(rank, share) for rank, share in enumerate(shares)])
+        return found
+
     def spread(self, batches: Ints, most: int) -> Ints:
         """Return batches by rank that sum to ``most`` at most, as ``DataPlan.spread``."""
         return np.array(self._plan.spread(self._position, batches.tolist(), most), np.int64)
@@ -157,6 +167,24 @@ class Shards:
         self._plan = DataPlan(pools, self._workers)
         new = len(pools) - len(self._position.cursors)
         self._position = Position(self._position.cursors + new * (0,), self._position.again + new * ((),))
+
+
+class WholeShards(Shards):
+    """Assigns to each worker all of its samples in every task: none is left, and tasks may be repeated."""
+
+    def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
+        """Assign all samples to the workers that have a batch, as SampleSupply.deal."""
+        return [self._whole(rank) if batch else () for rank, batch in enumerate(batches)]
+
+    def commit(self, rank: int) -> None:
+        """See Shards: there is nothing to mark."""
+
+    def requeue(self, rank: int) -> None:
+        """See Shards: nothing was taken."""
+
+    def _whole(self, rank: int) -> tuple[Ranges, ...]:
+        counts = [0 if number == _NONE else self._shards[number].count for number in self._folders[rank]]
+        return tuple(((0, count),) if count else () for count in counts)
 
 
 def _same(one: Shard, other: Shard) -> bool:

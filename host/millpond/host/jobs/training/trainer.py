@@ -9,7 +9,6 @@ during training; a job that is started again resumes at the last one, in the mid
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -25,6 +24,7 @@ from millpond.aggregate.rules import rule_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused, RemoteError
 from millpond.host.jobs import energy as job_energy
+from millpond.host.jobs.attempts import TRIES, Attempts
 from millpond.host.jobs.context import JobContext, JobFailed, Traffic, since
 from millpond.host.jobs.energy import Readings
 from millpond.host.jobs.training.admission import Admission
@@ -34,29 +34,28 @@ from millpond.host.jobs.training.checkpoints import (
     TrainingProgress,
     newest,
 )
-from millpond.host.jobs.training.epoch import Epoch, summary
+from millpond.host.jobs.training.device_reduction import node_reduction
+from millpond.host.jobs.training.epoch import Epoch, round_summary, summary
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
+from millpond.host.jobs.training.late_policy import LatePolicy
 from millpond.host.jobs.training.membership import Membership, MemberState
 from millpond.host.jobs.training.planner import Planner
 from millpond.host.jobs.training.round_planner import RoundPlanner, selected
 from millpond.host.jobs.training.scores import ScoreBoard, Scores, described
-from millpond.host.jobs.training.shards import Shards
+from millpond.host.jobs.training.shards import Shards, WholeShards
 from millpond.host.jobs.training.worker_group import START_SECONDS, WorkerGroup
 from millpond.host.model.energy import describe
-from millpond.host.model.failures import too_few
+from millpond.host.model.failures import MACHINE_MEMORY, diverged, too_few
 from millpond.host.model.jobs import HOST, JobRow, Round
 from millpond.host.store import results
-from millpond.host.workers.node_reduction import NodeReduction
+from millpond.host.workers.node_reduction import StateLost
 from millpond.train.compute.lr_scaling import LearningRate
 from millpond.train.job.spec import SynchronousSpec
-from millpond.train.state import checkpoint, layout
-from millpond.train.strategies.strategy import Combination
+from millpond.train.state import checkpoint
+from millpond.train.strategies.catalogue import unfit_for_lateness
 from millpond.train.task.sums import Sums
 
 REPORT_SECONDS, MOST_REPORT_SECONDS = 2.0, 60.0
-TRIES = 5
-"""Losses of the parameter server in a row, without progress between them, after which a job fails."""
-RETRY_SECONDS = 0.5
 ABSENT_SECONDS = 10.0
 """Time that the end of an epoch waits for a device that is not there."""
 
@@ -71,12 +70,13 @@ class Trainer:
         self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
         self.log.parent = logging.getLogger("millpond.host")
         self._directory = context.fleet.job_directory(row.id)
+        self._late = LatePolicy.of(row.job)
         self._only_prepares = self._rounds and not self._steps.epochs
         self._stop = stop
         self._group = WorkerGroup(row, context, stop, self.log)
         self._closers: list[Callable[[], None]] = []
         self._rate = LearningRate(self._steps.scaling, row.job.train.batch, self._steps.warmup)
-        self._tries = 0
+        self._attempts = Attempts()
         self._progressed = time.monotonic()
 
     def run(self) -> Path | None:
@@ -87,15 +87,17 @@ class Trainer:
         while True:
             try:
                 return self._attempt()
-            except Refused as error:  # the user's model in the parameter server
-                raise JobFailed(str(error)) from None
             except RemoteError as error:
+                if (
+                    isinstance(error, Refused) and error.code != MACHINE_MEMORY
+                ):  # the user's model in the server
+                    raise JobFailed(str(error)) from None
                 self._group.check_stop()
-                self._tries += 1
-                if self._tries == TRIES:
-                    raise JobFailed(f"the parameter server was lost {TRIES} times: {error}") from None
-                self.log.warning("the parameter server was lost: %s", error)
-                self._group.wait(RETRY_SECONDS * 2.0**self._tries)
+                lost = "the model's state" if isinstance(error, StateLost) else "the parameter server"
+                if (pause := self._attempts.lose()) is None:
+                    raise JobFailed(f"{lost} was lost {TRIES} times in a row: {error}") from None
+                self.log.warning("%s was lost: %s", lost, error)
+                self._group.wait(pause)
                 self._group = WorkerGroup(self._row, self._context, self._stop, self.log)
 
     def abort(self) -> None:
@@ -115,6 +117,7 @@ class Trainer:
             if self._only_prepares:
                 self._group.write_prepared()
                 return None
+            self._context.store.drop_rounds(self._row.id, self._epoch.number)
             self._train([round_ for round_ in done if round_.round < self._epoch.number])
             return self._save_model("model.safetensors")
         finally:
@@ -124,22 +127,29 @@ class Trainer:
 
     def _set_up(self, *, resumed: bool) -> None:
         self._server = self._group.start(resumed=resumed)
-        self._describe_model()
+        for line in self._server.description(self._job.work.local_layers):
+            self.log.info("%s", line)
         names = self._group.names
-        self._shards = Shards(len(names))
+        self._shards = WholeShards(len(names)) if self._rounds else Shards(len(names))
         planner = RoundPlanner(names, self._job.averaging.deadline) if self._rounds else None
         self._planner = planner or Planner(self._steps, names, self._shards.spread)
         combine = self._server.ready.combine
+        repeats, local = bool(self._late.buffer), self._server.ready.local
+        if self._late.discounted and (fault := unfit_for_lateness(combine, local, repeats=repeats)):
+            raise JobFailed(f"federated: strategy: {fault}")  # of a class of the user's own
+        nodes = node_reduction(self._job, self._context, self._server, self.log, self._closers)
         self._engine = ExchangeEngine(
             len(names),
             self._server.mean,
             self._shards,
             self._check_while_waiting,
-            late_counts=not self._rounds,
+            late=self._late,
             clip=self._job.limits.clip,
             rule=rule_of(combine.rule, combine.share, self._job.work.encoding.block),
-            nodes=self._nodes(combine),
+            nodes=nodes,
+            coming=self._shards.coming if self._job.data.is_streamed else None,
         )
+        self._nodes = nodes
         devices = [rank for rank, name in enumerate(names) if name != HOST]
         self._membership = Membership(len(names), devices, self._job.quorum)
         self._admission = Admission(
@@ -157,25 +167,9 @@ class Trainer:
         self._closers.append(self._checkpoints.wait)
         self._epoch = Epoch()
         self._step, self._state_checked = 0, True
+        self._contributors: list[str] = []
         self._reasons: dict[str, str] = {}
         self._absent_since: dict[str, float] = {}
-
-    def _nodes(self, combine: Combination) -> NodeReduction | None:
-        """Return the reduction by devices, None for a job whose updates the host adds. Raises JobFailed."""
-        job, devices = self._job, self._context.devices
-        have_lan = all(device.config.lan for device in devices.values())
-        reason = job.adds_on_host or ("" if combine.rule == "mean" else f"the rule '{combine.rule}'")
-        if job.aggregate == HOST or (job.aggregate == "auto" and (reason or not have_lan)):
-            return None
-        if reason or (job.aggregate != "auto" and job.aggregate not in devices):
-            raise JobFailed(f"aggregate: '{job.aggregate}': {reason or 'no device that takes part'}")
-        if not have_lan:
-            reachable = contextlib.ExitStack()
-            reachable.enter_context(self._context.between(list(devices)))
-            self._closers.append(reachable.close)
-        nodes = NodeReduction(job.aggregate, job.topology, self._server.tensors, self.log)
-        self._closers.append(nodes.close)
-        return nodes
 
     def _resume(self, saved: SavedCheckpoint) -> None:
         progress = saved.progress
@@ -232,33 +226,17 @@ class Trainer:
         if time.monotonic() - self._progressed > wait:
             raise JobFailed(f"for {wait:g} s (limits.wait), {few}")
 
-    def _describe_model(self) -> None:
-        ready = self._server.ready
-        if ready.note:
-            self.log.info("%s", ready.note)
-        if ready.frozen:
-            own, kept = layout.size(ready.tensors), layout.size(ready.frozen)
-            local = set(layout.matching((t.name for t in ready.frozen), self._job.work.local_layers))
-            layers = layout.size(tuple(tensor for tensor in ready.frozen if tensor.name in local))
-            self.log.info(
-                "%d of %d values are trained and exchanged%s: %.1f %% of the bytes of each exchange are "
-                "saved",
-                own,
-                own + kept,
-                f", {layers} stay on their devices" if layers else "",
-                100 * kept / (own + kept),
-            )
-
     def _train(self, done: list[Round]) -> None:
         scores = [(round_.round, round_.scores) for round_ in done]
         self._board = ScoreBoard.of(self._job.evaluate, self._steps.epochs, scores)
         self._saved_at, self._reported_at, self._plan_unreported = time.monotonic(), 0.0, False
         self._pause = REPORT_SECONDS
+        self._traffic = self._context.traffic()
         while not self._finished(done):
-            before, metered = self._context.traffic(), self._read_meters()
+            metered = self._read_meters()
             while self._exchange():
                 pass
-            done.append(self._end_epoch(before, metered))
+            done.append(self._end_epoch(metered))
         self._checkpoints.save_now(self._snapshot())
         self._checkpoints.prune()
 
@@ -298,6 +276,8 @@ class Trainer:
         chosen = selected(devices, spec.fraction, spec.least, self._job.seed, number)
         assert isinstance(self._planner, RoundPlanner)
         self._planner.choose([rank for rank in devices if rank not in chosen])
+        if self._late.buffer:
+            return lambda _ranks: self._membership.is_quorum(self._membership.joined)
         asked = None if spec.fraction == 1.0 else chosen
         return lambda ranks: self._membership.is_quorum(ranks, asked)
 
@@ -339,8 +319,10 @@ class Trainer:
 
     def _check_state(self) -> None:
         """Check each state once. Raises JobFailed if the state is not finite."""
-        if not self._state_checked and not all_finite(self._server.state.values):
-            raise JobFailed("the model has diverged: its state is not finite; try a lower learning rate")
+        if not self._state_checked and not all_finite(values := self._server.state.values):
+            unit = "round" if self._rounds else "step"
+            odd = float(values[~np.isfinite(values)][0])
+            raise JobFailed(diverged(odd, unit, self._step, self._contributors))
         self._state_checked = True
 
     def _report_plan(self, new: bool) -> None:
@@ -359,21 +341,37 @@ class Trainer:
         factor = outcome.local_steps if self._rounds else outcome.samples / outcome.whole
         if not self._job.exchanges_differences:
             factor *= self._rate.at(self._step, outcome.whole, 1.0)
-        began, server = time.monotonic(), self._server
-        optimizer = server.apply(factor, self._epoch.number, self._engine.states_in_use)
-        self._state_checked = False
+        began, optimizer = time.monotonic(), 0.0
+        if not (self._nodes and self._nodes.advanced):
+            optimizer = self._server.apply(factor, self._epoch.number, self._engine.states_in_use)
+        self._state_checked = self._is_behind
         self._epoch.applied(outcome, time.monotonic() - began, optimizer)
         self._membership.counted(outcome.counted)
-        self._step += 1
-        self._tries, self._progressed = 0, time.monotonic()
+        self._contributors = [self._group.names[rank] for rank in outcome.counted]
+        self._step, self._progressed = self._step + 1, time.monotonic()
+        self._attempts.reached(self._step)
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the devices have a state that is not here yet; they have said that it is finite."""
+        return self._nodes is not None and self._nodes.ahead
+
+    def _catch_up(self) -> None:
+        """Have the newest state here. Raises RemoteError."""
+        if self._nodes:
+            self._nodes.catch_up()
+
+    @property
+    def _is_save_due(self) -> bool:
+        return time.monotonic() - self._saved_at > self._steps.checkpoint
 
     def _save_if_due(self) -> None:
-        due = time.monotonic() - self._saved_at > self._steps.checkpoint
-        if due and not self._checkpoints.busy:
+        if self._is_save_due and not self._checkpoints.busy:
             self._checkpoints.save(self._snapshot(copied=True))
             self._saved_at = time.monotonic()
 
     def _snapshot(self, *, copied: bool = False) -> SavedCheckpoint:
+        self._catch_up()
         self._check_state()
         tensors, momentum = self._server.momentum()
         position, epoch, state = self._shards.epoch_position, self._epoch, self._server.state.values
@@ -386,7 +384,7 @@ class Trainer:
         """Read the meters. Returns None in a resumed epoch: the energy of its beginning is unknown."""
         return None if self._epoch.samples else self._context.energy()
 
-    def _end_epoch(self, before: Traffic, metered: Readings | None) -> Round:
+    def _end_epoch(self, metered: Readings | None) -> Round:
         epoch = self._epoch
         if not epoch.samples:
             raise JobFailed(f"epoch {epoch.number}: no worker could compute anything")
@@ -400,34 +398,48 @@ class Trainer:
             epoch.samples,
             dict(sorted(epoch.counted.items())),
             self._missing(),
-            since(before, self._context.traffic()),
+            self._bytes_since(),
             taken.joules,
             taken.energy,
             epoch.metrics,
             epoch.by_worker,
             self._admission.take_events(),
+            epoch.data,
         )
         if self._board.add(epoch.number, scores):
             self._save_model("best.safetensors")
         self._epoch = Epoch(epoch.number + 1)
         self._shards.begin(self._epoch.number)
-        if self._rounds:  # a round that was recorded is final
+        # A round that was recorded is final, but one whose state is not here: that is computed again.
+        saves = self._rounds and (self._is_save_due or not self._is_behind)
+        if saves:
             self._checkpoints.save_now(self._snapshot())
+            self._saved_at = time.monotonic()
         self._context.store.add_round(self._row.id, result)
-        self._checkpoints.prune()
+        if saves or not self._rounds:
+            self._checkpoints.prune()
         self._report(result)
+        self._progressed = time.monotonic()  # an evaluation may take longer than limits.wait
         self._reasons.clear()
         self._context.changed()
         return result
+
+    def _bytes_since(self) -> Traffic:
+        """Return the bytes of the tunnels since the last call, or the begin of the training."""
+        before, self._traffic = self._traffic, self._context.traffic()
+        return since(before, self._traffic)
 
     def _score(self) -> Scores:
         """Score the model on the host's test samples and on those that devices hold out."""
         on, sums = self._job.evaluate.on, Sums()
         if "devices" in on:
-            sums, lost = self._engine.score(self._step, self._server.state)
+            sums, scored, lost = self._engine.score(self._step, self._server.state)
+            self._membership.counted(scored, scoring=True)
             for loss in lost:
                 self._reasons[loss.dispatcher.worker.name] = loss.reason
                 self._admission.lost(loss)
+        if "host" in on:
+            self._catch_up()
         score = self._server.score(self._job.data.test if "host" in on else "", sums)
         found = {"host": score.host, "devices": score.devices}
         return {
@@ -440,6 +452,7 @@ class Trainer:
         """Return the workers that took no part, or left samples, with the reason or the samples."""
         if self._rounds:
             left_out = set(self._planner.left_out if isinstance(self._planner, RoundPlanner) else ())
+            left_out |= self._membership.joined if self._late.buffer else set()
             absent = {
                 name: self._reasons.get(name) or self._group.supervisor(rank).reason
                 for rank, name in enumerate(self._group.names)
@@ -454,7 +467,7 @@ class Trainer:
     def _report(self, result: Round) -> None:
         unit, text = "epoch", summary(result)
         if self._rounds:
-            unit, text = "round", f"{result.samples} samples, {result.seconds:.2f} s"
+            unit, text = "round", round_summary(result)
         if energy := describe(result):
             text += f"; {energy}"
         scored = "".join(f"{figure}, " for figure in described(result.scores))
@@ -468,6 +481,7 @@ class Trainer:
     def _save_model(self, name: str) -> Path:
         """Save the whole model, with its frozen parameters."""
         path, number = self._directory / name, self._epoch.number - (not self._epoch.samples)
+        self._catch_up()
         frozen, values = self._server.frozen()
         state, tensors = self._server.state.values, self._server.tensors
         whole = np.concatenate([state, values]) if frozen else state

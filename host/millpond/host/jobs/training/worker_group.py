@@ -15,11 +15,12 @@ from typing import Literal
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LocalError, RemoteError
-from millpond.base.text import printable
+from millpond.base.text import LONGEST
 from millpond.host.api.daemon import PreparedWorker, PreparedWorkers
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
+from millpond.host.jobs.data_streams import DataStreams
 from millpond.host.jobs.training.shards import Shard
 from millpond.host.model.failures import listed, reason_of
 from millpond.host.model.jobs import HOST, JobPlan, JobRow
@@ -36,6 +37,7 @@ from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Ready
 from millpond.train.state.layout import Tensor
 from millpond.train.strategies.strategy import LocalRule
 from millpond.train.worker.start import WorkerFiles
+from millpond.wire.texts import cleaned
 
 START_SECONDS = 30.0
 
@@ -49,6 +51,7 @@ class WorkerGroup:
         self._directory = context.fleet.job_directory(row.id)
         self._files, self._overlay = WorkerFiles(self._directory / "code"), contextlib.ExitStack()
         self.names = ((HOST,) if host_trains(row.job) else ()) + tuple(context.devices)
+        self._data, self._streams = row.job.data.of_device, DataStreams(row.job, context)
         self._members = [self._new_supervisor(name) for name in self.names]
         self._host_folders: tuple[Folder, ...] = ()
         self._volume_deadline: Deadline | None = None
@@ -65,6 +68,7 @@ class WorkerGroup:
         are prepared, or out of the job. Raises JobFailed, JobStopped, RemoteError.
         """
         present = self._wait_for_devices(resumed)
+        self._streams.open()
         self._sources = self._row.plan.sources if self._row.plan else present
         if self._row.plan is None:
             self._context.store.set_plan(self._row.id, JobPlan(present))
@@ -94,7 +98,14 @@ class WorkerGroup:
         for folder in readable:
             if not folder.is_dir():
                 raise JobFailed(f"missing data: there is no folder {folder}")
-        request = PrepareServer(job.work, job.strategy, self._state_count, job.data.test, self._accelerator)
+        request = PrepareServer(
+            job.work,
+            job.strategy,
+            self._state_count,
+            job.data.test,
+            self._accelerator,
+            job.data.is_streamed,
+        )
         log = self._directory / f"{PARAMETER_SERVER}.log"
         try:
             server = ParameterServer(request, self._files, readable, log, self._context.zygote, self._states)
@@ -146,6 +157,7 @@ class WorkerGroup:
             tls,
             signature=signature,
             run=self._run,
+            streams=self._streams.place(device.name, folders),
         )
 
     def _wait_for_model(self, deadline: Deadline) -> None:
@@ -171,11 +183,15 @@ class WorkerGroup:
             accelerator=self._accelerator,
             run=self._run,
         )
-        readable = [self._context.fleet.mountpoint(folder.source) for folder in folders]
+        streams = self._streams.relay(folders)
+        readable = [
+            self._context.fleet.mountpoint(folder.source) for folder in folders if not folder.streamed
+        ]
         log = self._directory / f"{HOST}.log"
         kept = self._directory / "state"
         kept.mkdir(exist_ok=True)
-        return LocalWorker(request, self._files, readable, log, self._context.zygote, self._states, kept)
+        zygote = self._context.zygote
+        return LocalWorker(request, self._files, readable, log, zygote, self._states, kept, streams)
 
     def _admit(self, name: str, ready: Ready) -> str:
         """Return "" to admit a prepared worker, or the reason for refusing it."""
@@ -184,7 +200,8 @@ class WorkerGroup:
             return f"it claims to have samples of {len(ready.parts)} folders, not {len(folders)}"
         if ready.samples + sum(ready.held) > most:
             return f"it claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
-        if not 1 <= ready.group <= max(1, *ready.parts[:1]):  # of the private folder, which is the first
+        private = self._job.data.private  # the folder, which is the first
+        if private and not 1 <= ready.group <= max(1, *ready.parts[:1]):
             return f"it has its private samples in groups of {ready.group}, and has {ready.parts[0]}"
         if ready.samples < LEAST_BATCH:
             where = ", ".join(folder.path for folder in folders)
@@ -194,12 +211,16 @@ class WorkerGroup:
     def _folders_of(self, name: str) -> tuple[Folder, ...]:
         if name == HOST:
             return self._host_folders
-        data = self._job.data
-        private = Folder(data.private, name)
+        data, found = self._job.data, self._data
+        private = (Folder(data.private, name),) if data.private else ()
         # In rounds the public samples are the host's, which has less to do than its devices.
         if data.public is None or self._job.synchronous is None:
-            return (private,)
-        return (private, Folder(data.public, name, public=True))
+            return private
+        if found is None:
+            return (*private, Folder(data.public, name, public=True))
+        if name == found.device:
+            return (*private, Folder(found.path, name, public=True))
+        return private or (self._streams.folder,)
 
     def shards_of(self, rank: int, ready: Ready) -> list[Shard]:
         """Return the shards that a prepared worker can read, by folder."""
@@ -229,12 +250,12 @@ class WorkerGroup:
 
     @property
     def _run(self) -> str:
-        """What tells this job from all others, also from those of an earlier database."""
+        """The name of this job, which no other has, also none of an earlier database."""
         return f"{self._row.id} of {self._row.created!r}"
 
     @property
     def local(self) -> LocalRule:
-        """What the job's strategy adds to local training."""
+        """The part of the job's strategy in local training."""
         return self._work.local
 
     @property
@@ -279,11 +300,20 @@ class WorkerGroup:
         """Return the folders of public data. Returns None while a volume is absent; after START_SECONDS the
         job goes on without that volume.
         """
+        if self._job.data.is_streamed:
+            return (self._streams.folder,)
         public, folders = self._job.data.public, []
-        for name in self._sources if public is not None else ():
+        sources: tuple[str, ...] = self._sources if public is not None else ()
+        if self._data:
+            public, sources = self._data.path, (self._data.device,)
+        for name in sources:
+            device = self._context.devices.get(name)
+            if device is None:
+                self._log.warning("the public data of %s is left out: it is not in the fleet any more", name)
+                continue
             try:
-                if not self._context.devices[name].wait_ready(Deadline.after(0.1)):
-                    raise RemoteError(self._context.devices[name].status.reason)
+                if not device.wait_ready(Deadline.after(0.1)):
+                    raise RemoteError(device.status.reason)
                 folders.append(Folder(str(self._context.mount(name) / str(public)), name, public=True))
             except RemoteError as error:
                 self._volume_deadline = self._volume_deadline or Deadline.after(START_SECONDS)
@@ -306,20 +336,19 @@ class WorkerGroup:
 
     def stop(self) -> None:
         """Stop all workers, from any thread: calls to workers that are under way end at once."""
-        for supervisor in self._members:
-            supervisor.stop()
-        if self._server:
-            self._server.close()
-        self._overlay.close()
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._overlay.close)
+            ends.callback(self._streams.close)
+            if self._server:
+                ends.callback(self._server.close)
+            for supervisor in self._members:
+                ends.callback(supervisor.stop)
         shutil.rmtree(self._files.folder, ignore_errors=True)
 
 
 def _described(ready: Ready) -> PreparedWorker:
     """Return the answer of a worker; its texts are a device's."""
-    parts = tuple(
-        replace(part, place=printable(part.place), type=printable(part.type)) for part in ready.batch
-    )
-    return PreparedWorker(ready.samples, sum(ready.held), ready.group, parts)
+    return PreparedWorker(ready.samples, sum(ready.held), ready.group, cleaned(ready.batch, LONGEST))
 
 
 def host_trains(job: Job) -> bool:

@@ -13,7 +13,7 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
-from millpond.host.terminal import tables
+from millpond.host.terminal import printing
 from millpond.train.job import file
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
 from millpond.train.task import structure
@@ -21,7 +21,7 @@ from millpond.train.task.structure import GUESSED_IMAGES, NO_IMAGES
 
 _FEW = 2
 """Samples of the batch that is shown."""
-app = typer.Typer(help="Look at data before it is trained on.", no_args_is_help=True)
+app = typer.Typer(help="Look at data before, and while, it is trained on.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class PrivateSummary:
 
 @app.callback()
 def _group() -> None:
-    """Look at data before it is trained on."""  # with it 'check' is a command of its own
+    """Look at data before, and while, it is trained on."""
 
 
 @app.command()
@@ -87,7 +87,7 @@ def check(
             raise
         raise LocalError(f"{error}; for other data say how it is read, with --task or --job") from None
     if output is Format.JSON:
-        tables.print_json(found)
+        printing.print_json(found)
     else:
         print("\n".join(lines(found) if isinstance(found, DataSummary) else private_lines(found)))
 

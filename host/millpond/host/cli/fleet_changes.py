@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the commands that change the fleet: 'add', 'remove', 'revoke' and 'renew'."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millpond.base.errors import ConnectionLost, LocalError, RemoteError
+from millpond.host.cli.options import (
+    DEFAULT_FLEET,
+    AuthorityOption,
+    DeviceArgument,
+    FleetOption,
+    Format,
+    FormatOption,
+)
+from millpond.host.client import DaemonClient
+from millpond.host.fleet import directory
+from millpond.host.fleet.directory import DeviceConfig
+from millpond.host.terminal import printing
+
+REFUSAL_SECONDS = 20.0
+"""How long a daemon may take to refuse a device: the longest silence of an agent, and more."""
+
+
+def add(
+    device: DeviceArgument,
+    board: Annotated[str, typer.Option(help="What it is; a device's disk is flashed with --device then.")],
+    authority: AuthorityOption = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Add a device to the fleet, and make its identity. The host daemon knows it when it is started again."""
+    from millpond.host.fleet import provisioning
+
+    provisioning.add(directory.read(fleet_directory, authority), DeviceConfig(device, board=board))
+    if output is Format.JSON:
+        printing.print_json({"device": device, "board": board})
+    else:
+        print(f"{device}, a {board}, is in the fleet; restart the host daemon to have it there")
+
+
+def remove(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Remove a device from the fleet, also from the daemon if one runs, unless a job or a launch uses it."""
+    from millpond.host import removal
+    from millpond.host.fleet import provisioning
+
+    found = directory.read(fleet_directory)
+    text = provisioning.without(found, device)
+    with removal.forgotten_by_daemon(found, device) as was_known:
+        if not provisioning.remove(found, text, device) and not was_known:
+            found.device(device)  # raises the error for a device that nothing is left of
+    left = str(found.device_directory(device))
+    if output is Format.JSON:
+        printing.print_json({"device": device, "left": left})
+        return
+    print(f"{device} is no longer in the fleet. Left are:")
+    print(f"  {left}: its identity and keys here, and of an emulated device its flash")
+    print("  on the device: its private data, agent.toml and keys, and what jobs kept there")
+    print(f"Its certificate stays good until 'millpond revoke {device}' (SECURITY.md)")
+
+
+def revoke(
+    device: DeviceArgument,
+    authority: AuthorityOption = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Revoke a device's certificate, also that of a removed device: the fleet refuses the board from then on.
+
+    A running daemon closes its connections and its tunnel within seconds; this command waits for that.
+    """
+    from millpond.host.fleet import renewal  # imports cryptography, which takes long
+
+    directory.check_name(device)
+    count = renewal.revoke(directory.read(fleet_directory, authority), device)
+    taken = _wait_for_refusal(fleet_directory, device)
+    if output is Format.JSON:
+        printing.print_json({"device": device, "revoked": count, "daemon": taken})
+        return
+    print(f"the certificate of {device} is revoked" + ("" if count else ", and was before"))
+    if not taken:
+        print("no host daemon runs, or it does not know the device: the next one refuses it")
+
+
+def _wait_for_refusal(fleet_directory: Path, device: str) -> bool:
+    """Wait until the daemon refuses a device; return False where none runs, or does not have it. Raises
+    RemoteError for a daemon that does not.
+    """
+    try:
+        client = DaemonClient(fleet_directory)
+    except LocalError:
+        return False
+    end = time.monotonic() + REFUSAL_SECONDS
+    with client, contextlib.suppress(ConnectionLost):
+        while (state := {one.name: one.state for one in client.devices()}.get(device)) != "revoked":
+            if state is None:
+                return False
+            if time.monotonic() > end:
+                raise RemoteError(
+                    f"{device} is revoked, but the host daemon does not refuse it yet: restart the daemon"
+                )
+            time.sleep(0.1)
+        return True
+    return False
+
+
+def _renewed(fleet: directory.Fleet, device: str) -> str:
+    from millpond.host.fleet import renewal
+    from millpond.host.remote import certificate_renewal  # imports paramiko, which takes long
+
+    if device != "host":
+        return certificate_renewal.renew(fleet, device)
+    renewal.renew_host(fleet)
+    return "in use"
+
+
+def renew(
+    device: DeviceArgument,
+    authority: AuthorityOption = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Give a device a new certificate, and revoke the old one once the device shows the new one.
+
+    A device whose certificate is revoked gets other keys, too, which reach a board by 'flash --device' alone.
+    The name 'host' has the host's own certificate renewed.
+    """
+    where = _renewed(directory.read(fleet_directory, authority), device)
+    if output is Format.JSON:
+        printing.print_json({"device": device, "certificate": where})
+        return
+    advice = {
+        "in use": "",
+        "at its start": "; it is used when the device is started",
+        "to be flashed": f": write it to the board by 'millpond flash --device {device}'",
+    }
+    print(f"{device} has a new certificate{advice[where]}")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: a connection to the host daemon over its Unix socket, and through it to a device's volume."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Self, TypeVar
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, LocalError, Refused
+from millpond.host.api.connection import ENDED, GetVolume, VolumeTicket
+from millpond.host.fleet import directory as fleet
+from millpond.host.fleet.directory import Fleet
+from millpond.linux import sockets
+from millpond.wire.channel import Channel
+from millpond.wire.control_messages import Attach
+from millpond.wire.framing import Limits
+from millpond.wire.messages import Message, Ok
+
+R = TypeVar("R", bound=Message)
+ANSWER_SECONDS = 30.0
+
+
+class DaemonConnection:
+    """A connection to the daemon of a fleet, for what concerns volumes alone. Raises LocalError where none
+    runs.
+    """
+
+    LIMITS = Limits(head=1 << 20, payload=0)
+
+    def __init__(self, directory: Path, authority: Path | None = None) -> None:
+        """Connect to the daemon of the fleet in ``directory``, whose ``authority`` may be in another one."""
+        self.fleet: Fleet = fleet.read(directory, authority)
+        try:
+            sock = sockets.connect(self.fleet.socket)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise LocalError(
+                f"no host daemon runs for {directory}: start one with 'millpond emulate' or 'millpond host'"
+            ) from None
+        except OSError as error:
+            raise LocalError(f"{self.fleet.socket}: {error.strerror}") from None
+        self._channel = Channel(sock, "the host daemon", limits=self.LIMITS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._channel.close()
+
+    def _call(self, request: Message, reply: type[R], deadline: Deadline) -> R:
+        """Return the daemon's answer; a refusal keeps its text, without the daemon's name before it."""
+        try:
+            return self._channel.call(request, reply, deadline)
+        except ConnectionLost:
+            raise ConnectionLost(ENDED) from None
+        except Refused as error:
+            raise Refused("", error.code, error.text) from None
+
+    @property
+    def _deadline(self) -> Deadline:
+        return Deadline.after(ANSWER_SECONDS)
+
+    def volume(self, device: str, deadline: Deadline) -> Channel:
+        """Return an attached connection to the device's volume."""
+        grant = self._call(GetVolume(device), VolumeTicket, deadline)
+        sock = self._receive_socket()
+        if grant.tls:
+            from millpond.wire import tls
+
+            sock = tls.connect(sock, self.fleet.identity.context(server=False), device, deadline)
+        channel = Channel(sock, device)
+        channel.call(Attach(grant.token), Ok, deadline)
+        return channel
+
+    def _receive_socket(self) -> socket.socket:
+        return socket.socket(fileno=self._receive_descriptor())
+
+    def _receive_descriptor(self) -> int:
+        self._channel.sock.settimeout(ANSWER_SECONDS)
+        return sockets.receive_descriptors(self._channel.sock, 1)[0]

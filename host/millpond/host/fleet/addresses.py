@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the addresses of the tunnels: a /30 of the fleet's network for each device, the host's end first."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from millpond.base.errors import ConfigError
+
+_EACH = 4
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The addresses of both ends of one device's tunnel, each with its prefix length."""
+
+    host: str
+    device: str
+
+    @property
+    def device_ip(self) -> str:
+        """The device's address alone."""
+        return self.device.partition("/")[0]
+
+    @property
+    def host_ip(self) -> str:
+        """The host's address alone, as this device sees it."""
+        return self.host.partition("/")[0]
+
+
+def assign(network: str, recorded: Mapping[str, str]) -> dict[str, Addresses]:
+    """Return the addresses of all devices of a fleet by name. A device has the address that is ``recorded``
+    for it; one with "" has the first that is free. Raises ConfigError for an address that is none of a
+    device's in ``network``, is given twice, or is wanted where none is free.
+    """
+    whole, taken = _network(network), dict[int, str]()
+    for name, address in recorded.items():
+        if address and (fault := _take(whole, taken, name, address)):
+            raise ConfigError(f"fleet.toml: device: {name}: address: {fault}")
+    free = (place for place in range(whole.num_addresses // _EACH) if place not in taken)
+    for name in (name for name, address in recorded.items() if not address):
+        if (place := next(free, -1)) < 0:
+            raise ConfigError(f"fleet.toml: network: {whole} is too small for {len(recorded)} devices")
+        taken[place] = name
+    places = {name: place for place, name in taken.items()}
+    return {name: _at(whole, places[name]) for name in recorded}
+
+
+def faults(network: str, recorded: Mapping[str, str], provisioned: Mapping[str, str]) -> dict[str, str]:
+    """Return by name why devices cannot have the addresses that they were ``provisioned`` with, of those for
+    which ``assign`` has none ``recorded``. Raises ConfigError for another ``network`` than ``assign`` takes.
+    """
+    whole, taken, found = _network(network), dict[int, str](), dict[str, str]()
+    for name, address in recorded.items():
+        if address:
+            _take(whole, taken, name, address)
+    for name, address in provisioned.items():
+        if address and not recorded[name] and (fault := _take(whole, taken, name, address)):
+            found[name] = fault
+    return found
+
+
+def _network(network: str) -> _Network:
+    try:
+        return ipaddress.ip_network(network)
+    except ValueError as error:
+        raise ConfigError(f"fleet.toml: network: {error}") from None
+
+
+def _take(network: _Network, taken: dict[int, str], name: str, address: str) -> str:
+    """Give a device the /30 whose device's end is ``address``. Returns why that cannot be, or ""."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError as error:
+        return str(error)
+    place, end = divmod(int(found) - int(network.network_address), _EACH)
+    if end != _EACH // 2 or found not in network:
+        first = _at(network, 0).device_ip
+        return f"{address} is no device's address in the network {network}, as {first} is"
+    if other := taken.get(place):
+        return f"{other} has the address {address}, too"
+    taken[place] = name
+    return ""
+
+
+def _at(network: _Network, place: int) -> Addresses:
+    base = network.network_address + _EACH * place
+    return Addresses(f"{base + 1}/30", f"{base + 2}/30")

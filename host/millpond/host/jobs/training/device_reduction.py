@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: whether the devices of a job may add its updates among themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+from millpond.host.jobs.context import JobContext, JobFailed
+from millpond.host.model.jobs import HOST
+from millpond.host.workers.node_reduction import DATAGRAMS, NodeReduction
+from millpond.host.workers.parameter_server import ParameterServer
+from millpond.train.job.spec import Job
+
+
+def node_reduction(
+    job: Job,
+    context: JobContext,
+    server: ParameterServer,
+    log: logging.Logger,
+    closers: list[Callable[[], None]],
+) -> NodeReduction | None:
+    """Return the reduction by devices, None for a job whose updates the host adds. ``closers`` are to be
+    called at the job's end. Raises JobFailed.
+    """
+    rule, devices = server.ready.combine.rule, context.devices
+    have_lan = all(device.config.lan for device in devices.values())
+    reason = job.adds_on_host or ("" if rule == "mean" else f"the rule '{rule}'")
+    if job.aggregate == HOST or (job.aggregate == "auto" and (reason or not have_lan)):
+        return None
+    if reason or (job.aggregate != "auto" and job.aggregate not in devices):
+        raise JobFailed(f"aggregate: '{job.aggregate}': {reason or 'no device that takes part'}")
+    if job.topology == DATAGRAMS and not have_lan:
+        raise JobFailed("topology: 'udp' is for devices that have a LAN of their own")
+    if not have_lan:
+        reachable = contextlib.ExitStack()
+        reachable.enter_context(context.between(list(devices)))
+        closers.append(reachable.close)
+    in_rounds = job.synchronous is None and job.averaging.fraction == 1
+    holder = server if in_rounds and server.ready.stateless else None
+    nodes = NodeReduction(job.aggregate, job.topology, log, server.ready.step, holder)
+    closers.append(nodes.close)
+    return nodes

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: rows of the fleet's database as jobs and rounds, and what is wrong with those that are none."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from typing import TypeVar
+
+from millpond.base import schema
+from millpond.base.errors import LocalError
+from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round, UnreadableJob
+from millpond.train.job.files import JobFile
+from millpond.train.job.spec import Job
+
+T = TypeVar("T")
+
+
+class UnreadableRow(LocalError):
+    """A row that this version cannot read; the text says which, and why."""
+
+
+def job_row(row: sqlite3.Row) -> JobRow:
+    """Return a row as a job. Raises UnreadableRow."""
+    return _read(row, f"job {row['id']}", _job_row)
+
+
+def round_row(row: sqlite3.Row) -> Round:
+    """Return a row as a finished round. Raises UnreadableRow."""
+    return _read(row, f"round {row['round']} of job {row['job']}", _round)
+
+
+def unreadable(row: sqlite3.Row, error: UnreadableRow) -> UnreadableJob:
+    """Return what is known of a job whose row cannot be read."""
+    return UnreadableJob(row["id"], row["name"], row["created"], row["ended"], str(error))
+
+
+def _read(row: sqlite3.Row, what: str, load: Callable[[sqlite3.Row], T]) -> T:
+    try:
+        return load(row)
+    except RecursionError:
+        why = "it is nested too deeply"
+    except (LocalError, ValueError, TypeError, AttributeError, LookupError) as error:
+        why = " ".join(str(error).split())
+    raise UnreadableRow(f"{what} cannot be read: {why}") from None
+
+
+def _job_row(row: sqlite3.Row) -> JobRow:
+    files = {
+        name: schema.load(JobFile, file, f"job {row['id']}: {name}", strict=False)
+        for name, file in json.loads(row["files"]).items()
+    }
+    return JobRow(
+        id=row["id"],
+        job=schema.load(Job, json.loads(row["job"]), f"job {row['id']}", strict=False),
+        files=files,
+        plan=schema.load(JobPlan, json.loads(row["plan"]), "plan", strict=False) if row["plan"] else None,
+        state=JobState(row["state"]),
+        error=row["error"],
+        model=row["model"],
+        created=row["created"],
+        ended=row["ended"],
+        pruned=row["pruned"],
+        owner=row["owner"],
+    )
+
+
+def _round(row: sqlite3.Row) -> Round:
+    return schema.load(Round, json.loads(row["result"]), "round", strict=False)
