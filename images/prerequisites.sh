@@ -8,10 +8,11 @@
 #   prerequisites.sh fuse PYTHON     what pip builds fuse-python with, where that has no wheel for this Python
 #   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
-#   prerequisites.sh tests           programs without which a few tests are skipped: sfdisk, RAUC
+#   prerequisites.sh tests           programs without which a few tests are skipped: sfdisk, RAUC, veritysetup, osslsigncode
 #   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
 #   prerequisites.sh qemu            what runs it on this machine, and updates it: QEMU for aarch64, firmware, RAUC
 #   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
+#   prerequisites.sh group NAME UNITDIR  a group of the system, where UNITDIR is one that systemd looks at
 #   prerequisites.sh reload UNITDIR  systemd reads its units again, where it runs and looks there
 #   prerequisites.sh stop UNITDIR    the services of UNITDIR stop, where systemd runs
 set -eu
@@ -26,6 +27,19 @@ fail() {
 can_install() { is_root && [ -e /etc/debian_version ] && command -v apt-get >/dev/null; }
 
 systemd_runs() { [ -d /run/systemd/system ]; }
+
+# Whether the folder $1 is one of those in which systemd finds units.
+systemd_looks() {
+    case $1 in
+    /etc/systemd/* | /run/systemd/* | /lib/systemd/* | /usr/lib/systemd/* | /usr/local/lib/systemd/*) ;;
+    *) return 1 ;;
+    esac
+}
+
+need_group() {
+    grep -q "^$1:" /etc/group && return
+    if command -v groupadd >/dev/null; then groupadd --system "$1"; else systemd-sysusers --inline "g $1 -"; fi
+}
 
 apt_install() {
     echo "millpond: installing $* (apt)"
@@ -147,7 +161,8 @@ need_guest_tools() {
 
 need_image_tools() {
     need_programs aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu aarch64-linux-gnu-objcopy:binutils-aarch64-linux-gnu \
-        cpio:cpio depmod:kmod mcopy:mtools mkfs.vfat:dosfstools mksquashfs:squashfs-tools sfdisk:fdisk zstd:zstd
+        cpio:cpio depmod:kmod mcopy:mtools mkfs.vfat:dosfstools mksquashfs:squashfs-tools sfdisk:fdisk \
+        veritysetup:cryptsetup-bin zstd:zstd
     [ -e /usr/aarch64-linux-gnu/include/stdint.h ] && return
     can_install || fail "needs libc6-dev-arm64-cross: sudo apt install libc6-dev-arm64-cross"
     apt_install libc6-dev-arm64-cross
@@ -155,6 +170,7 @@ need_image_tools() {
 
 need_qemu() {
     need_programs qemu-system-aarch64:qemu-system-arm rauc:rauc mksquashfs:squashfs-tools
+    want_programs "no image is signed for Secure Boot" osslsigncode:osslsigncode
     [ -e /usr/share/AAVMF/AAVMF_VARS.fd ] && return
     can_install || fail "needs qemu-efi-aarch64: sudo apt install qemu-efi-aarch64"
     apt_install qemu-efi-aarch64
@@ -188,20 +204,16 @@ system)
     need_sshd
     ;;
 guest) need_guest_tools ;;
-tests) want_programs "its tests are skipped" sfdisk:fdisk rauc:rauc ;;
+tests) want_programs "its tests are skipped" sfdisk:fdisk rauc:rauc veritysetup:cryptsetup-bin \
+    osslsigncode:osslsigncode ;;
 image) need_image_tools ;;
 qemu) need_qemu ;;
 bench)
     need_compiler
-    want_programs "it is not compared with" socat:socat sshfs:sshfs
+    want_programs "it is not compared with" socat:socat sshfs:sshfs rsync:rsync
     ;;
-reload)
-    case $2 in
-    /etc/systemd/* | /run/systemd/* | /lib/systemd/* | /usr/lib/systemd/* | /usr/local/lib/systemd/*)
-        if systemd_runs && is_root; then systemctl daemon-reload; fi
-        ;;
-    esac
-    ;;
+group) if systemd_looks "$3" && is_root; then need_group "$2"; fi ;;
+reload) if systemd_looks "$2" && systemd_runs && is_root; then systemctl daemon-reload; fi ;;
 stop)
     for unit in millpond-host.service millpond-agent.service; do
         if systemd_runs && is_root && [ "$(systemctl show -P FragmentPath "$unit")" = "$2/$unit" ]; then

@@ -30,11 +30,11 @@ class TunnelSpec:
 
 @dataclass(frozen=True, slots=True)
 class FlashSpec:
-    """The place of the volume: ``disk`` names a block device of its own; empty means the rest of the boot
-    disk.
+    """The place of the volume: the rest of the ``boot`` disk, or a disk of its ``own``, which each device's
+    identity names.
     """
 
-    disk: str = ""
+    disk: Literal["boot", "own"] = "boot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class Board:
     """A board as data: everything in an image that depends on it.
 
     ``kernel`` is a flavour of Debian's kernel. ``modules`` are the kernel modules that the root file
-    system has, each with its dependencies; ``early`` are those that find the root. ``console`` names the
+    system has, each with its dependencies; ``early`` are those that find the root. Those in ``watchdog``
+    drive the board's hardware watchdog, which runs before any other is loaded. ``console`` names the
     kernel's consoles, ``arguments`` extend its command line. ``tried`` says on what hardware the image has
     been seen to work.
     """
@@ -67,6 +68,7 @@ class Board:
     modules: tuple[str, ...]
     tunnel: TunnelSpec
     tried: str
+    watchdog: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     flash: FlashSpec = field(default_factory=FlashSpec)
     qemu: QemuHardware | None = None
@@ -87,7 +89,7 @@ def read(name: str) -> Board:
     for word in (*board.console, *board.arguments):
         if not re.fullmatch(r"[\x21-\x7e]+", word):
             raise ConfigError(f"{name}.toml: '{word}' cannot stand in a kernel's command line")
-    for word in (*board.early, *board.modules):
+    for word in (*board.watchdog, *board.early, *board.modules):
         if not re.fullmatch(r"[A-Za-z0-9_-]+", word):
             raise ConfigError(f"{name}.toml: '{word}' cannot be a kernel's module")
     return board

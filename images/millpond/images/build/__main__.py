@@ -13,13 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from millpond.base.errors import LocalError, MillpondError
+from millpond.base.errors import MillpondError
 from millpond.base.version import VERSION
 from millpond.images import boards
-from millpond.images.build import boot, debian, disk, kernel, python, root
+from millpond.images.build import boot, debian, disk, kernel, python, root, verity
 from millpond.images.build.context import Context
 from millpond.images.build.recipe import RECIPE
 from millpond.images.build.run import find
+from millpond.images.build.secure_boot import signing_key
 from millpond.images.format.locate import describe
 from millpond.images.format.manifest import ImageFile, Manifest, PackageRecord, SeedPlace, dumps
 from millpond.linux.files import sha256_of
@@ -41,9 +42,11 @@ def build(context: Context) -> Path:
     shutil.copyfile(base / "root.squashfs", squashed)
     last = _step("millpond", lambda: root.make_millpond(context))
     _step("root", lambda: root.squash(context, squashed, last / "opt"))
+    tree = _step("hash tree", lambda: verity.append_tree(squashed))
+    esp = _step("boot", lambda: boot.make_esp(context, boot.make_program(context, base, tree)))
     made = context.output / f"millpond-{context.name}.img"
-    _step("disk", lambda: disk.make_disk(made, base / "esp.vfat", squashed))
-    for source in (base / "esp.vfat", squashed):
+    _step("disk", lambda: disk.make_disk(made, esp, squashed))
+    for source in (esp, squashed):
         new = context.output / f"{source.name}.new"
         shutil.copyfile(source, new)
         new.replace(context.output / source.name)  # a bundle that is being made has the former one by a link
@@ -55,10 +58,9 @@ def make_base(context: Context, base: Path) -> None:
     unpacked, release = root.make_base(context)
     root.add_recipe(context)
     initrd = kernel.make_initrd(context, release)
-    program = boot.make_program(context, unpacked, unpacked / f"boot/vmlinuz-{release}", initrd)
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir(parents=True)
-    shutil.move(boot.make_esp(context, program), base / "esp.vfat")
+    boot.keep_parts(base, context.root, unpacked, unpacked / f"boot/vmlinuz-{release}", initrd)
     _report(context.root)
     root.squash(context, base / "root.squashfs", *sorted(context.root.iterdir()))
     (base / "done").touch()
@@ -146,6 +148,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--serial", type=int, help="of two images the greater is later; the newest commit's time"
     )
+    parser.add_argument(
+        "--secure-boot-key", type=Path, metavar="PEM", help="sign the EFI program for Secure Boot by this key"
+    )
+    parser.add_argument("--secure-boot-certificate", type=Path, metavar="PEM", help="the key's certificate")
     parser.add_argument("--fast", action="store_true", help="compress less: for those who change the recipe")
     parser.add_argument(
         "--lock", action="store_true", help="find the packages' present versions, and lock them"
@@ -166,6 +172,7 @@ def _context(arguments: argparse.Namespace) -> Context:
         serial=_serial(arguments.source) if arguments.serial is None else arguments.serial,
         epoch=debian.epoch(),
         level=3 if arguments.fast else 19,
+        signer=signing_key(arguments.secure_boot_key, arguments.secure_boot_certificate),
     )
 
 
@@ -179,9 +186,8 @@ def _lock(arguments: argparse.Namespace) -> str:
     return f"locked {debian.lock(_cache(arguments))} Debian and {python.lock()} Python packages"
 
 
-def _make(arguments: argparse.Namespace) -> str:
+def _make(context: Context) -> str:
     """Make the image; return a line that says where it is."""
-    context = _context(arguments)
     manifest = build(context)
     shutil.rmtree(context.work)
     size = (manifest.parent / "root.squashfs").stat().st_size
@@ -191,12 +197,15 @@ def _make(arguments: argparse.Namespace) -> str:
 def main() -> int:
     """Run the builder. Exit codes: 0 made, 1 a step failed, 2 wrong arguments."""
     arguments = _parser().parse_args()
+    failure = 2
     try:
-        told = _lock(arguments) if arguments.lock else _make(arguments)
+        context = _context(arguments)
+        failure = 1
+        told = _lock(arguments) if arguments.lock else _make(context)
         print(f"millpond image: {told}", flush=True)
     except (MillpondError, OSError) as error:
         print(f"millpond: {error}", file=sys.stderr)
-        return 2 if isinstance(error, LocalError) and "there is no board" in str(error) else 1
+        return failure
     return 0
 
 

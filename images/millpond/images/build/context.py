@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millpond.images.boards import Board
+    from millpond.images.build.secure_boot import SigningKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class Context:
 
     level: int
     """How hard zstd tries; 19 for what is given away."""
+
+    signer: SigningKey | None = None
+    """The key that signs the EFI program for Secure Boot."""
 
     @property
     def work(self) -> Path:

@@ -2,7 +2,8 @@
 """Edge: Debian's packages: which they are is locked, what they hold is unpacked; none of their scripts runs.
 
 The lock names each package with version, size and SHA-256, so that a build takes the same files or fails.
-The mirror is the one that this machine's own apt has.
+The mirror is the one that this machine's own apt has. A mirror deletes a package when the next version comes:
+then Debian's snapshots are asked for it, which keep everything.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +30,8 @@ from millpond.linux.files import sha256_of
 
 LOCK = recipe.RECIPE / "debian.lock"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-HINT = "the mirror may have a newer one: 'make image-lock' takes today's versions"
+SNAPSHOTS = "https://snapshot.debian.org/archive"
+HINT = "'make image-lock' takes today's versions"
 _EPOCH = "# epoch"
 _SECONDS = 60.0
 _CHUNK = 1 << 20
@@ -74,37 +77,78 @@ def epoch() -> int:
 
 
 def fetch(
-    packages: Iterable[DebianPackage], cache: Path, mirror: Mapping[str, str] | None = None
+    packages: Iterable[DebianPackage], cache: Path, archives: Sequence[Mapping[str, str]] = ()
 ) -> list[Path]:
-    """Download the packages' files to ``cache`` and check each; return their paths. ``mirror`` maps archives
-    to addresses; without it this machine's apt names them. Raises LocalError.
+    """Download the packages' files to ``cache`` and check each; return their paths. Each of ``archives``,
+    which are asked in turn, maps "main" and "security" to addresses; without any, this machine's apt names
+    the first, and the second are Debian's snapshots. Raises LocalError that names all that are gone.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    found = []
+    found, gone, why = [], list[str](), ""
     for package in packages:
         path = cache / f"{package.name}-{package.sha256[:16]}.deb"
-        if not path.exists() or sha256_of(path) != package.sha256:
-            mirror = mirror or mirrors()
-            _download(f"{mirror[package.archive]}/{package.path}", package, path)
         found.append(path)
+        if path.exists() and sha256_of(path) == package.sha256:
+            continue
+        archives = archives or (mirrors(), snapshots(epoch()))
+        archives, reasons = _get(package, path, archives)
+        if reasons:
+            gone.append(f"{package.name} {package.version}")
+            why = why or "; ".join(reasons)
+    if gone:
+        raise LocalError(f"cannot get {', '.join(gone)} ({why}): {HINT}")
     return found
 
 
-def _download(address: str, package: DebianPackage, path: Path) -> None:
-    part, digest, size = path.with_suffix(".part"), hashlib.sha256(), 0
-    try:
-        with urllib.request.urlopen(address, timeout=_SECONDS) as source, part.open("wb") as target:  # noqa: S310 - the mirror's
-            while (data := source.read(_CHUNK)) and size <= package.size:
-                digest.update(data)
-                size += target.write(data)
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        if isinstance(error, urllib.error.HTTPError):
+def snapshots(when: int) -> dict[str, str]:
+    """Return the addresses of Debian's archives as they were at ``when``, in seconds since 1970."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(when))
+    names = {"main": "debian", "security": "debian-security"}
+    return {archive: f"{SNAPSHOTS}/{name}/{stamp}" for archive, name in names.items()}
+
+
+def _get(
+    package: DebianPackage, path: Path, archives: Sequence[Mapping[str, str]]
+) -> tuple[Sequence[Mapping[str, str]], list[str]]:
+    """Download a package from the first archive that has it. Return the archives that answer, and why each
+    did not have it; no reasons once one had.
+    """
+    answering, reasons = list(archives), list[str]()
+    for archive in archives:
+        address = f"{archive[package.archive]}/{package.path}"
+        try:
+            _download(address, package, path)
+        except urllib.error.HTTPError as error:
             error.close()  # it holds the connection
-        reason = getattr(error, "reason", error)
-        raise LocalError(f"cannot get {package.name} {package.version}: {reason}; {HINT}") from None
+            reasons.append(f"{_host(address)}: {error.reason}")
+        except LocalError as error:
+            reasons.append(f"{_host(address)}: {error}")
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            answering.remove(archive)  # or each package would wait for it
+            reasons.append(f"{_host(address)}: {getattr(error, 'reason', error)}")
+        else:
+            return answering, []
+    if not answering:
+        raise LocalError(f"cannot get {package.name} {package.version} ({'; '.join(reasons)}): {HINT}")
+    return answering, reasons
+
+
+def _host(address: str) -> str:
+    return urllib.parse.urlsplit(address).netloc
+
+
+def _download(address: str, package: DebianPackage, path: Path) -> None:
+    """Download a package and check it. Raises LocalError for another file than the one that is locked,
+    URLError, HTTPException, OSError.
+    """
+    part, digest, size = path.with_suffix(".part"), hashlib.sha256(), 0
+    with urllib.request.urlopen(address, timeout=_SECONDS) as source, part.open("wb") as target:  # noqa: S310 - an archive's
+        while (data := source.read(_CHUNK)) and size <= package.size:
+            digest.update(data)
+            size += target.write(data)
     if (size, digest.hexdigest()) != (package.size, package.sha256):
         part.unlink()
-        raise LocalError(f"{package.name} {package.version} is not the one that is locked: {HINT}")
+        raise LocalError("not the file that is locked")
     part.replace(path)
 
 

@@ -7,13 +7,15 @@ import lzma
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.images.build import disk, recipe
+from millpond.images.build import recipe
 from millpond.images.build.context import Context
 from millpond.images.build.run import run
+
+_LIBRARIES = "usr/lib/aarch64-linux-gnu"
 
 
 def take_modules(context: Context, unpacked: Path) -> str:
@@ -22,7 +24,8 @@ def take_modules(context: Context, unpacked: Path) -> str:
     release = all_modules.name
     run("depmod", "-b", unpacked / "usr", release)
     target = context.root / "usr/lib/modules" / release
-    for path in in_order(all_modules, (*context.board.early, *common(), *context.board.modules)):
+    board = context.board
+    for path in in_order(all_modules, (*board.watchdog, *board.early, *common(), *board.modules)):
         _decompress(all_modules / path, target / path.removesuffix(".xz"))
     for name in ("modules.builtin", "modules.builtin.modinfo", "modules.order"):
         shutil.copyfile(all_modules / name, target / name)
@@ -39,6 +42,11 @@ def is_kernel(package: str, flavour: str = "") -> bool:
 def common() -> list[str]:
     """Return the modules that every board has."""
     return list(recipe.read("packages.toml")["modules"])
+
+
+def early(context: Context) -> list[str]:
+    """Return the modules with which the root is found and verified."""
+    return [*context.board.early, *recipe.read("packages.toml")["early"]]
 
 
 def in_order(modules: Path, names: Iterable[str]) -> list[str]:
@@ -80,7 +88,7 @@ def _decompress(source: Path, target: Path) -> None:
 
 
 def make_initrd(context: Context, release: str) -> Path:
-    """Build the compressed initramfs: busybox, the modules that find the root, and its /init."""
+    """Build the compressed initramfs: busybox, dmsetup, the modules that find the root, and its /init."""
     tree = context.work / "initrd"
     _fill(tree, context, release)
     paths = sorted(tree.rglob("*"))
@@ -92,15 +100,53 @@ def make_initrd(context: Context, release: str) -> Path:
 
 
 def _fill(tree: Path, context: Context, release: str) -> None:
-    for name in ("bin", "dev", "modules", "proc", "root", "sys"):
+    for name in ("bin", "dev", "lib", "modules", "proc", "root", "sys"):
         (tree / name).mkdir(parents=True)
     shutil.copy2(context.root / "usr/bin/busybox", tree / "bin/busybox")
-    init = (recipe.RECIPE / "initrd-init").read_text().replace("@ESP_B@", disk.identifier("espB").lower())
-    (tree / "init").write_text(init)
+    dmsetup = context.root / "usr/sbin/dmsetup"
+    shutil.copy2(dmsetup, tree / "bin/dmsetup")
+    for name, path in libraries(context.root / _LIBRARIES, dmsetup).items():
+        shutil.copy2(path, tree / "lib" / name)
+    shutil.copyfile(recipe.RECIPE / "initrd-init", tree / "init")
     (tree / "init").chmod(0o755)
     modules = context.root / "usr/lib/modules" / release
-    for number, file in enumerate(in_order(modules, context.board.early)):
-        shutil.copyfile(modules / file, tree / "modules" / f"{number:02}-{Path(file).name}")
+    _copy_modules(modules, context.board.watchdog, tree / "watchdog")
+    _copy_modules(modules, early(context), tree / "modules")
+
+
+def _copy_modules(modules: Path, names: Iterable[str], folder: Path) -> None:
+    """Copy modules to a folder where their names have the order in which they can be loaded."""
+    folder.mkdir(exist_ok=True)
+    for number, file in enumerate(in_order(modules, names)):
+        shutil.copyfile(modules / file, folder / f"{number:02}-{Path(file).name}")
+
+
+def needed(dynamic: str) -> list[str]:
+    """Return the libraries that readelf lists in a file's dynamic section."""
+    return re.findall(r"\(NEEDED\).*\[(.+)\]$", dynamic, re.MULTILINE)
+
+
+def _needed_by(path: Path) -> list[str]:
+    return needed(run("aarch64-linux-gnu-readelf", "--dynamic", "--wide", path).decode())
+
+
+def libraries(
+    folder: Path, program: Path, needs: Callable[[Path], list[str]] = _needed_by
+) -> dict[str, Path]:
+    """Return the files in ``folder`` of a program's libraries, and of those that these need, by the names
+    that the loader looks for. Raises LocalError for one that is not there.
+    """
+    found: dict[str, Path] = {}
+    asking = [program]
+    while asking:
+        for name in needs(asking.pop()):
+            if name in found:
+                continue
+            found[name] = folder / name
+            if not found[name].exists():
+                raise LocalError(f"{program.name} needs {name}, which is not in {folder}")
+            asking.append(found[name])
+    return found
 
 
 def _archive(tree: Path, paths: Sequence[Path]) -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from millpond.images.build import debian, kernel, python, recipe
 from millpond.images.build.context import Context
 from millpond.images.build.run import run
+from millpond.images.ondevice import volume_partition
 
 _UNUSED = (
     "boot",
@@ -49,6 +50,13 @@ _UNUSED = (
 )
 """Of Debian's packages, what a device never reads. Licences stay in the list of packages beside the image."""
 _EMPTY = ("dev", "flash", "mnt", "proc", "root", "run", "srv", "sys", "tmp", "var", "volume")
+_FLASH_OPTIONS = {
+    "boot": "noatime,x-systemd.device-timeout=5min",
+    "own": "noatime,nofail,x-systemd.requires=millpond-volume.service,x-systemd.device-timeout=15min",
+}
+"""Options of /flash. The identity, which is there after all local file systems, names the disk of its own:
+without nofail, /flash would be one of them.
+"""
 _COMPRESSION = ("-comp", "zstd", "-b", "1M", "-Xcompression-level")
 
 
@@ -99,14 +107,21 @@ def add_recipe(context: Context) -> None:
     _add_links(context.root)
     modules = "\n".join((*kernel.common(), *board.modules))
     (context.root / "etc/modules-load.d/millpond.conf").write_text(f"{modules}\n")
-    if board.flash.disk:
-        (context.root / "usr/lib/repart.d/60-flash.conf").unlink()
+    if board.flash.disk == "own":
+        _give_volume_its_disk(context.root)
+
+
+def _give_volume_its_disk(root: Path) -> None:
+    """Make the volume's partition by a program of ours, on the disk that the device's identity names."""
+    made = root / str(volume_partition.DEFINITIONS).lstrip("/")
+    made.mkdir(parents=True)
+    (root / "usr/lib/repart.d/60-flash.conf").rename(made / "flash.conf")
 
 
 def _values(context: Context) -> dict[str, str]:
     return {
         "@BOARD@": context.name,
-        "@FLASH@": context.board.flash.disk or "/dev/disk/by-partlabel/flash",
+        "@FLASH@": _FLASH_OPTIONS[context.board.flash.disk],
         "@PREFIX@": "/opt/millpond",
         "@CONFDIR@": "/etc/millpond",
     }

@@ -24,8 +24,10 @@ PACKAGES = {
     "mkfs.vfat": "dosfstools",
     "mksquashfs": "squashfs-tools",
     "mmd": "mtools",
+    "osslsigncode": "osslsigncode",
     "sfdisk": "fdisk",
     "depmod": "kmod",
+    "veritysetup": "cryptsetup-bin",
 }
 """Which Debian package brings a program."""
 _LINES = 12

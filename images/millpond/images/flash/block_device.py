@@ -25,12 +25,19 @@ _REREAD_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class TargetDescription:
-    """A target as it is shown before it is overwritten; ``new`` if it did not exist."""
+    """A target as it is shown before it is overwritten; ``new`` if it did not exist.
+
+    ``names`` tells the disk from its like, such as ``serial S4XN``; ``proof`` is the end of its
+    serial number. ``alike`` counts the disks of its model and size, itself included.
+    """
 
     bytes: int
     model: str = ""
     contents: tuple[str, ...] = ()
     new: bool = False
+    names: tuple[str, ...] = ()
+    proof: str = ""
+    alike: int = 1
 
 
 class BlockMedium:

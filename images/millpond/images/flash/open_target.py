@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.images.flash import disk_inventory
+from millpond.images.flash import disk_inventory, disk_names
 from millpond.images.flash.block_device import BlockMedium, FileMedium, TargetDescription
 
 
@@ -63,7 +63,15 @@ def _block_device(target: str, found: os.stat_result) -> BlockMedium:
         os.close(descriptor)
         raise LocalError(f"{target} has just become another disk: try again")
     length = os.lseek(descriptor, 0, os.SEEK_END)
-    about = TargetDescription(length, disk_inventory.model(disk), tuple(disk_inventory.contents(disk)))
+    own = disk_names.names(disk)
+    about = TargetDescription(
+        length,
+        disk_inventory.model(disk),
+        tuple(disk_inventory.contents(disk)),
+        names=own.described(),
+        proof=own.proof,
+        alike=disk_names.alike(disk),
+    )
     return BlockMedium(Path(target), descriptor, about)
 
 

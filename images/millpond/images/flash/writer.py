@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -57,6 +58,7 @@ class _Flashing:
         with self._trouble(_UNKNOWN):
             self._medium.wipe()
         self._write_body(seed)
+        self._held.draw_identifiers(lambda: uuid.uuid4().bytes_le)
         self._verify()
         try:
             for pieces in (self._held.rest(), self._held.headers()):

@@ -12,8 +12,10 @@ import io
 import stat
 import struct
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from millpond.base.errors import LocalError
@@ -37,25 +39,32 @@ class Member:
     data: bytes
 
 
-def seed(directory: Path) -> bytes:
-    """Return the seed with the files of ``directory``; the same files give the same bytes.
+def seed(directory: Path, more: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """Return the seed with the files of ``directory``, and ``more`` in their place; the same files give the
+    same bytes.
 
     Raises LocalError for a file that no seed may hold, OSError.
     """
+    members = [_member_of(path) for path in sorted(directory.iterdir()) if path.name not in more]
+    members += [Member(name, 0o644, data) for name, data in more.items()]
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for path in sorted(directory.iterdir()):
-            found = path.lstat()
-            if not stat.S_ISREG(found.st_mode):
-                raise LocalError(f"{path} is no regular file, which alone can be in a seed")
-            _check_name(path.name, str(directory))
-            _add(tar, Member(path.name, stat.S_IMODE(found.st_mode) & 0o777, path.read_bytes()))
+        for member in sorted(members, key=lambda member: member.name):
+            _check_name(member.name, str(directory))
+            _add(tar, member)
     content = archive.getvalue()
-    if len(content) > MAX_TAR or len(list(directory.iterdir())) > MAX_MEMBERS:
+    if len(content) > MAX_TAR or len(members) > MAX_MEMBERS:
         most = f"{MAX_TAR} bytes and {MAX_MEMBERS} files"
         raise LocalError(f"{directory} is too large for a seed: {most} at most")
     header = _LAYOUT.pack(MAGIC, VERSION, len(content), hashlib.sha256(content).digest())
     return header.ljust(HEADER, b"\0") + content
+
+
+def _member_of(path: Path) -> Member:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise LocalError(f"{path} is no regular file, which alone can be in a seed")
+    return Member(path.name, stat.S_IMODE(found.st_mode) & 0o777, path.read_bytes())
 
 
 def _add(tar: tarfile.TarFile, member: Member) -> None:

@@ -2,7 +2,8 @@
 """Entry: ``python -m millpond.images.ondevice.bless``: keep a new slot that works, leave one that does not.
 
 After an update the firmware starts the new slot once, as a trial. It is kept when the host has greeted the
-agent; where that does not happen in time, the machine restarts, and the firmware takes the slot before. It
+agent and a test has used the volume and trained in a worker; where that does not happen in time, the machine
+restarts, and the firmware takes the slot before, which finds the reason in the state that both share. It
 never restarts where it is not known to be a trial: there is no slot before, and it would do so for ever.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from millpond.base.errors import LocalError
@@ -20,6 +21,9 @@ from millpond.images.ondevice import boot_entries
 GREETED = Path("/run/millpond/greeted")
 """The agent makes it when the host has greeted it."""
 PATIENCE_SECONDS = 300.0
+TEST = ("/usr/bin/python3", "-m", "millpond.agent.trial.check", "--config", "/etc/millpond/agent.toml")
+"""The agent's test of what jobs need."""
+_TEST_SECONDS = 600.0
 _RAUC_SECONDS = 120.0
 
 
@@ -45,19 +49,55 @@ def keep(slot: str) -> None:
     boot_entries.make_first(slot)
 
 
-def judge(slot: str, greeted: Path, patience: float, keep: Callable[[str], None]) -> bool:
-    """Keep ``slot``, which is on trial, if ``greeted`` appears in time; return whether it was kept."""
-    print(f"millpond: slot {slot} is on trial until the host greets the agent", flush=True)
+def jobs_fault(argv: Sequence[str] = TEST, seconds: float = _TEST_SECONDS) -> str:
+    """Return why no job could run on this device, by the last line of a test of that; "" if one could."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return f"the test of jobs did not end in {seconds:.0f} s"
+    lines = done.stderr.strip().splitlines()
+    reason = lines[-1] if lines else f"the test of jobs ended with {done.returncode}"
+    return reason if done.returncode else ""
+
+
+def judge(
+    slot: str, greeted: Path, patience: float, fault: Callable[[], str], keep: Callable[[str], None]
+) -> str:
+    """Keep ``slot``, which is on trial, if ``greeted`` appears in time and there is no ``fault``. Return why
+    it was not kept, "" if it was.
+    """
+    print(f"millpond: slot {slot} is on trial until the host greets the agent, and jobs can run", flush=True)
     if not wait(greeted, patience):
-        print(f"millpond: the host did not greet the agent: slot {slot} is left", flush=True)
-        return False
+        return "the host did not greet the agent"
+    if reason := fault():
+        return reason
     try:
         keep(slot)
     except (LocalError, OSError) as error:
-        print(f"millpond: slot {slot} cannot be kept: {error}", flush=True)
+        return f"it cannot be kept: {error}"
+    return ""
+
+
+def try_slot(slot: str) -> bool:
+    """Judge ``slot``, which is on trial, and leave a report in the state; return whether it was kept."""
+    _report(f"slot {slot} was restarted before its trial ended: it hung, or its power was cut")
+    if reason := judge(slot, GREETED, PATIENCE_SECONDS, jobs_fault, keep):
+        print(f"millpond: slot {slot} is left: {reason}", flush=True)
+        _report(f"slot {slot}: {reason}")
         return False
     print(f"millpond: slot {slot} is kept", flush=True)
+    _report("")
     return True
+
+
+def _report(text: str) -> None:
+    """Leave ``text`` to the slot that comes next. A state that cannot be written changes no judgement."""
+    try:
+        boot_entries.REPORT.write_text(text)
+    except OSError as error:
+        print(f"millpond: the trial's report cannot be written: {error}", flush=True)
 
 
 def main() -> int:
@@ -68,7 +108,11 @@ def main() -> int:
     except (LocalError, OSError) as error:
         print(f"millpond: whether this slot is on trial is unknown: {error}", flush=True)
         return 0
-    if not trial or judge(slot, GREETED, PATIENCE_SECONDS, keep):
+    if not trial:
+        if report := boot_entries.trial_report():
+            print(f"millpond: the last trial failed: {report}", flush=True)
+        return 0
+    if try_slot(slot):
         return 0
     subprocess.run(["/usr/bin/systemctl", "reboot"], check=False)
     return 1

@@ -4,7 +4,9 @@
 
 Slots A and B have an entry each, by which RAUC chooses: BootNext for a trial, BootOrder for good. Some
 firmware forgets entries, after a power cut or when it is cleared; then the slot that runs is made the first.
-Some puts entries of its own before ours; then ours are put first again, in the order that they had.
+Some puts entries of its own before ours; then ours are put first again, in the order that they had. Entries
+of these names that start another disk than the booted one are removed: a trial, or the slot
+before, would be whatever that disk holds.
 """
 
 from __future__ import annotations
@@ -14,38 +16,85 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.base.errors import LocalError
+from millpond.images.ondevice import gpt
 
 SLOTS = ("A", "B")
 SLOT_FILE = Path("/run/millpond-slot")
 RELEASE = Path("/opt/millpond/release.toml")
+REPORT = Path("/var/lib/millpond-trial")
+"""Why the last trial failed; empty or absent if it did not, or if the slot did not come that far."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROGRAM = r"\EFI\BOOT\BOOTAA64.EFI"
-_ENTRY = re.compile(r"^Boot([0-9A-F]{4})\*?\s+([^\t]+?)(?:\t.*)?$")
+PARTITIONS = Path("/dev/millpond")
+"""The partitions of the disk that was booted."""
+SYS_BLOCK = Path("/sys/class/block")
+_EFI_SECONDS = 30.0
+_ENTRY = re.compile(r"^Boot([0-9A-F]{4})\*?\s+([^\t]+?)(?:\t(.*))?$")
+_PARTITION = re.compile(r"HD\(\d+,GPT,([0-9a-f-]{36}),", re.IGNORECASE)
+_GPT_ENTRIES, _GPT_ENTRY, _GPT_GUID = (
+    1024,
+    128,
+    16,
+)  # bytes: their place, the size of one, the GUID's place in it
 
 
 @dataclass(frozen=True, slots=True)
 class BootEntries:
-    """The firmware's boot entries: numbers by label, and the order of the numbers."""
+    """The firmware's boot entries: numbers by label, the order of the numbers, and the numbers of ``strays``:
+    entries that have a slot's name and start something else, or that are there a second time.
+    """
 
     numbers: dict[str, str]
     order: tuple[str, ...]
+    strays: tuple[str, ...] = ()
 
 
-def parse(text: str) -> BootEntries:
-    """Parse the output of efibootmgr."""
+def parse(text: str, partitions: Mapping[str, str]) -> BootEntries:
+    """Parse the output of ``efibootmgr -v``; ``partitions`` has the GUID of each slot's ESP by the slot."""
     numbers: dict[str, str] = {}
     order: tuple[str, ...] = ()
+    strays: list[str] = []
     for line in text.splitlines():
         if line.startswith("BootOrder: "):
             numbered = line.removeprefix("BootOrder: ").strip()
             order = tuple(numbered.split(",")) if numbered else ()
         elif found := _ENTRY.match(line):
-            numbers.setdefault(found[2], found[1])
-    return BootEntries(numbers, order)
+            number, label, path = found[1], found[2], found[3] or ""
+            if label in SLOTS and (label in numbers or not _starts(path, partitions[label])):
+                strays.append(number)
+            else:
+                numbers.setdefault(label, number)
+    return BootEntries(numbers, order, tuple(strays))
+
+
+def _starts(path: str, partition: str) -> bool:
+    """Return whether a device path leads to the partition with this GUID."""
+    found = _PARTITION.search(path)
+    return found is not None and found[1].lower() == partition
+
+
+def slot_partitions() -> dict[str, str]:
+    """Return the GUIDs of the slots' ESPs on the disk that was booted, by the slot. Raises LocalError,
+    OSError.
+    """
+    return {slot: _guid(PARTITIONS / f"esp{slot}") for slot in SLOTS}
+
+
+def _guid(partition: Path) -> str:
+    """Return a partition's GUID, from the table of its disk: names of udev could be another disk's copy."""
+    node = (SYS_BLOCK / partition.resolve().name).resolve()
+    if not (node / "partition").exists():
+        raise LocalError(f"there is no partition {partition.name}")
+    number = int((node / "partition").read_text())
+    found = [one.guid for one in gpt.partitions(PARTITIONS.parent / node.parent.name) if one.number == number]
+    if not found:
+        raise LocalError(f"{partition.name} is not in the table of its disk")
+    return found[0]
 
 
 def leader(entries: BootEntries) -> str:
@@ -74,25 +123,36 @@ def wanted_order(entries: BootEntries, slot: str, *, had_entry: bool = True) -> 
 def mend(slot: str, disk: str) -> list[str]:
     """Make missing entries and put the order right; what was done. Raises LocalError."""
     done = []
-    known = parse(_efibootmgr()).numbers
+    known = _entries()
+    for stray in known.strays:
+        _efibootmgr("--bootnum", stray, "--delete-bootnum")
+        done.append(f"the boot entry {stray}, which has a slot's name and starts something else, was removed")
     for number, name in enumerate(SLOTS, start=1):
-        if name not in known:
+        if name not in known.numbers:
             _efibootmgr(
                 "--create-only", "--disk", disk, "--part", str(number), "--label", name, "--loader", PROGRAM
             )
             done.append(f"the boot entry of slot {name} was made")
-    entries = parse(_efibootmgr())
-    order = wanted_order(entries, slot, had_entry=slot in known)
+    entries = _entries()
+    order = wanted_order(entries, slot, had_entry=slot in known.numbers)
     if order != entries.order:
         _efibootmgr("--bootorder", ",".join(order))
         done.append(f"the boot order was {','.join(entries.order) or 'empty'}, it is {','.join(order)}")
     return done
 
 
+def _entries() -> BootEntries:
+    return parse(_efibootmgr("--verbose"), slot_partitions())
+
+
 def _efibootmgr(*arguments: str) -> str:
-    done = subprocess.run(
-        ["/bin/efibootmgr", *arguments], capture_output=True, text=True, errors="replace", check=False
-    )
+    argv = ["/bin/efibootmgr", *arguments]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", check=False, timeout=_EFI_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise LocalError(f"{' '.join(argv)} did not end in {_EFI_SECONDS:.0f} s") from None
     if done.returncode:
         raise LocalError(f"efibootmgr {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
@@ -100,12 +160,12 @@ def _efibootmgr(*arguments: str) -> str:
 
 def is_trial(slot: str) -> bool:
     """Return whether the next boot would take the other slot than ``slot``, which runs. Raises LocalError."""
-    return leader(parse(_efibootmgr())) not in ("", slot)
+    return leader(_entries()) not in ("", slot)
 
 
 def make_first(slot: str) -> None:
     """Have the next boots take ``slot``. Raises LocalError."""
-    entries = parse(_efibootmgr())
+    entries = _entries()
     own = entries.numbers.get(slot)
     if own is None:
         raise LocalError(f"the firmware has no entry for slot {slot}")
@@ -115,11 +175,22 @@ def make_first(slot: str) -> None:
 
 
 def status() -> dict[str, str | int | bool]:
-    """Return which slot runs, its contents, and whether it is on trial. Raises LocalError, OSError."""
+    """Return which slot runs, its contents, whether it is on trial, and how the last trial failed. Raises
+    LocalError, OSError.
+    """
     with RELEASE.open("rb") as file:
         release = tomllib.load(file)
     slot = running_slot()
-    return {**release, "slot": slot, "trial": is_trial(slot), "boot": BOOT.read_text().strip()}
+    boot = BOOT.read_text().strip()
+    return {**release, "slot": slot, "trial": is_trial(slot), "boot": boot, "report": trial_report()}
+
+
+def trial_report() -> str:
+    """Return why the last trial failed, as far as that is known."""
+    try:
+        return REPORT.read_text(errors="replace").strip()[:300]
+    except OSError:
+        return ""
 
 
 def running_slot() -> str:
@@ -128,9 +199,9 @@ def running_slot() -> str:
 
 
 def boot_disk() -> str:
-    """Return the disk with the slots. Raises LocalError."""
-    partition = Path("/dev/disk/by-partlabel/espA").resolve()
-    parent = Path("/sys/class/block", partition.name).resolve().parent
+    """Return the disk that was booted. Raises LocalError."""
+    partition = (PARTITIONS / "espA").resolve()
+    parent = (SYS_BLOCK / partition.name).resolve().parent
     if parent.name == "block":
         raise LocalError("there is no partition espA")
     return f"/dev/{parent.name}"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: a device takes over its identity: ``python -m millpond.images.ondevice.provision``, at every boot.
 
-Whoever flashed the image left the identity in the partition ``seed``. It is written whole to the state,
-then the seed is wiped, so that a second boot finds nothing. A cut in between leaves the seed, and it is done
-again. What is wrong with a seed does not matter to a device that has its identity.
+The flasher left the identity in the partition ``seed`` of the disk that is booted. It is written whole to the
+state, then the seed is wiped. A cut in between leaves the seed, and the next boot does it again. A seed on
+another disk counts for nothing, and neither does one of another identity on a device that has one: its flash
+holds private data under the keys of its fleet. To give a device another identity, flash it again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import BinaryIO
@@ -21,25 +21,55 @@ from millpond.images.format import seed as seeds
 from millpond.images.format.seed import Member
 from millpond.linux.files import sync_folder
 
-SEED = Path("/dev/disk/by-partlabel/seed")
+SEED_NAME = "seed"
+ROOT = Path("/")
+SYS = Path("/sys")
 IDENTITY = Path("/var/lib/millpond-identity")
 HOST_NAME = Path("/proc/sys/kernel/hostname")
-SEED_SECONDS = 20.0
-"""How long udev may take to name the partition."""
+
+
+def seed_partition(device: int, sys_root: Path = SYS) -> Path | None:
+    """Return the partition ``seed`` of the disk on which the root, a file system with this ``st_dev``, lies:
+    in a partition, or verified (dm-verity) in one. None if that disk has no seed.
+    """
+    node = (sys_root / "dev/block" / f"{os.major(device)}:{os.minor(device)}").resolve()
+    node = next((below.resolve() for below in node.glob("slaves/*")), node)
+    if not (node / "partition").exists():
+        return None
+    for uevent in node.parent.glob("*/uevent"):
+        told = dict(line.partition("=")[::2] for line in uevent.read_text(errors="replace").splitlines())
+        if told.get("PARTNAME") == SEED_NAME:
+            return Path("/dev", told["DEVNAME"])
+    return None
 
 
 def take_over(seed: Path, identity: Path) -> bool:
-    """Move what ``seed`` holds to ``identity``, whole or not at all; whether it held anything. Raises
-    LocalError for a damaged seed, OSError.
+    """Move what ``seed`` holds to ``identity``, whole or not at all; return whether it held anything. Raises
+    LocalError for a damaged seed, and for one of another identity than the device has; OSError.
     """
     with seed.open("r+b") as file:
         members = seeds.read(file)
         if members:
-            _write(members, identity)
+            if not _has_identity(identity):
+                _write(members, identity)
+            elif not _is_of(members, identity):
+                raise LocalError(f"the device has an identity, and the one in {seed} is another")
             # Before the rest: a header with half of what it tells of would be a damaged seed.
             _put(file, 0, seeds.WIPED)
         _finish_wiping(file)
     return bool(members)
+
+
+def _has_identity(identity: Path) -> bool:
+    return (identity / "agent.toml").exists()
+
+
+def _is_of(members: tuple[Member, ...], identity: Path) -> bool:
+    """Return whether a seed holds the present identity: its wiping was cut."""
+    try:
+        return all((identity / member.name).read_bytes() == member.data for member in members)
+    except FileNotFoundError:
+        return False
 
 
 def _finish_wiping(file: BinaryIO) -> None:
@@ -58,18 +88,15 @@ def _put(file: BinaryIO, offset: int, data: bytes) -> None:
 
 
 def _write(members: tuple[Member, ...], identity: Path) -> None:
-    new, old = identity.with_suffix(".new"), identity.with_suffix(".old")
-    for path in (new, old):
+    new = identity.with_suffix(".new")
+    for path in (new, identity):  # what is there is no identity
         shutil.rmtree(path, ignore_errors=True)
     new.mkdir(mode=0o755, parents=True)
     for member in members:
         _write_member(new / member.name, member)
     sync_folder(new)
-    if identity.exists():
-        identity.rename(old)
     new.rename(identity)
     sync_folder(identity.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_member(path: Path, member: Member) -> None:
@@ -81,21 +108,17 @@ def _write_member(path: Path, member: Member) -> None:
         os.fsync(descriptor)
 
 
-def refresh(seed: Path, identity: Path, patience: float) -> str:
-    """Take over what there is to take over; the device's name. Raises LocalError, OSError, KeyError or
+def refresh(seed: Path | None, identity: Path) -> str:
+    """Take over what there is to take over; return the device's name. Raises LocalError, OSError, KeyError or
     ValueError if it has none.
     """
-    known = (identity / "agent.toml").exists()
-    end = time.monotonic() + (0 if known else patience)
-    while not seed.exists() and time.monotonic() < end:
-        time.sleep(0.1)
     try:
-        if take_over(seed, identity):
+        if seed and take_over(seed, identity):
             print("millpond: the identity was taken from the seed", flush=True)
     except (LocalError, OSError) as error:
-        if not (identity / "agent.toml").exists():
+        if not _has_identity(identity):
             raise
-        print(f"millpond: the identity stays as it is, for there is no seed to read: {error}", flush=True)
+        print(f"millpond: the identity stays as it is: {error}", flush=True)
     return _name(identity)
 
 
@@ -107,7 +130,7 @@ def _name(identity: Path) -> str:
 def main() -> int:
     """Take over an identity if there is one. Exit codes: 0 the device has an identity, 1 it has none."""
     try:
-        name = refresh(SEED, IDENTITY, SEED_SECONDS)
+        name = refresh(seed_partition(ROOT.stat().st_dev, SYS), IDENTITY)
         HOST_NAME.write_text(name)
     except FileNotFoundError as error:
         print(

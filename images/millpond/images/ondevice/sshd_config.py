@@ -107,8 +107,9 @@ def command(lines: list[str]) -> list[str]:
 INSIDE = Path("/etc/ssh")
 """Where the user's server has its keys."""
 
-PYTHON = Path("/opt/millpond/bin/millpond-python")
-"""The Python of workers and launched scripts, which has torch, for those who log in."""
+PYTHON = Path("/run/millpond/bin/millpond-python")
+"""The Python of workers and launched scripts, which has torch, for those who log in; below no directory that$
+the sandbox shows read-only, as an image has its code in /opt/millpond."""
 _PATH = f"/usr/local/bin:/usr/bin:/bin:{PYTHON.parent}"
 
 

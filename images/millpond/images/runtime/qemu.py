@@ -2,6 +2,8 @@
 """Edge: a board in QEMU: the same image as on a real one, and every instruction of it emulated.
 
 Its slot, a folder shared with the host, holds the doorbell server's socket: the tunnel is its only network.
+QEMU emulates devices for a guest that the host does not trust, so it has a system call filter of its own and,
+where this process is root, runs as a user without privileges that owns the board's files.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ import math
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.base.errors import LocalError
 from millpond.images.boards import Board
+from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.logs import rotate
 from millpond.linux.syscalls import killed_with_parent
 
@@ -31,6 +36,9 @@ PROGRAM = "qemu-system-aarch64"
 FIRMWARE = (Path("/usr/share/AAVMF/AAVMF_CODE.fd"), Path("/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"))
 VARIABLES = Path("/usr/share/AAVMF/AAVMF_VARS.fd")
 DISK, FLASH, CONSOLE = "disk.img", "flash.img", "console.log"
+USER = 64007
+"""The uid and gid of QEMU where this process is root."""
+SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _SERVER_SECONDS = 20.0
 _FIRMWARE_BYTES = 64 << 20
 
@@ -44,6 +52,11 @@ class QemuSpec:
     board: Board
     extra: tuple[str, ...] = ()
     """More arguments for QEMU."""
+
+
+def flash_name(name: str) -> str:
+    """Return udev's name of the flash in the board called ``name``, by model and serial number."""
+    return f"/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_{name}"
 
 
 def refusal_reason() -> str:
@@ -86,7 +99,9 @@ class QemuBoard:
         rotate(path)
         with path.open("ab") as console:
             self._start_server(console.fileno())
-            self._qemu = self._start(arguments(self.spec), console.fileno())
+            if drops_privileges():
+                self._hand_over()
+            self._qemu = self._start(arguments(self.spec), console.fileno(), _become_user)
 
     def _prepare(self) -> None:
         """Create the board's flash and its firmware's variables, if it has none yet."""
@@ -111,18 +126,38 @@ class QemuBoard:
             console,
         )
         deadline = time.monotonic() + _SERVER_SECONDS
-        while not doorbells.exists():
+        while not _is_private(doorbells):  # the server's last step before it listens
             if self._server.poll() is not None or time.monotonic() > deadline:
                 raise LocalError(f"{self.spec.name}: the doorbell server does not start: see {CONSOLE}")
             time.sleep(0.01)
 
-    def _start(self, argv: list[str], console: int) -> subprocess.Popen[bytes]:
+    def _hand_over(self) -> None:
+        """Give the files that QEMU opens to its user, who may pass through the board's directory."""
+        directory = self.spec.directory
+        os.chown(directory, -1, USER)
+        directory.chmod(directory.stat().st_mode & 0o7777 | 0o010)
+        slot = directory / "slot"
+        for path in (directory / DISK, directory / FLASH, directory / "variables.fd", slot):
+            os.chown(path, USER, USER, follow_symlinks=False)
+        _share(slot / "doorbells")
+
+    def _start(
+        self, argv: list[str], console: int, become: Callable[[], None] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program in the board's directory; ``become`` runs in it first."""
+        die = killed_with_parent()
+
+        def prepare() -> None:
+            if become is not None:
+                become()
+            die()  # last: a change of the user would undo it
+
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
-            preexec_fn=killed_with_parent(),
+            preexec_fn=prepare,
             start_new_session=True,
             cwd=self.spec.directory,
         )
@@ -176,6 +211,34 @@ class QemuBoard:
         self._qemu = self._server = None
 
 
+def _is_private(path: Path) -> bool:
+    return path.exists() and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def drops_privileges() -> bool:
+    """Return whether QEMU runs as ``USER``: where this process is root and may become another user."""
+    return os.geteuid() == 0 and has_many_uids()
+
+
+def _share(path: Path) -> None:
+    """Let QEMU's user connect to a socket of root's, as the host's end of the tunnel does, too: that is root
+    without the capability to pass over modes. The folder is that user's, so no link is followed.
+    """
+    socket_itself = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        os.chown(f"/proc/self/fd/{socket_itself}", -1, USER)
+        Path(f"/proc/self/fd/{socket_itself}").chmod(0o660)
+    finally:
+        os.close(socket_itself)
+
+
+def _become_user() -> None:
+    if drops_privileges():
+        os.setgroups([])
+        os.setresgid(USER, USER, USER)
+        os.setresuid(USER, USER, USER)
+
+
 def _command(path: Path, name: str) -> None:
     """Send a command by QMP and ignore the answer. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as monitor:
@@ -196,6 +259,7 @@ def arguments(spec: QemuSpec) -> list[str]:
         raise LocalError(f"{spec.board.title} cannot be run in QEMU")
     firmware = next(path for path in FIRMWARE if path.exists())
     argv = [PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-name", spec.name]
+    argv += ["-sandbox", SANDBOX]
     argv += ["-uuid", str(uuid.uuid5(uuid.NAMESPACE_OID, spec.name))]
     argv += [*hardware.arguments, "-m", str(hardware.memory), "-smp", str(hardware.processors)]
     argv += ["-serial", "stdio", "-qmp", "unix:slot/qmp,server=on,wait=off"]
