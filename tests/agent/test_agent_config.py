@@ -55,6 +55,7 @@ def test_the_tunnel_is_a_socket_or_shared_memory(tmp_path: Path) -> None:
         (SMALLEST + '[privacy]\nerors = "full"\n', "errors"),
         (SMALLEST + "[[[", "agent.toml"),
         ('board = "paper"\n' + SMALLEST, "board"),
+        (SMALLEST + '[tier]\nfast = "8 gigs"\n', "tier: fast: '8 gigs' is no size such as 8 GiB"),
         (SMALLEST + "[watts]\nidle = 2.0\n", "busy"),
         (SMALLEST + "[watts]\nidle = 7.5\nbusy = 2.0\n", "watts: busy: 2 is not between 7.5"),
         (SMALLEST + "[watts]\nidle = -1\nbusy = 2.0\n", "watts: idle: -1"),

@@ -5,22 +5,29 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from millpond.agent import volume
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.gate import LedgerCounters
-from millpond.agent.volume import DeviceMount, VolumeServer
+from millpond.agent.volume import DeviceMount, VolumeServer, lock_socket, settle_names
+from millpond.base.errors import LocalError
 from millpond.fs.fuse import mounts
+from millpond.fs.mount.volume_root import is_laid_out
 from millpond.fs.store.layout import prepare
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
+from millpond.linux.sockets import listen
 
 InNamespace = Callable[[Callable[[], None]], None]
+_ANY_KERNEL = '[privacy]\nlandlock = "best-effort"\n'
 
 
 @pytest.fixture
@@ -30,7 +37,7 @@ def config(tmp_path: Path) -> Path:
     file = tmp_path / "agent.toml"
     places = "".join(f'{name} = "{tmp_path}/{name}"\n' for name in ("flash", "volume", "state"))
     (tmp_path / "state").mkdir()
-    file.write_text(f'name = "csd0"\n{places}[link]\nsocket = "/s"\naddress = "10.77.0.2/30"\n')
+    file.write_text(f'name = "csd0"\n{places}[link]\nsocket = "/s"\naddress = "10.77.0.2/30"\n{_ANY_KERNEL}')
     return file
 
 
@@ -45,11 +52,11 @@ def test_no_mount_is_left_where_its_process_hangs(
     def body() -> None:
         found, server, mount = started(config)
         volume = Path(found.volume)
-        assert mounts.is_volume(volume)
+        assert is_laid_out(volume) and mounts.is_volume(volume / "public")
         os.kill(mount.process.pid, signal.SIGSTOP)
         mount.stop()
         server.stop()
-        assert not mounts.is_volume(volume)
+        assert not is_laid_out(volume)
         assert list(volume.iterdir()) == []
 
     in_namespace(body)
@@ -62,12 +69,117 @@ def test_what_a_killed_agent_left_mounted_is_taken_away(
         found, server, mount = started(config)
         mount.process.kill()
         mount.process.wait()
-        assert mounts.is_volume(Path(found.volume))
+        assert mounts.is_volume(Path(found.volume, "public"))
         again = DeviceMount(found)
         assert sorted(path.name for path in Path(found.volume).iterdir()) == ["private", "public"]
         again.stop()
         server.stop()
-        assert not mounts.is_volume(Path(found.volume))
+        assert not is_laid_out(Path(found.volume))
+
+    in_namespace(body)
+
+
+def test_private_files_outlive_the_public_mount(
+    fuse_usable: None, config: Path, in_namespace: InNamespace
+) -> None:
+    def body() -> None:
+        found, server, mount = started(config)
+        private, flash = Path(found.volume, "private"), Path(found.flash, "private")
+        (private / "f").write_text("before")
+        assert (private / "f").stat().st_dev == flash.stat().st_dev
+        with (private / "f").open("a") as file:
+            server.process.kill()
+            mount.process.kill()
+            mount.process.wait()
+            file.write(" and after")
+        assert (flash / "f").read_text() == (private / "f").read_text() == "before and after"
+        with pytest.raises(OSError, match="not connected"):
+            os.listdir(Path(found.volume, "public"))  # noqa: PTH208
+        mount.stop()
+        server.stop()
+
+    in_namespace(body)
+
+
+def test_the_server_is_restarted_alone(fuse_usable: None, config: Path, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        found, server, mount = started(config)
+        public = Path(found.volume, "public")
+        with (public / "f").open("w", buffering=1) as file:
+            for number in range(3):
+                server.process.kill()
+                server.process.wait()
+                assert not server.alive
+                ours, theirs = socket.socketpair()
+                restart = threading.Timer(0.1, server.restart)
+                restart.start()
+                server.hand_over(theirs)
+                restart.join()
+                assert server.alive
+                ours.sendall(b"\xff" * 64)  # no message: the server ends the connection
+                while ours.recv(4096):  # it says what is wrong first
+                    pass
+                ours.close()
+                file.write(f"{number}")
+                (public / f"{number}").touch()
+        assert (public / "f").read_text() == "012"
+        mount.stop()
+        server.stop()
+
+    in_namespace(body)
+
+
+def test_a_job_that_starts_while_the_server_is_restarted_waits_for_it(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing socket says that no server has delegated anything: there is one all the time."""
+    found, seen = read(config), list[bool]()
+    there = lock_socket(found)
+
+    def listening(path: Path) -> socket.socket:
+        seen.append(there.exists())
+        made = listen(path)
+        seen.append(there.exists())
+        return made
+
+    server = VolumeServer(found, config, LedgerCounters.in_memory())
+    try:
+        settle_names(found)
+        server.process.kill()
+        server.process.wait()
+        monkeypatch.setattr(volume, "listen", listening)
+        waiting = threading.Thread(target=settle_names, args=(found,))
+        waiting.start()
+        server.restart()
+        waiting.join()
+        assert seen == [True, True]
+        settle_names(found)
+    finally:
+        server.stop()
+    assert [path.name for path in there.parent.glob("locks*")] == ["locks"]
+
+
+def test_of_the_volume_only_its_parts_are_written(
+    fuse_usable: None, config: Path, in_namespace: InNamespace
+) -> None:
+    def body() -> None:
+        found, server, mount = started(config)
+        volume = Path(found.volume)
+        for part in ("public", "private"):
+            (volume / part / "f").write_text(part)
+            assert (Path(found.flash, part, "f")).read_text() == part
+            assert (
+                os.statvfs(volume / part).f_flag & (os.ST_NOSUID | os.ST_NODEV) == os.ST_NOSUID | os.ST_NODEV
+            )
+        with pytest.raises(OSError, match="Read-only"):
+            (volume / "f").touch()
+        for ours, theirs in (("public", "private"), ("private", "public")):
+            with pytest.raises(OSError, match="cross-device"):
+                (volume / ours / "f").rename(volume / theirs / "g")
+            with pytest.raises(OSError, match="cross-device"):
+                os.link(volume / ours / "f", volume / theirs / "g")
+        mount.stop()
+        server.stop()
 
     in_namespace(body)
 
@@ -105,7 +217,7 @@ def test_a_dead_mount_that_may_not_be_taken_away_is_an_error(
             assert process.stdout and process.stdout.readline().startswith(b"ready")
             process.kill()
         enter_user_namespace(0, syscalls.CLONE_NEWNS)  # which locks the mounts that it begins with
-        with pytest.raises(OSError, match="not connected"):
+        with pytest.raises(LocalError, match="must be an empty directory"):
             DeviceMount(found)
 
     in_namespace(body)

@@ -18,7 +18,7 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import Fetch, Part, Update, Work
 from millpond.wire.channel import Channel
 
-from .test_job_worker import CANARY, GOOD, LEAK, SIZE, Agent, agent_in, sent, soon
+from .worker_rig import CANARY, GOOD, LEAK, SIZE, Agent, agent_in, sent, soon
 
 INT8 = Encoding("int8")
 NAMES = (INT8, Encoding("bfloat16"), Encoding("top-k", 0.1))

@@ -18,12 +18,16 @@ from torch import nn
 
 import millpond.train
 from millpond.agent.policy.error_reports import CODES, OWN_FILES, rebuilt
-from millpond.base.errors import LocalError
+from millpond.base.errors import ConnectionLost, LocalError, Refused
 from millpond.train.balance.ranges import Ranges
-from millpond.train.compute.selection import SampleFolders
+from millpond.train.compute.mini_epochs import MiniEpochReader
+from millpond.train.compute.prefetch import ReadingMeter
+from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.data import labelled_images, rows
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages
+from millpond.train.data.read_ahead import ReadAhead
+from millpond.train.data.streamed import StreamedSamples
 from millpond.train.protocol import Folder, Work
 from millpond.train.state import flat, flat_parameters
 from millpond.train.state.flat_parameters import FlatParameters
@@ -177,6 +181,13 @@ def dataset(count: int, side: int = 2) -> LabelledImages:
     return LabelledImages([images], np.arange(count), [FOLDER], FOLDER)
 
 
+def raising(error: Exception) -> Callable[[], ReadAhead]:
+    def connect() -> ReadAhead:
+        raise error
+
+    return connect
+
+
 def exchange_errors() -> Iterator[DataError]:
     task, part, none = Task(User()), dataset(9), dataset(0)
     folder = Folder(FOLDER, "csd0")
@@ -190,6 +201,15 @@ def exchange_errors() -> Iterator[DataError]:
         request, held = Work(1, 0, 0, ranges, synthetic), SampleFolders(task, 0, [folder], [own])
         with pytest.raises(DataError) as caught:
             held.synthetic(synthetic) if synthetic else held.take(request)
+        yield caught.value
+    with pytest.raises(DataError) as caught:
+        one_group = Selection(task, [part], [np.arange(9)], np.array([9]))
+        next(MiniEpochReader(9, 2, ReadingMeter()).slices(one_group, torch.Generator()))
+    yield caught.value
+    for error in (Refused("", "data", "no folder"), Refused("", "protocol", "x"), ConnectionLost("away")):
+        with pytest.raises(DataError) as caught:
+            StreamedSamples(raising(error), FOLDER, "csd0")
+        assert caught.value.transient == (getattr(error, "code", "") != "data")
         yield caught.value
     for parts in ([part, dataset(9, 3)], [part]):
         with pytest.raises(DataError) as caught:
@@ -398,10 +418,10 @@ def test_no_word_of_a_models_own_leaves(text: str, word: str, number: int, code:
     assert word not in found.text and found.code in CODES
 
 
-def test_codes_are_three_words() -> None:
+def test_codes_are_four_words() -> None:
     for code in ("anna", "", "protocol"):
         assert rebuilt(Failure(code, "missing data: there are no samples"), (), {}).code == "model"
-    assert [rebuilt(Failure(code, ""), (), {}).code for code in CODES] == ["data", "model", "io"]
+    assert [rebuilt(Failure(code, ""), (), {}).code for code in CODES] == ["data", "model", "io", "memory"]
 
 
 def test_the_files_of_millpond_are_there() -> None:

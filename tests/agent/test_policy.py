@@ -19,8 +19,9 @@ from millpond.base.errors import ConfigError, Refused
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.signed_code import digest
 from millpond.train.job.spec import ModelSpec, WorkSpec
-from millpond.train.protocol import Folder, PrepareWorker, Work
+from millpond.train.protocol import DataServicePlace, Folder, PrepareWorker, Work
 from millpond.train.state.layout import Tensor
+from millpond.train.strategies import LocalRule
 
 from ..job_files import described
 
@@ -131,6 +132,28 @@ def test_a_job_is_allowed() -> None:
     below = Folder("private/digits/of/june", "csd0")
     check_job(Policy(folders=("private/digits",)), "csd0", replace(JOB, folders=(below,)))
     check_job(Policy(), "csd0", replace(JOB, folders=()))
+
+
+STREAMED = Folder("public/digits", "csd1", public=True, streamed=True)
+PLACE = DataServicePlace("10.77.0.6", 4000, "x" * 64)
+
+
+def test_a_worker_has_a_stream_or_private_data() -> None:
+    streamed = replace(JOB, folders=(STREAMED,), streams=PLACE)
+    check_job(Policy(folders=("private/a",)), "csd0", streamed)
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"folders": (PRIVATE, STREAMED)}, "a worker with private samples gets no stream"),
+        ({"folders": (STREAMED, PRIVATE)}, "a worker with private samples gets no stream"),
+        ({"folders": (replace(STREAMED, public=False),)}, "the data folder 'public/digits' is not what"),
+        ({"folders": (replace(STREAMED, path="private/digits"),)}, "the data folder 'private/digits' is not"),
+        ({"folders": (replace(STREAMED, source="csd0"),)}, "the data folder 'public/digits' is not what"),
+        ({"streams": None}, "a worker with a stream has its one folder, and a place that serves it"),
+        ({"work": replace(JOB.work, local_layers=("weight",))}, "a worker with a stream keeps nothing on"),
+        ({"work": replace(JOB.work, local=LocalRule(alpha=0.5))}, "a worker with a stream keeps nothing on"),
+    ]
+    for changes, text in wrong:
+        error = refusal(Policy(), **{"folders": (STREAMED,), "streams": PLACE, **changes})
+        assert error.code == "data" and error.text.startswith(text)
 
 
 @pytest.mark.parametrize("path", ["private", "private/digits2", "private/other", "private/a/digits"])

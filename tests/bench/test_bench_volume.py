@@ -14,13 +14,27 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
+SMALL = ("device_private_small", "device_public_small", "worker_small")
+ON_HOST = {
+    "host-small-write": "small_write_over_plain",
+    "host-list": "ls_over_plain",
+    "host-parallel": "parallel_over_one",
+    "host-parallel-small": "parallel_small_over_one",
+    "untar": "untar_over_plain",
+    "slow-flash": "slow_flash",
+    "stalled": "stalled_stats",
+    "million-private": "million_files.private",
+    "million-public": "million_files.public",
+    "million-host": "million_files.host",
+}
+KEYS = {"figure", "what", "value", "low", "high", "unit", "peer", "repeats", "emulation"}
 RATIOS = {f"device_{how}_over_native": f"device_{how}" for how in ("seq", "rand")}
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     argv = [sys.executable, "-m", "bench.volume", *arguments]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
 
 
 def test_an_unknown_experiment_is_named_with_those_that_are(tmp_path: Path) -> None:
@@ -49,7 +63,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[
     if complaint := _why_not(compiler=True):
         pytest.skip(complaint)
     output = tmp_path_factory.mktemp("bench")
-    ended = bench("--quick", "--only", "device", "--output", str(output))
+    ended = bench("--quick", "--only", "device,device-small", "--output", str(output))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (output / "volume.png").read_bytes().startswith(b"\x89PNG")
     found: list[dict[str, Any]] = json.loads((output / "volume.json").read_text())
@@ -72,9 +86,9 @@ def test_every_row_is_complete_names_its_emulation_and_is_printed(done: Done) ->
     printed, rows = done
     assert rows.keys() >= {*RATIOS, "device_daemon_us_per_mib"}
     for figure, row in rows.items():
-        assert row.keys() == {
-            *("figure", "what", "value", "low", "high", "unit", "peer", "repeats", "emulation")
-        }
+        if _not_measured(row):
+            continue
+        assert row.keys() == KEYS
         assert row["low"] <= row["value"] <= row["high"]
         assert row["repeats"] >= 1
         assert "the mount says: files are read and written by " in row["emulation"]
@@ -86,6 +100,44 @@ def test_a_ratio_has_the_speed_of_its_peer_below(done: Done) -> None:
     for figure in RATIOS:
         assert rows[figure]["peer"] == "the backing file system"
         assert rows[figure]["repeats"] == 2 and rows[figure]["unit"] == "x"
+
+
+def test_small_files_are_read_for_the_first_time_and_again(done: Done) -> None:
+    _, rows = done
+    for name in SMALL:
+        again = rows[f"{name}_again_over_native"]
+        assert again["peer"] == "the backing file system" and again["repeats"] == 1
+        first = rows[f"{name}_over_native"]
+        assert first["peer"] == again["peer"] or _not_measured(first)
+
+
+def _not_measured(row: dict[str, Any]) -> bool:
+    """Whether this machine cannot do it, and the row says why."""
+    return row["value"] is None and row["what"].startswith("not measured: ")
+
+
+def test_the_rows_of_the_host_are_complete(tmp_path: Path) -> None:
+    if complaint := _why_not(compiler=True):
+        pytest.skip(complaint)
+    only = ",".join(ON_HOST)
+    ended = bench("--quick", "--files", "300", "--only", only, "--output", str(tmp_path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = {row["figure"]: row for row in json.loads((tmp_path / "volume.json").read_text())}
+    assert rows.keys() >= set(ON_HOST.values())
+    for figure in ON_HOST.values():
+        row = rows[figure]
+        assert row.keys() == KEYS
+        assert _not_measured(row) or row["low"] <= row["value"] <= row["high"]
+        assert _not_measured(row) or row["emulation"]
+    assert "millpond-bench-" not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_what_takes_long_is_done_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS))
+    from bench.volume.__main__ import BY_NAME, USUAL
+
+    assert "million-host" in BY_NAME and "device-small" in USUAL
+    assert not set(BY_NAME) & set(USUAL)
 
 
 def test_ratios_are_taken_repeat_by_repeat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from conformance import places
 from conformance.results import Entry
-from millpond.fs.store.layout import PRIVATE, PUBLIC
 
 Update = Callable[[Sequence[Entry]], None]
 """What a part has to say so far."""
@@ -21,12 +20,7 @@ EXCLUSIVE = "host_exclusive"
 HOSTS = {"host": True, EXCLUSIVE: False}
 """The host's mounts, and whether their server gives new files away."""
 
-EXERCISED = ("device", "device_private", *HOSTS)
-
-
-def part_of(mount: str) -> str:
-    """The part of the volume in which a mount is tested."""
-    return PRIVATE if mount.endswith("_private") else PUBLIC
+EXERCISED = ("device", *HOSTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conformance import exercisers, places, results
-from conformance.context import EXCLUSIVE, EXERCISED, HOSTS, Context, Update, part_of
+from conformance.context import EXCLUSIVE, EXERCISED, HOSTS, Context, Update
 from conformance.results import Entry, Survived
 from conformance.suite import Suite
 from conformance.tap import Outcomes
@@ -14,7 +14,6 @@ from millpond.fs.store.layout import PUBLIC
 
 TITLES = {
     "device": "the device's mount",
-    "device_private": "the device's mount, its private part",
     "device_fusepython": "the device's mount through fuse-python",
     "host": "the host's mount",
     EXCLUSIVE: "the host's mount with directories of its own",
@@ -64,7 +63,7 @@ class Posix:
         with self._context.mounted(mount, point) as how:
             self._context.say(f"{mount}: {how}")
             if suite:
-                found = suite.run(_place(point / part_of(mount), mount))
+                found = suite.run(_place(point / PUBLIC, mount))
                 title, figure = f"{TITLES[mount]} ({how})", f"pjdfstest_{mount}_percent"
                 self._add(results.mount_entry(figure, title, found, backing, self._context.kind))
             if mount in EXERCISED:
@@ -80,7 +79,7 @@ class Posix:
             if folder is None:
                 continue
             try:
-                found = exercise(folder.resolve() / name, _place(point / part_of(mount), f"{name}-{mount}"))
+                found = exercise(folder.resolve() / name, _place(point / PUBLIC, f"{name}-{mount}"))
             except OSError as error:  # of the mount
                 found = Survived(0, str(error))
             self._exercised[name][mount] = found
@@ -91,7 +90,7 @@ class Posix:
 
     def _fsstress(self, program: Path, place: Path) -> Survived:
         count, mountpoint = self._operations("fsstress"), place.parents[1]
-        below = self._context.flash / part_of(mountpoint.name) / place.name
+        below = self._context.flash / PUBLIC / place.name
         if mountpoint.name not in HOSTS:
             return exercisers.fsstress(program, place, below, count)
         beside = places.beside_of(mountpoint) / PUBLIC / place.name

@@ -7,7 +7,8 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.filelocks import remote
 from millpond.fs.server import connection as serving
-from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node
+from millpond.fs.vfs.inode_api import ROOT, CacheMode, KnownFile, Node
 from millpond.fs.vfs.path_api import Handle
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
@@ -65,12 +66,20 @@ class Kernel:
     """Knows every node, and writes down what it is told to drop, after it has called ``before`` with it."""
 
     def __init__(self) -> None:
-        self.names_dropped = 0
+        self.names_dropped, self.prunes = 0, True
         self.dropped: list[tuple[int, bool]] = []
+        self.awaited: list[int] = []
+        self.pruned: list[KnownFile] = []
         self.before: Callable[[int], None] = lambda _node: None
 
     def drop_names(self) -> None:
         self.names_dropped += 1
+
+    def await_listings(self, directory: int) -> None:
+        self.awaited.append(directory)
+
+    def prune(self, files: Sequence[KnownFile]) -> None:
+        self.pruned += files
 
     def drop(self, node: int, *, data: bool) -> bool:
         self.before(node)
@@ -153,6 +162,10 @@ class Client:
         with self.opened(node) as handle:
             return bytes(self.tree.read(handle, WHOLE, 0))
 
+    def gather(self, node: Node, data: bytes, offset: int = 0, flags: int = os.O_RDWR) -> bool:
+        """Write as a program does through the kernel; False if it is not gathered."""
+        return self.tree.write_behind.add(node, flags, data, offset)
+
     @contextlib.contextmanager
     def opened(self, node: Node, flags: int = os.O_RDONLY) -> Iterator[Handle]:
         handle = self.tree.open(node, flags)
@@ -174,6 +187,14 @@ class Client:
         eventually(lambda: self.attended() and self.kept(self.public), "the client has a lease")
 
 
+def restart(client: Client) -> None:
+    """The server forgets all; the client has a lease of it again."""
+    client.server.refusing = True  # or the client is back at once
+    client.server.restart()
+    client.server.refusing = False
+    client.await_lease()
+
+
 class Device:
     """The device's own mount: each change is announced to the manager."""
 
@@ -192,6 +213,9 @@ class Device:
 
     def begin_writing(self, inode: int, *, force: bool = False) -> bool:
         return self._server.sessions.delegations.begin_writing(inode, already=force)
+
+    def try_writing(self, inode: int) -> bool | None:
+        return self._server.sessions.delegations.try_writing(inode)
 
     def end_writing(self, inode: int) -> None:
         self._server.sessions.delegations.end_writing(inode)
@@ -230,7 +254,13 @@ def hold(client: Client, parent: Node | None = None) -> None:
     """Have the directory exclusively: the second file that is made there asks for it."""
     for name in (b"first", b"second"):
         client.tree.release(make(client, name, parent)[1])
-    assert (parent or client.public) in client.tree.async_create.names.held
+    held, end = client.tree.async_create.names.held, time.monotonic() + 5
+    while (
+        parent or client.public
+    ) not in held and time.monotonic() < end:  # a busy machine: no lease just then
+        time.sleep(0.05)
+        client.tree.release(make(client, b"at %d" % time.monotonic_ns(), parent)[1])
+    assert (parent or client.public) in held
     client.tree.async_create.flush()
 
 

@@ -150,7 +150,14 @@ class World:
         """Where the host's mounts tell their numbers."""
         return self.backing.with_name("n")
 
-    def mount_host(self, read_only: bool = False, *, at: Path | None = None) -> int:
+    def mount_host(
+        self,
+        read_only: bool = False,
+        *,
+        at: Path | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+    ) -> int:
         """The process that serves it."""
 
         def serve(ready: Callable[[], None]) -> None:
@@ -163,6 +170,8 @@ class World:
                 binding=self.host_binding,
                 timeout=self.timeout,
                 numbers=self.numbers,
+                uid=uid,
+                gid=gid,
                 on_ready=lambda _: ready(),
             )
 

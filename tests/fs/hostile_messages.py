@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from millpond.fs.proto import async_create as n
+from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import delegations, status
+from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.path_api import Attributes, Owner, Statistics
@@ -46,7 +48,7 @@ FOUND = p.FoundIs(5, ATTRIBUTES)
 REPLIES: tuple[Message, ...] = (
     p.Recall((1,), 1),
     p.Recalled((1,)),
-    p.SessionWelcome(1, 0, 1, 1.0),
+    p.SessionWelcome(1, 0, 1, 1.0, Owner(5, 5)),
     p.Pending(),
     p.Done(),
     p.Error(2),
@@ -60,9 +62,17 @@ REPLIES: tuple[Message, ...] = (
     p.OffsetIs(5),
     p.Written(5, p.AttributesAre(ATTRIBUTES)),
     p.StatisticsAre(Statistics(4096, 4096, 9, 9, 9, 9, 9, 255)),
+    x.XattrIs(),
+    x.XattrsAre(p.AttributesAre(ATTRIBUTES)),
+    x.BirthTimeIs(5),
+    x.BareAre((77,)),
     f.Fetched(1),
+    c.EntriesPlus(True),
+    c.FilesStored((0,)),
     n.Preallocated(1, ATTRIBUTES, (5,), (5,), (77,), (1,)),
+    n.NamesFlushed((ATTRIBUTES,)),
     r.Regain(1),
+    r.LockEpochBegun(1),
     r.LockIs(0),
     r.LockSet(0),
     r.LocksAnswered((1,), (0,)),
@@ -132,6 +142,9 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     ).map(tuple),
     "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
     "tuple[NameUpdate, ...]": st.lists(st.sampled_from([NAMING, *varied(NAMING)]), max_size=4).map(tuple),
+    "SetAttributes | None": st.none() | st.builds(p.SetAttributes, _ints, st.none() | _ints, mtime=_ints),
+    "tuple[Contents, ...]": st.lists(st.builds(n.Contents, _ints, _ints, _ints), max_size=4).map(tuple),
+    "tuple[Attributes, ...]": st.just(()),
     "tuple[Touched, ...]": st.lists(st.builds(n.Touched, _ints, _ints), max_size=4).map(tuple),
     "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
     "rdev": st.sampled_from((0, -1, (1 << 64) - 1)),  # no device has these

@@ -17,6 +17,7 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import async_create as n
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.bulk_copy import UNANSWERED
 from millpond.fs.vfs.inode_api import ROOT
 from millpond.wire.channel import Channel
 from millpond.wire.framing import encode
@@ -157,7 +158,7 @@ class World:
         deadline = Deadline.after(4 * SOON)
         assert self.channel
         self.channel.send(request, deadline, payload)
-        if isinstance(request, p.UNANSWERED) and not payload:
+        if isinstance(request, UNANSWERED) and not payload:
             self.channel.send(p.GetStatistics(), deadline)
         answer = self.channel.receive(deadline).message
         self.heard += encode(answer) + self.channel.receive_payload(p.MAX_LISTING, deadline)

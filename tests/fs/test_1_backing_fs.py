@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,22 +192,50 @@ def test_renaming_with_flags(tree: BackingFs) -> None:
     assert errno_of(tree.rename, ROOT, b"two", ROOT, b"x", 1 << 20) == errno.EINVAL
 
 
-def test_directories_are_listed_as_they_were_from_the_start(tree: BackingFs) -> None:
+def test_a_listing_with_attributes_looks_up_what_fits(tree: BackingFs) -> None:
+    for number in range(5):
+        put(tree, ROOT, b"%d" % number)
+    handle, known, found = tree.opendir(ROOT), dict(tree._refs), dict[bytes, Node]()
+
+    def add(
+        name: bytes, offset: int, node: Node, fields: Sequence[int], seconds: float, name_seconds: float
+    ) -> bool:
+        if len(found) == 5:
+            return False
+        found[name] = node
+        if node:
+            assert tuple(fields) == tree.getattr(node).attributes.fields()
+        return True
+
+    tree.readdirplus(handle, 0, add)
+    looked_up = {node for node in found.values() if node}
+    assert len(looked_up) == len(found) - len(found.keys() & {b".", b".."})
+    assert tree._refs.keys() - known.keys() <= looked_up
+    for node in looked_up:
+        tree.forget(node, 1)
+    tree.release(handle)
+    assert tree._refs.keys() == known.keys()
+
+
+def test_directories_are_listed_from_any_offset(tree: BackingFs) -> None:
     for number in range(5):
         put(tree, ROOT, b"%d" % number)
     tree.mkdir(ROOT, b"d", 0o755, None)
     handle = tree.opendir(ROOT)
     first = list(tree.readdir(handle, 0))
-    assert [entry.name for entry in first[:2]] == [".", ".."]
-    assert {entry.inode for entry in first[:2]} == {tree.getattr(ROOT).attributes.inode}
-    assert {entry.name for entry in first[2:]} == {"0", "1", "2", "3", "4", "d"}
-    assert {stat.S_ISDIR(entry.mode) for entry in first if entry.name == "d"} == {True}
+    by_name = {entry.name: entry for entry in first}
+    assert by_name["."].inode == by_name[".."].inode == tree.getattr(ROOT).attributes.inode
+    assert by_name.keys() == {".", "..", "0", "1", "2", "3", "4", "d"} and len(first) == 8
+    assert stat.S_ISDIR(by_name["d"].mode) and stat.S_ISREG(by_name["0"].mode)
+    other = tree.opendir(ROOT)
+    for number, entry in enumerate(first, 1):
+        assert list(tree.readdir(other, entry.offset)) == first[number:]
+    tree.release(other)
     tree.unlink(ROOT, b"3")
-    assert [entry.name for entry in tree.readdir(handle, 4)] == [entry.name for entry in first[4:]]
-    assert list(tree.readdir(handle, 8)) == []
-    assert len(list(tree.readdir(handle, 0))) == 7
+    expected = [entry for entry in first if entry.name != "3"]
+    assert [entry.name for entry in tree.readdir(handle, 0)] == [entry.name for entry in expected]
     below = tree.opendir(tree.lookup(ROOT, b"d").node)
-    here, above = tree.readdir(below, 0)
+    here, above = sorted(tree.readdir(below, 0), key=lambda entry: entry.name)
     assert (here.inode, above.inode) == (
         tree.lookup(ROOT, b"d").attributes.inode,
         tree.getattr(ROOT).attributes.inode,

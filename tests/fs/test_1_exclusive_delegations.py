@@ -31,7 +31,7 @@ def marks(shown: SharedBitmap) -> SharedBitmapView:
 
 @pytest.fixture
 def table(shown: SharedBitmap) -> DelegationTable:
-    return DelegationTable(shown)
+    return DelegationTable(shown, SharedBitmap())
 
 
 def test_what_nobody_else_keeps_is_granted_exclusively(

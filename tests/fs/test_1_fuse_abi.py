@@ -7,12 +7,17 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, Feature, LockBody
-from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Statistics
+from millpond.fs.fuse.directories import EntryBuffer, list_names
+from millpond.fs.vfs.inode_api import InodeFs, Node
+from millpond.fs.vfs.ownership import OwnerMap
+from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle, Statistics
 
 ATTRIBUTES = Attributes(
     0x1122334455667788,
@@ -129,19 +134,58 @@ def test_opened_and_statistics() -> None:
     assert struct.unpack_from("=QQQQQIIII", packed) == (100, 50, 40, 30, 20, 4096, 255, 512, 0)
 
 
+class Listed:
+    """Just the listing of a tree."""
+
+    def __init__(self, entries: list[DirectoryEntry]) -> None:
+        self._entries = entries
+
+    def readdir(self, handle: Handle, offset: int) -> Iterator[DirectoryEntry]:
+        assert (handle, offset) == (7, 5)
+        return iter(self._entries)
+
+
 def test_a_listing_holds_whole_entries_only() -> None:
     entries = [
-        DirectoryEntry("a", 1, 0o040000),
-        DirectoryEntry("seven77", 2, 0o100000),
-        DirectoryEntry("\udcff" * 9, 3, 0o120000),
+        DirectoryEntry("a", 1, 0o040000, 1),
+        DirectoryEntry("seven77", 2, 0o100000, 2),
+        DirectoryEntry("\udcff" * 9, 3, 0o120000, 3),
     ]
-    whole = abi.pack_directory(enumerate(entries, 1), 4096)
+
+    def listed(size: int) -> bytes:
+        (packed,) = list_names(
+            cast(InodeFs, Listed(entries)), memoryview(abi.READ.pack(7, 5, size, *(0,) * 4))
+        )
+        return packed
+
+    whole = listed(4096)
     assert len(whole) == 32 + 32 + 40
     assert struct.unpack_from("=QQII", whole) == (1, 1, 1, 4) and whole[24:25] == b"a"
     assert struct.unpack_from("=QQII", whole, 32) == (2, 2, 7, 8) and whole[56:63] == b"seven77"
     assert struct.unpack_from("=QQII", whole, 64) == (3, 3, 9, 10) and whole[88:97] == b"\xff" * 9
     for size, held in ((104, 104), (103, 64), (64, 64), (63, 32), (32, 32), (31, 0)):
-        assert abi.pack_directory(enumerate(entries, 1), size) == whole[:held]
+        assert listed(size) == whole[:held]
+
+
+def test_entries_with_attributes_are_laid_out_as_the_kernel_has_them() -> None:
+    answer = EntryBuffer(400, OwnerMap().ids, caches_names=True)
+    assert answer.add(b"seven77", 9, Node(5), ATTRIBUTES.fields(), 2.5, 1.25)
+    assert answer.add(b"eight888", 10, Node(6), ATTRIBUTES.fields(), 0.0, 1.25)
+    packed = answer.packed()
+    assert not answer.add(b"n", 11, Node(7), ATTRIBUTES.fields(), 0.0, 0.0)
+    assert answer.packed() == packed and len(packed) == (128 + 24 + 8) * 2
+    head = abi.pack_entry(5, ATTRIBUTES, 2.5, 1.25)
+    assert packed[:128] == head
+    assert struct.unpack_from("=QQII", packed, 128) == (ATTRIBUTES.inode, 9, 7, 8)
+    assert packed[152:160] == b"seven77\0" and packed[160:288] == abi.pack_entry(6, ATTRIBUTES, 0.0, 1.25)
+    uncached = EntryBuffer(400, OwnerMap().ids, caches_names=False)
+    assert uncached.add(b"seven77", 9, Node(5), ATTRIBUTES.fields(), 2.5, 1.25)
+    assert uncached.packed()[:128] == abi.pack_entry(5, ATTRIBUTES, 2.5, 0.0)
+
+
+def test_notices_about_names_and_nodes() -> None:
+    assert abi.pack_inval_entry(5, b"name") == struct.pack("=QII5s", 5, 4, 0, b"name\0")
+    assert abi.pack_prune([7, 8]) == struct.pack("=IIQQQ", 2, 0, 0, 7, 8)
 
 
 @pytest.mark.parametrize(("flags", "flock"), [(0, False), (1, True), (2, False), (3, True)])

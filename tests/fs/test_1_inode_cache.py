@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from millpond.fs.client.cache import inodes as book_module
-from millpond.fs.client.cache.inodes import CachedInode, InodeCache
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.cache.inodes import InodeCache
 from millpond.fs.proto.file_ops import FoundIs
 from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.path_api import Attributes, DirectoryEntry
@@ -134,6 +135,26 @@ def test_what_a_reply_tells_does_not_count_if_something_was_changed_here_meanwhi
     assert known(book, file) is None and book.ttl(file, NOW)
     assert book.learn(file, PLAIN, 4, since=book.changes)
     assert known(book, file) == PLAIN
+
+
+def test_a_change_of_a_files_data_leaves_replies_about_others(book: InodeCache) -> None:
+    written = found(book, b"w", 9, granted=1)
+    since = book.changes
+    book.change(written)
+    file = found(book, b"f", 10, granted=2, named=3, since=since)
+    assert known(book, file) and book.lookup(book.root, b"f", NOW) is file
+    again = found(book, b"w", 9, granted=4, size=77, since=since)
+    assert again is written and written.attributes and written.attributes.size != 77
+
+
+def test_a_file_that_was_changed_and_forgotten_is_not_learnt_from_before(book: InodeCache) -> None:
+    written = found(book, b"w", 9, granted=1)
+    since = book.changes
+    book.change(written)
+    book.forget(written.node, 1)
+    book.forget_idle()
+    again = found(book, b"w", 9, granted=2, since=since)
+    assert again is not written and known(book, again) is None
 
 
 def test_grants_of_an_earlier_lease_do_not_count_when_they_arrive(book: InodeCache) -> None:

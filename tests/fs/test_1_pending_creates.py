@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.fs.client.cache.inodes import CachedInode
-from millpond.fs.client.pending_creates import ExclusiveDirectory, PendingFile, PendingNames, PreallocatedFile
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.cache.pending_creates import (
+    ExclusiveDirectory,
+    PendingFile,
+    PendingNames,
+    PreallocatedFile,
+)
 from millpond.fs.proto.async_create import MAX_BATCH
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Attributes

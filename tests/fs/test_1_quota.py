@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from millpond.fs.store import usage
 from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
-from millpond.fs.store.quota import UNLIMITED, Quota, Reservation, growth
+from millpond.fs.store.quota import Quota, Reservation, growth
 from millpond.fs.store.usage import private_bytes, public_usage
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Statistics
 
@@ -120,7 +120,7 @@ def test_statistics_tell_of_the_public_part_alone() -> None:
     quota.reserve(1, 0, 50 * 1024)
     assert quota.clipped(flash) == Statistics(4096, 1024, 100, 19, 19, 26, 19, 255)
     assert Quota(1024, 5000, 7).clipped(flash) == Statistics(4096, 1024, 1, 0, 0, 7, 0, 255)
-    assert Quota(UNLIMITED, 5000, 100).clipped(flash) == flash
+    assert Quota(1 << 63, 5000, 100).clipped(flash) == flash
 
 
 steps = some.lists(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from millpond.fs.client import async_create as edge
-from millpond.fs.client import dir_delegations
+from millpond.fs.client import dir_delegations, write_behind
 from millpond.fs.proto.async_create import MAX_BATCH
 from millpond.fs.server import preallocation
 from millpond.fs.server.preallocation import PreallocatedFiles
@@ -28,6 +28,8 @@ from .caching_client import Client, Device, hold, make, shared
 from .support import SOON, Doing, Server, errno_of
 
 LEASE = 1.5
+_WHITEOUT = 4
+LARGE = b"data" * (1 << 14)  # more than there is room for on the server
 
 
 @pytest.fixture
@@ -40,6 +42,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is told by the clock."""
     monkeypatch.setattr(edge, "_TICK_SECONDS", 1000.0)
+    monkeypatch.setattr(write_behind, "_TICK_SECONDS", 1000.0)
+    monkeypatch.setattr(write_behind, "_JOIN_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -96,6 +100,20 @@ def test_what_is_taken_away_before_it_was_told_leaves_nothing(client: Client, pu
     client.tree.async_create.flush()
 
 
+def test_a_whiteout_is_left_in_place_of_what_was_renamed(client: Client, public: Path) -> None:
+    """RENAME_WHITEOUT: a character device under the old name, which the client has all names of."""
+    hold(client)
+    node, handle = make(client, b"f")
+    try:
+        client.tree.rename(client.public, b"f", client.public, b"g", _WHITEOUT)
+    except OSError as error:
+        pytest.skip(f"no whiteouts here: {error}")
+    assert stat.S_ISCHR((public / "f").lstat().st_mode)
+    assert stat.S_ISCHR(client.tree.lookup(client.public, b"f").attributes.mode)
+    assert client.tree.lookup(client.public, b"g").node == node
+    client.tree.release(handle)
+
+
 @pytest.mark.parametrize("how", ["created", "opened"])
 def test_a_file_without_its_name_lives_while_it_is_open(client: Client, how: str) -> None:
     hold(client)
@@ -136,15 +154,15 @@ def test_a_write_tells_the_names_in_the_same_request(client: Client, public: Pat
     node, handle = make(client, b"c")
     before = dict(client.tree.rpc.meter.kinds)
     counts = {kind: sum(classes) for kind, classes in before.items()}
-    done = Doing(client.tree.write, handle, b"data", 0, may_wait=False)
-    assert done.result() == 4
+    assert client.gather(node, LARGE) and not (public / "c").exists()
+    Doing(client.tree.write_behind.close_descriptor, handle, may_wait=False).result()
     after = {kind: sum(classes) for kind, classes in client.tree.rpc.meter.kinds.items()}
     asked = {kind for kind in after if after[kind] != counts.get(kind)}
-    assert asked - {"fs.hello"} == {"fs.write"}
+    assert asked - {"fs.hello"} == {"fs.gathered"}
     assert {path.name for path in public.iterdir()} == {"first", "second", "a", "b", "c"}
-    assert (public / "c").read_bytes() == b"data" and not client.tree.async_create.names.pending
+    assert (public / "c").read_bytes() == LARGE and not client.tree.async_create.names.pending
     status, there = client.tree.getattr(node).attributes, (public / "c").stat()
-    assert (status.size, status.ctime, status.mtime) == (4, there.st_ctime_ns, there.st_mtime_ns)
+    assert (status.size, status.ctime, status.mtime) == (len(LARGE), there.st_ctime_ns, there.st_mtime_ns)
     assert "fs.getattr" not in client.tree.rpc.meter.kinds  # it came with the reply
 
 
@@ -219,7 +237,7 @@ def test_what_is_there_is_not_made_again(client: Client, public: Path) -> None:
 
 
 def test_it_is_told_before_long(server: Server, public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edge, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(dir_delegations, "_IDLE_SECONDS", 0.2)
     client = Client(server)
     hold(client)
     make(client, b"f")
@@ -274,7 +292,7 @@ def test_where_no_file_can_be_without_a_name_nothing_is_made_behind(
     for number in range(5):
         make(client, b"%d" % number)
         assert (public / f"{number}").exists()
-    assert not client.tree.async_create.names.held and not server.sessions.delegations.exclusive_count
+    assert not client.tree.async_create.names.held and not server.sessions.delegations._table.exclusive_count
 
 
 def test_a_directory_with_too_many_names_is_not_exclusive(
@@ -286,7 +304,7 @@ def test_a_directory_with_too_many_names_is_not_exclusive(
     for number in range(5):
         make(client, b"%d" % number)
         assert (public / f"{number}").exists()
-    assert server.open_files == 5 and not server.sessions.delegations.exclusive_count
+    assert server.open_files == 5 and not server.sessions.delegations._table.exclusive_count
 
 
 def test_who_lists_an_open_directory_sees_them_too(client: Client, device: Device) -> None:
@@ -316,7 +334,8 @@ def test_a_write_to_a_file_whose_name_is_not_among_the_next_tells_all_first(
     for number in range(MAX_BATCH + 2):
         client.tree.release(make(client, b"%d" % number, full if number < MAX_BATCH - 1 else other)[1])
     node, handle = make(client, b"f", other)
-    assert Doing(client.tree.write, handle, b"data", 0, may_wait=False).result() == 4
+    assert client.gather(node, LARGE)
+    Doing(client.tree.write_behind.close_descriptor, handle, may_wait=False).result()
     written = client.tree.getattr(node).attributes.mtime
     client.tree.release(handle)
     assert (public / "other/f").stat().st_mtime_ns == written
@@ -379,10 +398,10 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
     held, tell = client.tree.async_create.names.held[client.public], PreallocatedFiles.flush
     begun, go_on = threading.Event(), threading.Event()
 
-    def late(*arguments: Any) -> None:
+    def late(*arguments: Any) -> list[Node]:
         begun.set()
         assert go_on.wait(SOON)
-        tell(*arguments)
+        return tell(*arguments)
 
     monkeypatch.setattr(PreallocatedFiles, "flush", late)
     held.estimated = 0.0  # as after a while

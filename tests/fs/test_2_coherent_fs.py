@@ -116,20 +116,6 @@ def test_each_operation_recalls_what_it_changes(device: OnDevice) -> None:
         does(tree.unlink, public, b"none")
 
 
-def test_the_private_part_is_nobody_elses(device: OnDevice, server: Listening) -> None:
-    tree = device.tree
-    server.kill()  # and so it need not be asked
-    secret = device.made(b"secret", device.private)
-    sub = tree.mkdir(device.private, b"d", 0o755, None).node
-    tree.setattr(secret, SetAttr(size=9))
-    tree.link(secret, sub, b"l")
-    tree.rename(sub, b"l", device.private, b"m")
-    handle = tree.open(secret, os.O_RDWR)
-    assert tree.write(handle, b"x", 0) == 1 and tree.cache_mode(handle) is CacheMode.PASSTHROUGH
-    tree.release(handle)
-    tree.unlink(device.private, b"m")
-
-
 def test_who_writes_a_file(device: OnDevice) -> None:
     tree, manager = device.tree, device.manager
     f = device.made(b"f")

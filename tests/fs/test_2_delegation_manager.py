@@ -23,9 +23,9 @@ LEASE = 10.0
 class Clocked(DelegationManager):
     """With a clock that stands still."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, device: bool = False) -> None:
         self.time = 1000.0
-        super().__init__(LEASE, lambda: self.time)
+        super().__init__(LEASE, lambda: self.time, device=device)
 
     def pass_by(self, seconds: float) -> None:
         with self._changed:
@@ -40,7 +40,8 @@ class Clocked(DelegationManager):
 
     @property
     def idle(self) -> bool:
-        return not (self._table._files or any(self._table._held.values()))
+        table = self._table
+        return not (table._files or any(table._held.values()) or any(table._expired.values()))
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_nothing_is_granted_without_a_lease(manager: Clocked, one: Holder) -> No
     manager.renew_lease(one)
     assert manager.grant_read(one, F) == 3
     manager.expire(one)
-    assert manager.grant_read(one, F) == 0 and manager.count(one) == 0
+    assert manager.grant_read(one, F) == 0 and manager.lease_of(one)[1] == 0
     for call in (manager.renew_lease, manager.expire, manager.leave):
         call(Holder(99))
 
@@ -106,7 +107,7 @@ def test_a_change_waits_for_a_recall(manager: Clocked, one: Holder, other: Holde
     if asked != {D, F}:  # the directory first, and then the file
         asked |= recalled(manager, one)
     doing.result()
-    assert asked == {D, F} and manager.count(one) == 1
+    assert asked == {D, F} and manager.lease_of(one)[1] == 1
     assert manager.grant_read(one, F) == 4
 
 
@@ -171,7 +172,7 @@ def test_a_change_waits_no_longer_than_the_lease(manager: Clocked, one: Holder, 
     assert not doing.done
     manager.pass_by(0.1)
     doing.result()
-    assert (manager.count(one), manager.count(other)) == (0, 0)
+    assert (manager.lease_of(one)[1], manager.lease_of(other)[1]) == (0, 0)
     assert manager.next_recall(one, 0)[0] == set()
     assert manager.grant_read(other, F) and not manager.grant_read(one, F)
     assert not manager.begin_writing(F)  # what was open may still be
@@ -219,7 +220,7 @@ def test_a_recall_says_up_to_which_grant(manager: Clocked, one: Holder) -> None:
     assert manager.grant_read(one, G) == 3  # meanwhile
     manager.return_delegations(one, inodes, upto, ())
     doing.result()
-    assert manager.count(one) == 1
+    assert manager.lease_of(one)[1] == 1
     assert manager.next_recall(one, 0) == (frozenset(), 3)
 
 
@@ -257,7 +258,7 @@ def test_directories_are_changed_by_one_at_a_time(manager: Clocked, one: Holder,
 def test_who_waits_too_long_for_a_directory_gives_up(manager: Clocked, one: Holder) -> None:
     with manager.write_intent(DEVICE, E):
         doing = Doing(changed, manager, one, E, D)
-        eventually(lambda: manager._table.has_intent(D), "the change has begun")
+        eventually(lambda: D in manager._table._files, "the change has begun")
         manager.pass_by(3 * LEASE)
         assert errno_of(doing.result) == errno.ETIMEDOUT
     assert manager.idle
@@ -308,6 +309,37 @@ def test_what_the_devices_kernel_writes(manager: Clocked, one: Holder) -> None:
     manager.opened(one, F)
     manager.forget(one, F)
     assert manager.idle
+
+
+def test_nothing_is_granted_while_the_devices_mount_is_lost() -> None:
+    """Its kernel may go on writing, and nobody knows what."""
+    manager, mount = Clocked(device=True), "a mount"
+    one = manager.client()
+    manager.report_device(mount)
+    assert manager.begin_writing(F) and manager.grant_read(one, G) and not manager.is_written(G)
+    manager.lose_device(mount)
+    manager.end_writing(F)
+    assert manager.grant_read(one, F) == manager.grant_data(one, F) == manager.grant_exclusive(one, D) == 0
+    assert manager.is_written(F)  # for all that is known
+    opening = Doing(manager.opened, one, F)
+    with pytest.raises(WouldBlock):
+        Doing(manager.opened, one, F, may_wait=False).result()
+    assert not opening.done
+    manager.report_device("the mount again")
+    assert opening.result()
+    manager.lose_device(mount)  # its earlier connection
+    assert manager.grant_read(one, F)
+
+
+def test_what_the_devices_kernel_writes_already_is_recalled(
+    manager: Clocked, one: Holder, other: Holder
+) -> None:
+    for client in (one, other):
+        assert manager.grant_read(client, F) and manager.grant_read(client, G)
+    assert manager.begin_writing(F, already=True)
+    assert recalled(manager, one) == recalled(manager, other) == {F}
+    assert not manager._table.holds(one, F) and manager._table.holds(one, G)
+    assert manager.grant_read(one, F) == 0
 
 
 def test_a_change_that_fails_is_over(manager: Clocked, one: Holder) -> None:

@@ -94,7 +94,7 @@ def test_what_comes_for_a_directory_that_was_let_go_is_given_back(client: Client
     client.gate.open()
     one.result()
     client.tree.statfs()
-    open_here = len(client.tree._files._open) + sum(
+    open_here = len(client.tree.files._open) + sum(
         len(held.preallocated) for held in client.tree.async_create.names.held.values()
     )
     assert server.open_files == open_here
@@ -107,7 +107,7 @@ def test_a_second_grant_gives_back_what_the_first_has_prepared(world: World) -> 
     assert isinstance(first, n.Preallocated) and world.server.open_files == before + 9
     second = world.say(n.Preallocate(world.directory, 0, 3))
     assert isinstance(second, n.Preallocated) and world.server.open_files == before + 3
-    for got, answer in ((first, p.Error), (second, p.Done)):
+    for got, answer in ((first, p.Error), (second, n.NamesFlushed)):
         naming = n.NameUpdate(1, world.directory, second.granted, got.nodes[0], b"new", 0o644, 5)
         assert isinstance(world.say(n.FlushNames((naming,))), answer)
 
@@ -193,9 +193,9 @@ def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
         make(client, b"%d" % len(tree.async_create.names.held[client.public].preallocated))
     tell = PreallocatedFiles.flush
 
-    def late(*arguments: Any) -> None:
+    def late(*arguments: Any) -> list[Node]:
         go_on.wait(4 * SOON)
-        tell(*arguments)
+        return tell(*arguments)
 
     monkeypatch.setattr(PreallocatedFiles, "flush", late)
     with tree.async_create._flushing:

@@ -16,7 +16,7 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.fs.coherence import device_client
-from millpond.fs.coherence.delegation_table import Holder
+from millpond.fs.coherence.delegation_table import Holder, Inode
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.coherence.shared_bitmap import SharedBitmap, SharedBitmapView
@@ -51,6 +51,10 @@ def guard(server: Listening, path: Path) -> Iterator[DeviceDelegationBreaker]:
 def changed(guard: DeviceDelegationBreaker, *directories: int, inodes: tuple[int, ...] = ()) -> None:
     with guard.write_intent(*directories, inodes=inodes):
         pass
+
+
+def refused() -> Channel:
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
 
 
 def give_up(manager: DelegationManager, holder: Holder, opened: tuple[int, ...] = ()) -> set[int]:
@@ -131,6 +135,21 @@ def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: Dev
     assert not guard.recall_directory(D)
 
 
+def test_an_open_for_writing_takes_one_message(server: Listening, guard: DeviceDelegationBreaker) -> None:
+    manager, client = server.manager, server.client()
+    assert guard.try_writing(F) and server.accepted == 1  # over the connection that is there
+    assert manager.is_written(F) and guard.is_writing(F) and not manager.grant_read(client, F)
+    assert guard.try_writing(F)
+    guard.end_writing(F)
+    assert guard.is_writing(F)
+    guard.end_writing(F)
+    assert not guard.is_writing(F)
+    eventually(lambda: manager.grant_read(client, F), "the kernel writes no more")
+    assert guard.try_writing(F) is None and not manager.is_written(F)  # it takes a recall first
+    manager.return_delegations(client, [Inode(F)], manager.next_recall(client, 0)[1], [F])
+    assert guard.try_writing(F) is False and not guard.is_writing(F)  # the client has it open
+
+
 def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Path) -> None:
     with DeviceDelegationBreaker(path, lease=0.5) as guard:
         assert server.manager.grant_exclusive(server.client(), D)
@@ -145,21 +164,23 @@ def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Pa
         )
         looking = Doing(guard.recall_directory, F)
         assert give_up(other.manager, client) == {F}
-        assert looking.result() and not guard.recall_directory(D)
+        assert looking.result()
+        # the manager grants once it knows the mount, an instant before the mount has the marks
+        eventually(lambda: not guard.recall_directory(D), "the marks of the new manager")
     other.kill()
 
 
 def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     server: Listening, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    received, come = device_client._receive_bitmap, threading.Event()
+    received, come = device_client.receive_bitmap, threading.Event()
 
-    def late(channel: Channel) -> SharedBitmapView:
+    def late(sock: socket.socket, seconds: float) -> SharedBitmapView:
         assert come.wait(SOON)
-        return received(channel)
+        return received(sock, seconds)
 
-    monkeypatch.setattr(device_client, "_receive_bitmap", late)
-    made = DeviceDelegationBreaker(path, lease=0.5)
+    monkeypatch.setattr(device_client, "receive_bitmap", late)
+    made = DeviceDelegationBreaker(path, lease=2 * SOON)
     before = SharedBitmap()
     made._bitmap, made._last_heard = (
         SharedBitmapView(os.dup(before.descriptor())),
@@ -271,6 +292,27 @@ def test_a_master_that_never_heard_of_a_mount_grants_nothing(path: Path) -> None
     server.kill()
 
 
+def test_a_mount_that_lost_its_connection_arrives_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Listening(path, device=True)
+    manager, client = server.manager, server.client()
+    with DeviceDelegationBreaker(path, lease=LONG_LEASE) as guard:
+        assert guard.begin_writing(F) and manager.grant_read(client, D)
+        with monkeypatch.context() as away:
+            away.setattr(guard, "_connect", refused)
+            assert guard._presence_channel
+            guard._presence_channel.shut_down()
+            eventually(lambda: not manager.device[0], "the manager knows no mount")
+            assert manager.grant_read(client, F) == manager.grant_read(client, G) == 0
+            assert manager._table.holds(client, Inode(D))  # which no kernel can be writing
+            eventually(
+                lambda: manager._table.grant_read(client, Inode(F)), "as if it had been granted just before"
+            )
+        eventually(lambda: manager.grant_read(client, G), "the mount has arrived again")
+        assert give_up(manager, client) == {F}
+        assert manager.grant_read(client, F) == 0
+    server.kill()
+
+
 def test_a_change_is_announced_to_a_master_that_was_started_again(
     server: Listening, guard: DeviceDelegationBreaker, path: Path
 ) -> None:
@@ -335,3 +377,19 @@ def test_nobody_is_waited_for_where_there_never_was_a_master(path: Path) -> None
         changed(guard, D, inodes=(F,))
         assert guard.begin_writing(F)
         guard.end_writing(F)
+
+
+def test_a_master_that_ends_after_a_quiet_time_is_waited_for(server: Listening, path: Path) -> None:
+    """Hosts had a lease until it ended, though the mount has asked nothing since long before."""
+    lease, now = 10.0, [1000.0]
+    with DeviceDelegationBreaker(path, lease=lease, clock=lambda: now[0]) as guard:
+        assert server.manager.grant_read(server.client(), F)
+        now[0] += 2 * lease
+        server.kill()
+        for _ in range(2):
+            with pytest.raises(WouldBlock):
+                Doing(changed, guard, inodes=(F,), may_wait=False).result()
+            eventually(lambda: guard._presence_channel is None, "the mount knows that its manager has ended")
+            now[0] += 0.9 * lease
+        now[0] += 0.2 * lease
+        Doing(changed, guard, inodes=(F,), may_wait=False).result()

@@ -38,7 +38,7 @@ def test_what_was_prepared_for_one_is_nobody_elses(world: World) -> None:
         for each in (naming, replace(naming, directory=public), replace(naming, directory=world.directory)):
             assert other.ask(n.FlushNames((each,))) == REFUSED
     assert named(world) == {"g"}
-    assert world.say(n.FlushNames((naming,))) == p.Done()
+    assert world.say(n.FlushNames((naming,))) == n.NamesFlushed()
     assert named(world) == {"g", naming.name.decode()}
 
 
@@ -60,7 +60,7 @@ def test_it_is_named_nowhere_else_and_nothing_else_is(world: World) -> None:
     assert world.say(n.FlushNames((replace(elsewhere, granted=both.granted),))) == REFUSED
     assert named(world) == {"g"}
     assert world.say(n.FlushNames((naming,) * 2)) == REFUSED  # it has a name by then
-    assert world.say(n.FlushNames((naming,))) == p.Done()  # which was told already
+    assert world.say(n.FlushNames((naming,))) == n.NamesFlushed()  # which was told already
     assert len(named(world)) == 2
 
 
@@ -69,7 +69,7 @@ def test_what_was_given_back_gets_no_name(world: World) -> None:
     world.say(p.Release(got.handles[0]))
     naming = n.NameUpdate(1, world.directory, got.granted, got.nodes[0], b"new", 0o644, 5)
     assert world.say(n.FlushNames((naming,))) == REFUSED
-    assert world.say(n.FlushNames((replace(naming, node=got.nodes[1]),))) == p.Done()
+    assert world.say(n.FlushNames((replace(naming, node=got.nodes[1]),))) == n.NamesFlushed()
 
 
 def test_more_than_is_prepared_or_told_at_once(world: World) -> None:

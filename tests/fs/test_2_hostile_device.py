@@ -24,11 +24,15 @@ from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.fuse.server import _HANDLERS, FuseServer
 from millpond.fs.proto import dirents
+from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.bulk_copy import UNANSWERED
 from millpond.fs.proto.validate import require_possible
 from millpond.fs.vfs.inode_api import ROOT, Node, WouldBlock, may_block
 from millpond.fs.vfs.lock_types import Family, Lock, LockOwner, Mode
+from millpond.fs.vfs.path_api import Owner
+from millpond.fs.vfs.xattr_names import MAX_VALUE
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -42,12 +46,18 @@ _LINK = replace(ATTRIBUTES, inode=79, mode=stat.S_IFLNK | 0o777)
 _GOOD = {type(reply): reply for reply in REPLIES}
 _ANSWERED_BY: dict[type[Message], type[Message]] = {
     **dict.fromkeys([p.GetAttributes, p.SetAttributes, p.Allocate], p.AttributesAre),
+    **dict.fromkeys([x.SetXattr, x.RemoveXattr], p.AttributesAre),
+    x.GetXattr: x.XattrIs,
+    x.ListXattrs: x.XattrsAre,
+    x.FindBare: x.BareAre,
+    x.GetBirthTime: x.BirthTimeIs,
     **dict.fromkeys([p.MakeNode, p.MakeDirectory, p.MakeSymlink, p.MakeLink], p.FoundIs),
     **dict.fromkeys([p.Unlink, p.RemoveDirectory, p.Rename], p.Changed),
     **dict.fromkeys([p.Create, p.Open], p.Opened),
     **dict.fromkeys([p.Read, p.ReadFile], p.Data),
     **dict.fromkeys([p.Sync, p.SyncDirectory, p.Goodbye], p.Done),
     **dict.fromkeys([r.SetLock, r.ReleaseLocks, r.DropLocks, r.CancelLock], r.LockSet),
+    r.DropFileLocks: r.LockEpochBegun,
     p.SessionHello: p.SessionWelcome,
     p.ReadDirectory: p.Entries,
     p.ReadLink: p.Link,
@@ -57,6 +67,10 @@ _ANSWERED_BY: dict[type[Message], type[Message]] = {
     r.GetLock: r.LockIs,
     r.AwaitLocks: r.LocksAnswered,
 }
+
+pytestmark = pytest.mark.expected_log(  # the operation log has each of them, or how many
+    "by process 0: E|more operations failed or took long"
+)
 
 
 class Device:
@@ -82,7 +96,7 @@ class Device:
                 channel.receive_payload(1 << 20, Deadline.after(SOON))
                 if isinstance(head.message, p.Attend):
                     self._attended(channel)
-                elif not isinstance(head.message, p.UNANSWERED):
+                elif not isinstance(head.message, UNANSWERED):
                     answer, payload = self._answer(head.message)
                     channel.send(answer, Deadline.after(SOON), payload)
 
@@ -116,10 +130,13 @@ class Device:
 class Told:
     """What a kernel is told, as far as it can be packed: the kernel's end of a mount."""
 
-    caches_names, passthrough_refusal = True, "no passthrough"
+    caches_names, leaves_privileges, passthrough_refusal = True, True, "no passthrough"
 
     def __init__(self) -> None:
         self.error, self.parts = 0, b""
+
+    def stop(self) -> None:
+        pass
 
     def fail(self, header: Header, code: int) -> None:
         assert 0 < code < 512
@@ -180,8 +197,13 @@ class Mounted:
             p.AttributesAre: [
                 (Code.GETATTR, b"", f),
                 (Code.SETATTR, abi.SETATTR.pack(1, *[0] * 15), f),
+                (Code.SETXATTR, abi.BATCH_FORGET.pack(1, 0) + b"user.a\x001", f),
+                (Code.REMOVEXATTR, b"user.a\0", f),
                 (Code.FALLOCATE, abi.FALLOCATE.pack(self.handle, 0, 1, 0, 0), f),
             ],
+            x.XattrIs: [(Code.GETXATTR, abi.BATCH_FORGET.pack(100, 0) + b"user.a\0", f)],
+            x.XattrsAre: [(Code.LISTXATTR, abi.BATCH_FORGET.pack(100, 0), f)],
+            x.BirthTimeIs: [(Code.STATX, bytes(24), f)],
             p.Changed: [
                 (Code.UNLINK, b"x\0", d),
                 (Code.RENAME2, abi.RENAME2.pack(d, 0, 0) + b"x\0y\0", d),
@@ -225,7 +247,7 @@ KINDS = (
         p.StatisticsAre,
         p.Data,
     ),
-    *(p.Done, r.LockIs, r.LockSet),
+    *(p.Done, r.LockIs, r.LockSet, x.XattrIs, x.XattrsAre, x.BirthTimeIs),
 )
 
 
@@ -279,6 +301,8 @@ def _possible(reply: Message) -> bool:
         p.SessionWelcome(1, 0, 1, float("nan")),
         p.SessionWelcome(1, 0, 1, -1.0),
         p.SessionWelcome(0, 0, 1, 1.0),
+        p.SessionWelcome(1, 0, 1, 1.0, Owner(-1, 0)),
+        p.SessionWelcome(1, 0, 1, 1.0, Owner(0, (1 << 32) - 1)),
         r.LockIs(3),
         r.LockIs(0, 5, 4),
         r.LockIs(0, 0, 0, 1 << 32),
@@ -322,20 +346,27 @@ def test_a_strange_welcome(welcome: Message) -> None:
     ids=lambda n: n[0][:9],
 )
 def test_listings_with_names_that_no_file_has(mounted: Mounted, names: list[bytes]) -> None:
-    packed = b"".join(dirents._ENTRY.pack(5, stat.S_IFREG, len(name)) + name for name in names)
+    packed = b"".join(dirents._ENTRY.pack(5, 9, stat.S_IFREG, len(name)) + name for name in names)
     _list(mounted, packed, errno.EIO)
 
 
 def test_listings_that_are_none(mounted: Mounted) -> None:
-    entry = dirents._ENTRY.pack((1 << 64) - 1, (1 << 32) - 1, 1) + b"f"
+    entry = dirents._ENTRY.pack((1 << 64) - 1, 9, (1 << 32) - 1, 1) + b"f"
     for cut in range(1, len(entry)):
         _list(mounted, entry[:cut], errno.EIO)
-    _list(mounted, bytes(p.MAX_LISTING + 1), errno.EIO)
+    _list(mounted, bytes((1 << 20) + 1), errno.EIO)
     _list(mounted, entry, 0)
 
 
-def _list(mounted: Mounted, packed: bytes, error: int) -> None:
-    mounted.device.says[p.Entries] = p.Entries(), packed
+def test_listings_that_never_end(mounted: Mounted) -> None:
+    _list(mounted, b"", errno.EIO, end=False)
+    for cookie in (0, 7):
+        entry = dirents._ENTRY.pack(5, cookie, stat.S_IFREG, 1) + b"f"
+        _list(mounted, entry, errno.EIO, end=False)
+
+
+def _list(mounted: Mounted, packed: bytes, error: int, *, end: bool = True) -> None:
+    mounted.device.says[p.Entries] = p.Entries(end=end), packed
     handle = mounted.tree.opendir(mounted.directory)
     body = abi.READ.pack(handle, 0, 4096, 0, 0, 0, 0)
     assert mounted.ask(Code.READDIR, body) == error
@@ -344,7 +375,7 @@ def _list(mounted: Mounted, packed: bytes, error: int) -> None:
 
 def test_more_than_was_asked_for(mounted: Mounted) -> None:
     for kind, requests in mounted.requests().items():
-        size = 101 if kind is p.Data else 5
+        size = {p.Data: 101, x.XattrIs: MAX_VALUE + 1}.get(kind, 5)
         if kind is not p.Entries:
             mounted.device.says[kind] = _GOOD[kind], bytes(size)
             assert mounted.ask(*requests[0]) == errno.EIO, kind
@@ -376,6 +407,21 @@ def test_locks_that_are_none(mounted: Mounted) -> None:
     assert errno_of(mounted.tree.locks.lock, mounted.file, Family.POSIX, lock, None) == errno.EIO
     mounted.device.says[r.LockSet] = r.Regain(5), b""
     assert errno_of(mounted.tree.locks.lock, mounted.file, Family.FLOCK, lock, None) == errno.EIO
+
+
+@pytest.mark.parametrize("refusal", ["", "this kernel is too old"])
+def test_a_file_whose_lock_was_lost_is_not_opened_for_the_kernel_to_write(
+    mounted: Mounted, refusal: str
+) -> None:
+    locks = mounted.tree.locks
+    locks._lost[mounted.file, Family.FLOCK] = {1}
+    mounted.binding._kernel.passthrough_refusal = refusal
+    for flags in (os.O_WRONLY, os.O_RDWR):
+        error = 0 if refusal else errno.EIO
+        assert mounted.ask(Code.OPEN, abi.OPEN.pack(flags, 0), mounted.file) == error
+    assert mounted.ask(Code.OPEN, abi.OPEN.pack(os.O_RDONLY, 0), mounted.file) == 0
+    locks.release(mounted.file, Family.FLOCK, 1)
+    assert mounted.ask(Code.OPEN, abi.OPEN.pack(os.O_WRONLY, 0), mounted.file) == 0
 
 
 def test_recalls_of_anything(mounted: Mounted) -> None:

@@ -16,8 +16,8 @@ from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
 from .caching_client import Client, Device
+from .recall_clients import client, device, server
 from .support import Doing, Server, errno_of
-from .test_2_recalls import client, device, server
 
 __all__ = ["client", "device", "server"]
 

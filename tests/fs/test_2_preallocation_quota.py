@@ -57,4 +57,4 @@ def test_it_counts_though_it_was_closed_before_it_was_named(
     tree.unlink(public, b"f")
     assert tree.quota.used >= before[0] + MIB and tree.recount() == (0, 0)
     tree.forget(found.node, 2 if named is linked else 1)
-    assert (tree.quota.used, tree.quota.files) == before and not tree._inodes_open
+    assert (tree.quota.used, tree.quota.files) == before and not tree._files_open

@@ -56,7 +56,7 @@ def test_a_directory_is_not_forgotten_for_what_is_prepared_for_it(world: World) 
         naming = n.NameUpdate(
             next(world.serials), world.directory, got.granted, got.nodes[0], b"new", 0o644, 5
         )
-        assert world.say(n.FlushNames((naming,))) == p.Done()
+        assert world.say(n.FlushNames((naming,))) == n.NamesFlushed()
         assert (world.public / "d/new").exists()
         for node in found:  # they had to go instead
             assert world.say(p.GetAttributes(node)) == p.Error(errno.ESTALE)

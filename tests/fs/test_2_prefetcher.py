@@ -15,12 +15,12 @@ from millpond.fs.client import prefetcher
 from millpond.fs.client.cache.small_files import MOST
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import ROOT, Node
+from millpond.fs.vfs.inode_api import ROOT, Node, SetAttr
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 
-from .caching_client import Client, Device
+from .caching_client import Client, Device, restart
+from .recall_clients import client, device, lease, server
 from .support import SOON, Doing, Server, errno_of
-from .test_2_recalls import client, device, lease, server
 
 __all__ = ["client", "device", "lease", "server"]
 
@@ -39,14 +39,6 @@ def asked(client: Client, *kinds: str) -> int:
     """How many requests of these kinds, or of all, the server has answered."""
     found = client.tree.rpc.meter.kinds
     return sum(sum(classes) for kind, classes in found.items() if kind in kinds or not kinds)
-
-
-def restart(client: Client) -> None:
-    """The server forgets all."""
-    client.server.refusing = True
-    client.server.restart()
-    client.server.refusing = False
-    client.await_lease()
 
 
 def has(client: Client, name: bytes, data: bytes) -> bool:
@@ -161,6 +153,31 @@ def test_what_was_under_way_while_it_was_changed_does_not_count(
     client.gate.open()
     assert client.tree.prefetcher.wait(4 * SOON)
     assert client.read(client.find(b"f")) == b"two"
+
+
+def test_writes_to_other_files_spoil_nothing(client: Client) -> None:
+    """As of a program that appends to a log."""
+    with client.opened(client.find(b"g"), os.O_WRONLY) as log:
+        client.gate.shut("fs.fetched")
+        ask(client, [b"f", b"g"])
+        client.gate.reached()
+        client.tree.write(log, b"written", 0)
+        client.tree.setattr(client.find(b"g"), SetAttr(size=4))
+        client.gate.open()
+        assert client.tree.prefetcher.wait(4 * SOON)
+    assert has(client, b"f", b"one") and client.kept(client.find(b"f"))
+    assert client.read(client.find(b"g")) == b"writ"
+
+
+def test_a_file_that_was_renamed_meanwhile_does_not_count(client: Client) -> None:
+    node = client.find(b"f")
+    client.gate.shut("fs.fetched")
+    ask(client, [b"f", b"g"])
+    client.gate.reached()
+    client.tree.rename(client.public, b"f", client.public, b"h")
+    client.gate.open()
+    assert client.tree.prefetcher.wait(4 * SOON)
+    assert client.find(b"h") == node and errno_of(client.find, b"f") == errno.ENOENT
 
 
 def test_a_file_that_is_too_large_is_read_as_ever(client: Client, device: Device) -> None:

@@ -7,7 +7,9 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,11 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.server.connection import serve
 from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store import quota_fs
 from millpond.fs.store.layout import PUBLIC, prepare
 from millpond.fs.store.quota_fs import QuotaFs
 from millpond.fs.store.usage import public_usage
+from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.inode_api import ROOT, SetAttr
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
@@ -246,20 +250,22 @@ def test_a_client_that_goes_leaves_nothing_counted(limited: Limited, backing: Pa
     assert agrees(limited, backing)
 
 
-def test_a_file_that_is_closed_during_a_change_holds_up_nothing(limited: Limited, backing: Path) -> None:
+def test_a_file_that_is_closed_during_a_change_holds_up_nothing(
+    limited: Limited, backing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bounded = limited.bounded
     public = bounded.lookup(ROOT, b"public").node
-    found, handle = bounded.create(public, b"f", os.O_RDWR, 0o644, None)
-    for reopened in (False, True):
-        with bounded._charging(bounded.descriptor(handle), lambda _: MIB):
-            bounded.release(handle)
-            if reopened:
-                other = os.open(backing, os.O_RDONLY)  # may have the same descriptor
-        handle = bounded.open(found.node, os.O_RDWR)
-    os.close(other)
-    bounded.release(handle)
+    _, handle = bounded.create(public, b"f", os.O_RDWR, 0o644, None)
+    write = os.pwritev
+
+    def closed(*arguments: Any) -> int:
+        bounded.release(handle)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", closed)
+    assert bounded.write(handle, bytes(MIB), 0) == MIB
     assert bounded.quota.quiet and bounded.quota.left == LIMIT - bounded.quota.used
-    assert agrees(limited, backing)
+    assert bounded.quota.used >= MIB and agrees(limited, backing)
 
 
 def test_the_statistics_are_of_the_quota(limited: Limited, volume: PathAdapter) -> None:
@@ -267,6 +273,47 @@ def test_the_statistics_are_of_the_quota(limited: Limited, volume: PathAdapter) 
     found = volume.statfs()
     assert found.blocks * found.fragment_size == LIMIT
     assert found.available == limited.bounded.quota.left // found.fragment_size
+
+
+class Clock:
+    """Advances when somebody sleeps, and stops the thread that sleeps for the third time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self.over = threading.Event()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        if len(self.slept) == 3:
+            self.over.set()
+            threading.Event().wait()
+
+
+def test_the_files_are_counted_by_a_thread_that_holds_up_no_other(
+    backing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of low priority that holds the interpreter's lock holds up the threads that serve. It pauses
+    instead, so that it takes a small share of the processor.
+    """
+    clock, priorities = Clock(), []
+    monkeypatch.setattr(quota_fs, "time", clock)
+
+    def count() -> tuple[int, int]:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        clock.now += 10.0
+        return 0, 0
+
+    root = os.open(backing, os.O_PATH | os.O_DIRECTORY)
+    QuotaFs(root, LIMIT, count, public=PUBLIC.encode()).keep_counting(60.0)
+    assert clock.over.wait(SOON)
+    os.close(root)
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)] * 3
+    assert clock.slept == [60.0, 200.0, 200.0]
 
 
 class LimitedWorld(World):
@@ -320,3 +367,17 @@ def test_through_a_mount_it_is_the_write_that_fails(world: World, in_namespace: 
         eventually(is_empty, "the space of a removed file is free")
 
     in_namespace(body)
+
+
+def test_files_stored_together_stay_within_the_quota(limited: Limited, backing: Path) -> None:
+    tree = RemoteFs(limited.dial, timeout=SOON)
+    folder = tree.walk(ROOT, [PUBLIC.encode()]).node
+    files = [SmallFile(b"%02d" % number, bytes(60 * KIB), 0o644, 0, 0) for number in range(8)]
+    batches = [[replace(file, name=b"%d-%s" % (batch, file.name)) for file in files] for batch in range(6)]
+    errors = [error for batch in batches for error in tree.bulk.store(folder, batch)]
+    assert set(errors) == {0, errno.ENOSPC}
+    names = list((backing / PUBLIC).iterdir())
+    assert len(names) == errors.count(0) and {path.stat().st_size for path in names} == {60 * KIB}
+    assert limited.bounded.quota.used <= LIMIT
+    assert limited.bounded.recount() == (0, 0)  # what was refused counts no more
+    tree.close()

@@ -15,6 +15,7 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server.handlers import RequestHandlers
 from millpond.fs.server.sessions import SessionTable
+from millpond.fs.server.shared_descriptors import SharedDescriptors
 from millpond.fs.store.layout import PUBLIC, prepare
 from millpond.fs.store.quota_fs import QuotaFs
 from millpond.fs.store.usage import public_usage
@@ -43,7 +44,7 @@ class Limited(Server):
         return self.bounded.quota.used, self.bounded.quota.files
 
     def host(self, name: bytes) -> Host:
-        return Host(RequestHandlers(self.tree, self.sessions.delegations, name * 16))
+        return Host(RequestHandlers(SharedDescriptors(self.tree), self.sessions.delegations, name * 16))
 
 
 class Host:
@@ -82,7 +83,7 @@ def limited(tmp_path: Path) -> Iterator[Limited]:
     yield made
     made.drop()
     made.sessions.close()
-    assert not (made.bounded._inodes_open or made.bounded._unnamed)
+    assert not (made.bounded._files_open or made.bounded._unnamed)
     assert made.counted == public_usage(top) and made.bounded.recount() == (0, 0)
     os.close(made.root)
 

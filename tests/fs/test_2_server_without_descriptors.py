@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.vfs.inode_api import ROOT, Node
 
-from .support import SOON, Server
+from .support import SOON, Server, errno_of
 
 
 def test_more_files_than_descriptors(tree: RemoteFs, server: Server, top: Path) -> None:
@@ -31,6 +32,64 @@ def test_more_files_than_descriptors(tree: RemoteFs, server: Server, top: Path) 
         assert tree.getattr(nodes[number]).attributes.size == len(f"{number}")
     assert bytes(tree.read(handle, 10, 0)) == b"0"
     assert tree.getattr(held).attributes.size == 1
+
+
+def _files(top: Path, count: int) -> None:
+    (top / "public").mkdir()
+    for number in range(count):
+        (top / "public" / f"{number}").write_text(f"{number}")
+
+
+def _find_all(tree: RemoteFs, count: int) -> list[Node]:
+    public = tree.lookup(ROOT, b"public").node
+    return [tree.lookup(public, b"%d" % number).node for number in range(count)]
+
+
+@pytest.fixture
+def second(server: Server) -> Iterator[RemoteFs]:
+    made = RemoteFs(server.dial, timeout=SOON)
+    yield made
+    made.close()
+
+
+def test_a_second_client_gets_the_descriptors_of_one_that_is_gone(
+    tree: RemoteFs, second: RemoteFs, server: Server, top: Path
+) -> None:
+    """What the first one has open stays open, and what it had looked up is found again."""
+    _files(top, 60)
+    server.tree.max_descriptors = 40
+    nodes = _find_all(tree, 60)
+    handle = tree.open(nodes[59], os.O_RDONLY)
+    server.drop()
+    _find_all(second, 36)
+    assert server.sessions.clients()[1].handlers.nodes == 37  # with the directory: none was closed for others
+    assert bytes(tree.read(handle, 10, 0)) == b"59"
+    assert tree.getattr(nodes[7]).attributes.size == 1
+
+
+def test_clients_share_the_descriptors(tree: RemoteFs, second: RemoteFs, server: Server, top: Path) -> None:
+    _files(top, 120)
+    server.tree.max_descriptors = 40
+    nodes = _find_all(tree, 60)
+    public = second.lookup(ROOT, b"public").node
+    others = [second.lookup(public, b"%d" % number).node for number in range(60, 120)]
+    one, other = server.sessions.clients()
+    assert min(one.handlers.nodes, other.handlers.nodes) >= 18
+    for number in (0, 59, 1):
+        assert tree.getattr(nodes[number]).attributes.size == len(f"{number}")
+        assert second.getattr(others[number]).attributes.size == len(f"{60 + number}")
+
+
+def test_no_client_takes_all_descriptors_with_open_files(
+    tree: RemoteFs, second: RemoteFs, server: Server, top: Path
+) -> None:
+    _files(top, 60)
+    server.tree.max_descriptors = 80
+    nodes = _find_all(tree, 60)
+    opened = [tree.open(node, os.O_RDWR) for node in nodes[:20]]
+    assert errno_of(tree.open, nodes[20], os.O_RDWR) == errno.EMFILE
+    assert second.open(_find_all(second, 60)[0], os.O_RDWR)
+    assert tree.write(opened[0], b"x", 0) == 1
 
 
 @pytest.fixture

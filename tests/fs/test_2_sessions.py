@@ -15,10 +15,11 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError
+from millpond.fs.client.cache import inodes
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.proto import file_ops as p
-from millpond.fs.server import client_state
+from millpond.fs.server import client_state, sessions
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.vfs.inode_api import ROOT, may_block
 from millpond.fs.vfs.path_adapter import PathAdapter
@@ -29,7 +30,7 @@ from ..effort import scaled
 from ..waiting import eventually
 from .support import LANE, NAME, SOON, Cutting, Server, errno_of
 
-LANES = 16
+LANES = sessions._MAX_SLOTS
 MOST_FILES = scaled(quick=300, full=4096)
 
 
@@ -114,7 +115,7 @@ def test_lost_before_sending(
     tree: RemoteFs, volume: PathAdapter, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume.statfs()
-    first = tree.rpc._slot()._channel
+    first = tree.rpc._all[0]._channel
     monkeypatch.setattr(first, "cut_before", "fs.mkdir", raising=False)
     volume.mkdir("d", 0o755)
     assert server.dialled == 2
@@ -278,6 +279,28 @@ def test_a_client_has_so_many_lanes_and_no_more(server: Server) -> None:
         with server.talk(lane=b"%16d" % 3) as again:  # one that it has
             again.call(p.GetStatistics(), p.StatisticsAre)
         talks[0].call(p.GetStatistics(), p.StatisticsAre)
+
+
+def test_an_idle_client_forgets_all(
+    tree: RemoteFs, server: Server, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is posted or forgotten goes out without any other request."""
+    for number in range(100):
+        (top / f"{number}").touch()
+    nodes = [tree.lookup(ROOT, b"%d" % number).node for number in range(100)]
+    (client,) = server.sessions.clients()
+    assert client.handlers.nodes == 100
+    monkeypatch.setattr(inodes, "_MOST_FORGOTTEN", 30)  # in one request
+    tree.release(tree.open(nodes[0], os.O_RDWR))
+    assert tree.rpc.posted
+    tree.rpc.flush()
+    assert server.open_files == 0
+    for node in nodes:
+        tree.forget(node, 1)
+    with tree.rpc.lock:
+        tree.rpc.inodes.forget_idle()
+    tree.rpc.flush()
+    assert client.handlers.nodes == 0
 
 
 def test_a_lane_that_waits_holds_up_nobody_else(server: Server, top: Path) -> None:

@@ -96,10 +96,10 @@ def test_a_name_takes_what_is_put_by_whoever_else_wants_it(flash: Flash) -> None
     before = flash.put_by
     flash.fill()
     flash.rivals = PIECES - 2
-    flash.reserve.link(flash.name)
+    flash.reserve.use(flash.name)
     assert flash.made == 1 and 0 < flash.put_by < before / 8
     flash.rivals = 1
-    assert errno_of(flash.reserve.link, flash.name) == errno.ENOSPC  # now there is nothing left
+    assert errno_of(flash.reserve.use, flash.name) == errno.ENOSPC  # now there is nothing left
     flash.reserve.release(2)
 
 
@@ -109,7 +109,7 @@ def test_what_was_taken_is_put_by_again_before_more_is_promised(
     flash.reserve.hold(flash.directory, 1)
     whole = flash.put_by
     flash.fill()
-    flash.reserve.link(flash.name)
+    flash.reserve.use(flash.name)
     assert 0 < flash.put_by < whole
 
     def full(*_: object) -> None:
@@ -130,7 +130,7 @@ def test_what_is_wrong_but_for_room_is_said(flash: Flash) -> None:
 
     flash.reserve.hold(flash.directory, 1)
     before = flash.put_by
-    assert errno_of(flash.reserve.link, there) == errno.EEXIST and flash.put_by == before
+    assert errno_of(flash.reserve.use, there) == errno.EEXIST and flash.put_by == before
     flash.reserve.release(1)
     other = os.open("/proc", os.O_PATH)
     assert errno_of(flash.reserve.hold, other, 1)
@@ -209,7 +209,7 @@ def test_held_names_fit_into_a_flash_that_is_full(ext4: Path) -> None:
     assert errno_of((ext4 / "new").mkdir) == errno.ENOSPC
     for number, (found, _) in enumerate(files):
         tree.link_unnamed(found.node, directory, long_name(number), 0o640, 5)
-    assert room._BLOCKS / 4 < tree._reservation._left < room._BLOCKS
+    assert room._BLOCKS / 4 < tree.reservation._left < room._BLOCKS
     for _, handle in files:
         tree.release(handle)
     tree.release_names(MAX_NAMES)
@@ -280,7 +280,7 @@ def limited(tmp_path: Path) -> Iterator[Limited]:
     made.drop()
     made.sessions.close()
     left = made.bounded.quota.limit - made.bounded.quota.used
-    assert made.quota_left == max(0, left) and made.tree._reservation._file < 0  # nothing stays put by
+    assert made.quota_left == max(0, left) and made.tree.reservation._file < 0  # nothing stays put by
     os.close(made.root)
 
 
@@ -343,7 +343,7 @@ def test_others_see_the_room_without_what_is_put_by(limited: Limited) -> None:
     directory = stocked(client, b"d")
     held = len(client.tree.async_create.names.held[directory].preallocated)
     taken = limited.bounded.quota.limit - limited.bounded.quota.used - limited.quota_left
-    assert taken == held * limited.bounded.statfs().fragment_size
+    assert taken == held * (1 + room.CONTENT_BLOCKS) * limited.bounded.statfs().fragment_size
     client.tree.async_create.end_if_flushed(client.tree.rpc.inodes.file(directory))
     client.tree.statfs()
     assert before - limited.quota_left < MIB and limited.bounded.quota._held == 0

@@ -154,7 +154,7 @@ def test_what_was_said_to_be_closed_is_not_said_again(client: Client, device: De
     """The reply that would tell that it was heard was lost; by now the file is open again."""
     node = client.find(b"f")
     client.tree.release(_recalled_while_open(client, device, b"two"))
-    lane = client.tree.rpc._slot()
+    lane = client.tree.rpc._free[True][-1]  # the next one that is used
     assert client.tree.rpc.posted and lane._channel
     original = lane._channel.receive
 
@@ -177,7 +177,7 @@ def _recalled_while_open(client: Client, device: Device, data: bytes) -> int:
     """The handle of the file, opened without a word, and named when the device wrote it."""
     node = client.find(b"f")
     handle = client.tree.open(node, os.O_RDONLY)
-    assert client.tree._files.get(handle).local
+    assert client.tree.files.get(handle).local
     Doing(device.put, b"f", data).result()
     eventually(
         lambda: client.tree._inodes.file(node).reported_open, "the server was told that the file is open"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from millpond.base.deadline import Deadline
-from millpond.fs.client.metrics import MountStats, OperationMeter, answered_here, percentile
+from millpond.fs.client.metrics import MountStats, OperationMeter, answered_here
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.mount.stats_socket import read_stats, serve_stats
 from millpond.fs.proto.status import GetStatus, StatusIs
@@ -18,6 +18,7 @@ from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.layout import PUBLIC, prepare
 from millpond.fs.store.quota_fs import QuotaFs
 from millpond.fs.store.usage import public_usage
+from millpond.fs.vfs.latencies import percentile
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux import sockets
 from millpond.wire.channel import Channel

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +18,22 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
+from millpond.fs.fuse import mounts
 from millpond.fs.fuse.libfuse2 import mount_and_serve
 from millpond.fs.fuse.mounts import read_ahead, unmount
 from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.syscalls import CLONE_NEWNS
 
 from ..waiting import eventually
-from .conftest import World
+from .conftest import InNamespace, World
 from .support import errno_of
+from .test_2_file_systems import mount_two
 
 WithBoth = Callable[..., None]
 
@@ -362,5 +366,52 @@ def test_in_a_user_namespace(world, in_namespace) -> None:  # type: ignore[no-un
         os.kill(world.device_pid, signal.SIGTERM)
         assert os.waitpid(world.device_pid, 0)[1] == 0
         assert not mounted(world.device)
+
+    in_namespace(body)
+
+
+def test_two_file_systems_in_the_public_part(world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        prepare(world.backing)
+        mount_two(world.backing / "public")
+        world.start_server()
+        world.mount_device()
+        world.mount_host()
+        for here, there in ((world.host, world.device), (world.device, world.host)):
+            files = [here / "public" / name / "f" for name in "ab"]
+            for name, file in zip("ab", files, strict=True):
+                assert file.read_text() == f"the text of {name}"
+            assert len({file.stat().st_ino for file in files}) == 2  # as tar and rsync tell files apart
+            (there / "public" / "a" / "f").write_text("new")
+            assert [file.read_text() for file in files] == ["new", "the text of b"]
+            (here / "public" / "a" / "f").write_text("the text of a")
+
+    in_namespace(body)
+
+
+def test_a_mount_that_is_gone_ends_once_it_is_not_used(
+    tmp_path: Path, in_namespace: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other namespaces may have copies of it, from which its server never learns that."""
+    monkeypatch.setattr(mounts, "_USED_MILLISECONDS", 10)
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def body() -> None:
+        asked: list[bool] = []
+        ended = threading.Event()
+
+        def is_used() -> bool:
+            asked.append(mounted(place))
+            return len(asked) < 3
+
+        syscalls.mount("tmpfs", place, "tmpfs")
+        watch = mounts.MountWatch(place, is_used, ended.set)
+        syscalls.mount("tmpfs", place, "tmpfs")  # what happens to other mounts is nothing to it
+        unmount(place)
+        assert not ended.is_set() and not asked
+        unmount(place)
+        assert ended.wait(10) and asked == [False] * 3
+        watch.close()
 
     in_namespace(body)

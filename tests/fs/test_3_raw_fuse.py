@@ -43,7 +43,7 @@ def on_device(world: World, in_namespace: InNamespace) -> OnDevice:
             prepare(world.backing)
             world.binding = "raw"
             world.mount_device()
-            body(world.device / "private")
+            body(world.device / "public")
 
         in_namespace(inside)
 
@@ -77,7 +77,7 @@ def test_data_does_not_pass_the_daemon(passing_through: None, world: World, on_d
             finally:
                 os.kill(world.device_pid, signal.SIGCONT)
             assert written == len(data) and found == data
-        assert (world.backing / "private" / "f").read_bytes() == data
+        assert (world.backing / "public" / "f").read_bytes() == data
 
     on_device(body)
 
@@ -89,8 +89,8 @@ def test_shared_maps(passing_through: None, world: World, on_device: OnDevice) -
             with mmap.mmap(file.fileno(), 8192) as view:
                 view[5000:5004] = b"data"
                 view.flush()
-                assert (world.backing / "private" / "f").read_bytes()[5000:5004] == b"data"
-                (world.backing / "private" / "f").write_bytes(b"x" * 8192)
+                assert (world.backing / "public" / "f").read_bytes()[5000:5004] == b"data"
+                (world.backing / "public" / "f").write_bytes(b"x" * 8192)
                 assert view[:3] == b"xxx"
 
     on_device(body)
@@ -263,7 +263,7 @@ def test_a_flash_that_is_an_overlay(passing_through: None, world: World, in_name
         prepare(world.backing)
         world.binding = "raw"
         world.mount_device()
-        with (world.device / "private" / "f").open("w+b") as file:
+        with (world.device / "public" / "f").open("w+b") as file:
             file.write(b"through")
             file.flush()
             if "by the kernel itself" in world.how:
@@ -280,7 +280,7 @@ def test_many_files_are_remembered(world: World, in_namespace: InNamespace) -> N
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         world.binding = "raw"
         world.mount_device()
-        top = world.device / "private"
+        top = world.device / "public"
         for number in range(few + 100):
             (top / str(number)).write_bytes(b"x")
         assert sum(path.stat().st_size for path in top.iterdir()) == few + 100
@@ -326,9 +326,9 @@ def test_nobody_opens_by_making_what_he_may_not(world: World, on_device: OnDevic
 
     def body(top: Path) -> None:
         top.chmod(0o777)
-        root = os.open(world.backing / "private", os.O_PATH)
+        root = os.open(world.backing / "public", os.O_PATH)
         tree = BackingFs(root)
-        (world.backing / "private" / "theirs").write_text("secret")
+        (world.backing / "public" / "theirs").write_text("secret")
         with pytest.raises(OSError, match="Stale"):
             tree.create(ROOT, b"theirs", os.O_RDWR, 0o644, None)
         with (top / "theirs").open("a+") as file:
@@ -358,11 +358,11 @@ def test_nobody_waits_for_anothers_fsync(world: World, in_namespace: InNamespace
         tree = Slow(os.open(world.backing, os.O_PATH))
         binding = FuseServer(FuseDevice(world.device, "csd0", os.open(world.backing, os.O_PATH)), tree)
         threading.Thread(target=binding.serve, daemon=True).start()
-        file = os.open(world.device / "private" / "f", os.O_RDWR | os.O_CREAT)
+        file = os.open(world.device / "public" / "f", os.O_RDWR | os.O_CREAT)
         waiting = threading.Thread(target=os.fsync, args=(file,))
         waiting.start()
         assert tree.begun.wait(20)
-        (world.device / "private" / "g").write_text("meanwhile")
+        (world.device / "public" / "g").write_text("meanwhile")
         assert waiting.is_alive()
         tree.done.set()
         waiting.join(20)
@@ -374,7 +374,7 @@ def test_nobody_waits_for_anothers_fsync(world: World, in_namespace: InNamespace
 
 def test_a_mount_ends_when_somebody_unmounts_it(world: World, on_device: OnDevice) -> None:
     def body(top: Path) -> None:
-        subprocess.run(["umount", world.device], check=True)
+        subprocess.run(["umount", top], check=True)
         assert os.waitpid(world.device_pid, 0)[1] == 0
 
     on_device(body)

@@ -21,6 +21,7 @@ import pytest
 
 from millpond.fs.client import async_create, callbacks, dir_delegations
 from millpond.fs.coherence import manager
+from millpond.fs.coherence.device_client import recall_directories
 from millpond.fs.fuse.mounts import unmount
 from millpond.fs.mount.stats_socket import read_stats
 
@@ -82,6 +83,17 @@ def test_what_the_host_makes_behind_the_device_sees_at_once(world: World, with_b
             (host / f"{number}").touch()
         assert names(device) == before | {"new"} | {f"{number}" for number in range(300)}
         assert asked(world, "fs.create") - asked_before < 10
+
+    with_both(body)
+
+
+def test_they_are_on_the_flash_once_all_directories_are_recalled(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        _, host = begin(world)
+        for _ in range(3):
+            make_behind(world, host / "new")
+            recall_directories(world.locks)
+            assert "new" in names(world.backing / "public" / "d")
 
     with_both(body)
 

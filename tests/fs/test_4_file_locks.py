@@ -21,7 +21,7 @@ from millpond.fs.filelocks import remote
 from ..effort import scaled
 from ..waiting import eventually
 from .conftest import World
-from .support import errno_of
+from .support import errno_of, lasts
 
 WithBoth = Callable[[Callable[[], None]], None]
 LEASE = scaled(quick=1.0, full=2.0)
@@ -77,10 +77,14 @@ class Program:
         os.set_blocking(self._told, True)
         assert os.read(self._told, 1) == b"!"
 
-    def end(self) -> int:
-        """Its exit status."""
+    def go(self) -> None:
+        """It closes its file."""
         with contextlib.suppress(OSError):
             os.write(self._go, b".")
+
+    def end(self) -> int:
+        """Its exit status."""
+        self.go()
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def kill(self) -> None:
@@ -269,6 +273,28 @@ def test_who_waits_for_a_host_whose_mount_dies_gets_it(world: World, with_both: 
 def brief_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for locks again waits less long for others to do so, too."""
     monkeypatch.setattr(remote, "_GRACE_SECONDS", scaled(quick=2.0, full=remote._GRACE_SECONDS))
+
+
+def test_a_slow_unlock_loses_no_other_lock(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        here, there = sides(world, turned=False)
+        (here / "g").write_bytes(bytes(100))
+        holding, closing = Program(here / "f", a_range), Program(here / "g", a_range)
+        for each in (holding, closing):
+            each.await_it()
+        waiting = Program(there / "f", a_range)
+        os.kill(world.server_pid, signal.SIGSTOP)
+        closing.go()
+        time.sleep(0.6)  # for longer than a thread that must not wait would
+        os.kill(world.server_pid, signal.SIGCONT)
+        assert closing.end() == 0
+        eventually(lambda: not is_locked(there / "g", part), "the lock is free")
+        assert lasts(lambda: not waiting.has_it, 2.0)
+        assert holding.end() == 0
+        waiting.await_it()
+        assert waiting.end() == 0
+
+    with_both(body)
 
 
 @pytest.mark.usefixtures("brief_grace")

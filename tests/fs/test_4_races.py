@@ -139,8 +139,10 @@ class Renaming(Overwriting):
         (self.path.parent / f"n{number - 1}").rename(self.path.parent / f"n{number}")
 
     def read(self) -> int:
-        (name,) = (name for name in os.listdir(self.path.parent) if name.startswith("n"))  # noqa: PTH208
-        return int(name[1:])
+        found: list[str] = []
+        while not found:  # a listing under way may have neither of a rename's names, or both
+            found = [name for name in os.listdir(self.path.parent) if name.startswith("n")]  # noqa: PTH208
+        return max(int(name[1:]) for name in found)
 
 
 class Touching(Overwriting):

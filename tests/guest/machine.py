@@ -16,6 +16,7 @@ from millpond.linux.syscalls import killed_with_parent
 
 from .build import has_wheels, is_built
 from .repository import ROOT, make_image
+from .torch_image import make_torch_image
 
 IMAGE = ROOT / ".guest"
 QEMU = "qemu-system-x86_64"
@@ -51,6 +52,8 @@ class Hardware:
     """
     wheels: bool = False
     """Packages for ``make install`` are at /wheels."""
+    torch: bool = False
+    """The virtual environment's torch is at :data:`torch_image.PLACE`."""
 
 
 def why_no_guest() -> str:
@@ -103,6 +106,8 @@ class Machine:
     def __init__(self, hardware: Hardware, folder: Path) -> None:
         self._console = folder / "console.log"
         make_image(folder / "millpond.squashfs", folder)
+        if hardware.torch:
+            make_torch_image(folder / "torch.squashfs")
         self.port, theirs = socket.socketpair()
         with theirs, self._console.open("ab") as console:
             self.process = subprocess.Popen(
@@ -154,6 +159,8 @@ def _disks(hardware: Hardware, folder: Path) -> list[str]:
     shared = {"root": IMAGE / "root.squashfs", "millpond": folder / "millpond.squashfs"}
     if hardware.wheels:
         shared["wheels"] = IMAGE / "wheels.squashfs"
+    if hardware.torch:
+        shared["torch"] = folder / "torch.squashfs"
     argv: list[str] = []
     for name, image in (*shared.items(), *hardware.disks.items()):
         access = "readonly=on,file.locking=off" if name in shared else "cache=unsafe"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .guest import Guest, GuestFailed
+from .guest import Guest, GuestFailed, Result
 from .machine import Hardware
 from .services import INIT
+from .torch_image import PLACE, why_no_torch
 
 HOST, AGENT = "millpond-host", "millpond-agent"
 BUILD_SECONDS = 900.0
@@ -37,12 +39,16 @@ APART = """\
 Requires=csd0-network.service
 After=csd0-network.service
 [Service]
+# The host's daemon on this machine has the directory above it, with an owner and mode of its own.
+StateDirectory=
+StateDirectory=millpond/agent
 ExecStart=
 ExecStart=nsenter --net=/run/netns/csd0 /opt/millpond/bin/millpond-agent --config /etc/millpond/agent.toml
 """
 SLOWLY = "[Service]\nTimeoutStartSec=240\n"
 """An emulated processor under load needs longer to start a daemon than systemd waits by itself: 90 s."""
 UNITS = "/etc/systemd/system"
+TORCH_PATH = "/opt/millpond/lib/python3.11/site-packages/torch.pth"
 PROVISION = f"""
 set -e
 rmdir /flash/lost+found
@@ -67,6 +73,7 @@ class Server:
         self._disks = {name: folder / f"{name}.img" for name in ("layer", "flash")}
         make_disk(self._disks["layer"])
         make_disk(self._disks["flash"], "-O", "encrypt", size=1 << 28)
+        self._torch = not why_no_torch()
         self._guest: Guest | None = None
 
     @property
@@ -83,7 +90,8 @@ class Server:
                 init=INIT,
                 disks=self._disks,
                 wheels=True,
-                memory=1024,
+                torch=self._torch,
+                memory=2048,
                 processors=2,
                 network=False,
             )
@@ -104,10 +112,16 @@ class Server:
             self._guest = None
 
     def install(self) -> str:
-        """``make install`` with packages from a folder, no registry; what it said. Raises GuestFailed."""
+        """``make install`` with packages from a folder, no registry; what it said. Raises GuestFailed.
+
+        The virtual environment finds torch, if the guest has it, by a path file.
+        """
         variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels", "PYTHONPATH": ""}
         argv = ["make", "-C", "/millpond", "install", "EXTRAS=agent,host"]
-        return self.guest.run(argv, seconds=BUILD_SECONDS, **variables).text
+        said = self.guest.run(argv, seconds=BUILD_SECONDS, **variables).text
+        if self._torch:
+            self.guest.put(TORCH_PATH, f"{PLACE}\n".encode())
+        return said
 
     def provision(self) -> None:
         """A fleet of one device, whose files are in their places. Raises GuestFailed."""
@@ -119,9 +133,29 @@ class Server:
             self.guest.put(f"{UNITS}/{unit}.service.d/slowly.conf", SLOWLY.encode())
         self.sh("systemctl daemon-reload")
 
-    def sh(self, command: str, *, check: bool = True) -> str:
+    def sh(self, command: str, *, check: bool = True, seconds: float = PATIENCE) -> str:
         """What a shell command prints. Raises GuestFailed."""
-        return self.guest.run(["sh", "-c", command], seconds=PATIENCE, check=check, PYTHONPATH="").text
+        return self.guest.run(["sh", "-c", command], seconds=seconds, check=check, PYTHONPATH="").text
+
+    def put_files(self, folder: str, files: Mapping[str, bytes]) -> None:
+        """Write files by name into a folder, which is made. Raises GuestFailed."""
+        self.sh(f"mkdir -p {folder}")
+        for name, content in files.items():
+            self.guest.put(f"{folder}/{name}", content)
+
+    def add_user(self, name: str, uid: int, *groups: str) -> None:
+        """An ordinary user with a home that is closed to others. Raises GuestFailed."""
+        self.sh(f"echo {name}:x:{uid}:{uid}::/home/{name}:/bin/sh >>/etc/passwd")
+        self.sh(f"echo {name}:x:{uid}: >>/etc/group")
+        for group in groups:
+            self.sh(f"sed -i 's/^{group}:.*/&{name}/' /etc/group && grep '^{group}:.*{name}$' /etc/group")
+        self.sh(f"mkdir -p /home/{name} && chown {uid}:{uid} /home/{name} && chmod 0700 /home/{name}")
+
+    def as_user(self, name: str, command: str, seconds: float = PATIENCE) -> Result:
+        """How a shell command of the user ends. Raises GuestFailed if it does not."""
+        user = f"setpriv --reuid={name} --regid={name} --init-groups env HOME=/home/{name}"
+        argv = ["sh", "-c", f"cd /home/{name} && exec {user} sh -c '{command}'"]
+        return self.guest.run(argv, seconds=seconds, check=False, PYTHONPATH="")
 
     def show(self, unit: str, name: str) -> str:
         """A property of a unit."""

@@ -7,12 +7,17 @@ last, which removes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import json
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from .machine import why_no_wheels
 from .server import AGENT, HOST, Server
+from .torch_image import why_no_torch
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -24,7 +29,49 @@ except OSError as error:
     print("private:", error.strerror)
 print("worker", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "has uid", os.getuid())
 """
+JOB = """
+name = "from-home"
+data = { private = "private/halves", test = "data" }
+model = { factory = "net:build", files = ["net.py"] }
+train = { learning_rate = 0.1, batch = 8 }
+federated = { rounds = 2, deadline = 600 }
+limits = { wait = 900 }
+"""
+NET = """
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+"""
+TORCH_SECONDS = 600.0
+"""For the import of torch by both daemons beside each other, on an emulated processor under load."""
 PROCESSES = "pgrep --full --list-full [/]opt/millpond"
+
+
+def halves(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images of 8x8 pixels whose left (label 0) or right half is bright, and their labels."""
+    labels = np.arange(count) % 2
+    images = np.random.default_rng(7).integers(0, 100, (count, 8, 8), dtype=np.uint8)
+    images[labels == 0, :, :4] += 150
+    images[labels == 1, :, 4:] += 150
+    return images, labels
+
+
+def files_of(samples: tuple[np.ndarray, np.ndarray]) -> dict[str, bytes]:
+    """Their files in a folder of a job."""
+    found = {}
+    for name, values in zip(("images.npy", "labels.npy"), samples, strict=True):
+        file = io.BytesIO()
+        np.save(file, values)
+        found[name] = file.getvalue()
+    return found
+
+
+def right(model: Mapping[str, np.ndarray], samples: tuple[np.ndarray, np.ndarray]) -> float:
+    """The share of samples that a model of NET, by its weights alone, has right."""
+    images, labels = samples
+    scores = images.reshape(len(images), -1) / 255 @ model["1.weight"].T + model["1.bias"]
+    return float(np.mean(scores.argmax(1) == labels))
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +126,40 @@ def test_all_of_the_device_sees_the_volume_and_the_host_its_public_part(running:
 
 def test_a_script_runs_in_both_sandboxes(running: Server) -> None:
     running.guest.put("/tmp/who.py", SCRIPT.encode())
-    said = running.sh("millpond launch -- /tmp/who.py").splitlines()
+    said = running.sh("millpond launch -- /tmp/who.py", seconds=TORCH_SECONDS).splitlines()
     assert "[host] worker 0 of 2 has uid 0" in said
     assert "[csd0] worker 1 of 2 has uid 64004" in said
     assert "[csd0] private: No such file or directory" in said
+
+
+def test_a_user_of_the_group_trains_from_a_closed_home(running: Server) -> None:
+    if reason := why_no_torch():
+        pytest.skip(reason)
+    running.add_user("alice", 1000, "millpond")
+    running.add_user("bob", 1001)
+    running.put_files("/home/alice", {"job.toml": JOB.encode(), "net.py": NET.encode()})
+    running.put_files("/home/alice/data", files_of(halves(8)))
+    running.put_files("/volume/private/halves", files_of(halves(32)))
+    running.sh("chown -R alice:alice /home/alice && chmod 0600 /home/alice/*/*.npy")
+    refused = running.as_user("bob", "millpond jobs --fleet /var/lib/millpond")
+    assert refused.code != 0 and b"Permission denied" in refused.errors
+
+    command = "umask 0077 && millpond train job.toml --model model.safetensors"
+    trained = running.as_user("alice", command, TORCH_SECONDS)
+    assert trained.code == 0, (trained, running.journal(HOST), running.journal(AGENT))
+    assert b"job 1 is done: accuracy 1.0000 after 2 rounds" in trained.output
+    (job,) = json.loads(running.sh("millpond jobs --format json"))["jobs"]
+    assert (job["name"], job["owner"], job["state"]) == ("from-home", 1000, "done")
+    assert b" alice " in running.as_user("alice", "millpond jobs").output
+
+    assert running.sh("stat -c %U:%G:%a /home/alice/model.safetensors") == "alice:alice:600"
+    model = safetensors.numpy.load(running.as_user("alice", "cat model.safetensors").output)
+    assert right(model, halves(64)) == 1.0
+    for closed in ("/home/alice/model.safetensors", "/var/lib/millpond/jobs/1/model.safetensors"):
+        assert b"Permission denied" in running.as_user("bob", f"cat {closed}").errors
+    assert running.as_user("alice", "ls /var/lib/millpond").code != 0
+    assert running.as_user("alice", "cat /var/lib/millpond/host/admin_key").code != 0
+    assert b"a launch is for" in running.as_user("alice", "millpond launch -- net.py").errors
 
 
 def test_hung_daemons_are_killed_by_the_watchdog_and_start_anew(running: Server) -> None:
@@ -105,7 +182,7 @@ def test_a_killed_agent_is_started_again(running: Server, whom: str) -> None:
     running.until(f"test $(systemctl show -P NRestarts {AGENT}) -gt {restarts}")
     running.until(f"systemctl is-active {AGENT}")
     running.wait_ready(more_than=seen)
-    assert running.sh("grep -c ' /volume fuse.millpond ' /proc/mounts") == "1"
+    assert running.sh("grep -c ' /volume/public fuse.millpond ' /proc/mounts") == "1"
 
 
 def test_both_come_back_after_a_reboot(running: Server) -> None:

@@ -18,6 +18,7 @@ from millpond.host.api.daemon import JobInfo
 from millpond.host.cli import app
 from millpond.host.fleet import directory
 from millpond.host.fleet.device import Device
+from millpond.host.fleet.registry import DeviceRegistry
 from millpond.host.jobs import service as jobs_service
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
 from millpond.host.jobs.service import JobService
@@ -93,6 +94,13 @@ class Rig:
         """Wait until a job has a state."""
         eventually(lambda: self.info(number).state == state, f"job {number} {state}", 20, 0.01)
 
+    def wait_for_pruned(self, number: int) -> None:
+        """Wait until the files of a job are gone."""
+        folder = self.directory / "jobs" / str(number)
+        eventually(
+            lambda: self.info(number).pruned is not None and not folder.exists(), f"{number} pruned", 20, 0.01
+        )
+
     def info(self, number: int) -> JobInfo:
         """Return a job as 'millpond jobs' has it."""
         return self.jobs.infos()[number - 1]
@@ -141,7 +149,8 @@ def open_rig(
             return begun[row.id]
 
         monkeypatch.setattr(jobs_service, "Trainer", stand_in)
-        known = {name: cast(Device, SimpleNamespace(name=name)) for name in DEVICES}
+        names = [device.name for device in fleet.config.device]
+        known = DeviceRegistry({name: cast(Device, SimpleNamespace(name=name, stop=bool)) for name in names})
         unused = cast(Any, None)
         files = FileCache(fleet.files)
 
@@ -152,7 +161,15 @@ def open_rig(
 
         jobs = JobService(store, context)
         jobs.resume()
-        server = DaemonServer(fleet, known, jobs, files, cast(LaunchService, None), dict, cast(Any, None))
+        server = DaemonServer(
+            fleet,
+            known,
+            jobs,
+            files,
+            LaunchService(fleet, known, unused, unused, unused),
+            dict,
+            cast(Any, None),
+        )
         rigs.append((server, jobs, store))
         return Rig(tmp_path, jobs, store, begun, command)
 

@@ -17,6 +17,7 @@ from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
+from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.workers.dispatcher import Dispatcher
 from millpond.host.workers.worker import ModelState
@@ -137,16 +138,14 @@ def zero_state(size: int) -> ModelState:
 class Team:
     """Workers by rank, with so many ``private`` samples each, and ``public`` ones that all can read."""
 
-    def __init__(self, private: Sequence[int], public: int = 0, *, late_counts: bool = True) -> None:
+    def __init__(self, private: Sequence[int], public: int = 0, *, late: LatePolicy = ALL_COUNT) -> None:
         ends = np.cumsum([0, *private, public]).tolist()
         self.size = max(ends[-1], 1)
         self.mean = np.empty(self.size, np.float32)
         self._places = [range(start, end) for start, end in itertools.pairwise(ends)]
         self.shards = Shards(len(private))
         self.on_wait: Callable[[], None] = lambda: None
-        self.engine = ExchangeEngine(
-            len(private), self.mean, self.shards, lambda: self.on_wait(), late_counts=late_counts
-        )
+        self.engine = ExchangeEngine(len(private), self.mean, self.shards, lambda: self.on_wait(), late=late)
         self.counted: Counter[int] = Counter()
         self.exchanges = 0
         self.states: list[ModelState] = []

@@ -8,20 +8,23 @@ import inspect
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.store.bulk_files import BackingBulk
+from millpond.fs.vfs.bulk_api import SmallFile
+from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error
-from millpond.host.remote.copying import Copied, Copier, plan
+from millpond.host.remote.copying import Copier
+from millpond.host.remote.small_copies import Copied
 
 MIB = 1 << 20
 
 
-class Failing(PathAdapter):
+class Failing(BulkPathAdapter):
     """A volume whose writes fail after so many."""
 
     fail_after = 1 << 30
@@ -42,15 +45,20 @@ class Sides:
         for folder in (self.here, self.there):
             folder.mkdir()
         self.roots = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in (self.here, self.there)]
-        self.source, self.target = PathAdapter(BackingFs(self.roots[0])), Failing(BackingFs(self.roots[1]))
+        here, there = (BackingFs(root) for root in self.roots)
+        self.source = BulkPathAdapter(here, BackingBulk(here), "/")
+        self.target = Failing(there, BackingBulk(there), "csd0:")
         self.told: list[int] = []
 
     def copy(self, source: str, target: str, *, recursive: bool = False) -> Copied:
         done = Copied()
-        copier = Copier(self.source, self.target, self.told.append, done)
-        for item in plan(self.source, source, self.target, target, recursive=recursive):
-            assert copier.copy(item)
+        with self.copier(done) as copier:
+            items = copier.plan(source, target, recursive=recursive)
+            assert not list(copier.copy(items, self.told.append))
         return done
+
+    def copier(self, done: Copied | None = None, mask: int = 0o777) -> Copier:
+        return Copier(self.source, self.target, done or Copied(), mask=mask)
 
 
 @pytest.fixture
@@ -97,7 +105,7 @@ def test_a_directory_arrives_with_all_in_it(sides: Sides) -> None:
     assert (sides.there / "new" / "deep" / "\udcff").read_text() == "odd"
     assert os.readlink(sides.there / "new" / "link") == "../../secret"  # noqa: PTH115
     assert sides.copy("d", "", recursive=True).files == 1
-    assert sides.copy("d", "", recursive=True).files == 1
+    assert sides.copy("d", "", recursive=True) == Copied(unchanged=1)
     assert sorted(os.listdir(sides.there)) == ["d", "new"]  # noqa: PTH208
 
 
@@ -144,12 +152,14 @@ def test_what_is_not_of_the_source_is_not_used(sides: Sides, how: str, used: int
     assert (sides.there / "f").read_bytes() == data
 
 
-def test_a_file_that_changes_while_it_is_copied_does_not_arrive(sides: Sides) -> None:
-    (sides.here / "f").write_bytes(bytes(2 * MIB))
-    (item,) = plan(sides.source, "f", sides.target, "f", recursive=False)
+@pytest.mark.parametrize("size", [3000, 2 * MIB])
+def test_a_file_that_changes_while_it_is_copied_does_not_arrive(sides: Sides, size: int) -> None:
+    (sides.here / "f").write_bytes(bytes(size))
+    copier = sides.copier()
+    items = copier.plan("f", "f", recursive=False)
     with (sides.here / "f").open("ab") as file:
         file.write(b"more")
-    assert code(Copier(sides.source, sides.target, sides.told.append, Copied()).copy, item) == errno.ESTALE
+    assert code(lambda: list(copier.copy(items, sides.told.append))) == errno.ESTALE
     assert not (sides.there / "f").exists()
 
 
@@ -158,9 +168,9 @@ def test_permissions_are_no_wider_than_the_mask(sides: Sides) -> None:
     (sides.here / "d" / "f").touch()
     (sides.here / "d" / "f").chmod(0o6777)
     (sides.here / "d").chmod(0o3777)
-    copier = Copier(sides.source, sides.target, sides.told.append, Copied(), mask=0o750)
-    for item in plan(sides.source, "d", sides.target, "", recursive=True, name="called"):
-        assert copier.copy(item)
+    copier = sides.copier(mask=0o750)
+    items = copier.plan("d", "", recursive=True, name="called")
+    assert not list(copier.copy(items, sides.told.append))
     assert stat.S_IMODE((sides.there / "called").stat().st_mode) == 0o750
     assert stat.S_IMODE((sides.there / "called" / "f").stat().st_mode) == 0o750
 
@@ -171,7 +181,7 @@ def test_trees_deeper_than_python_may_call(sides: Sides) -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + 100)
     try:
-        found = plan(sides.source, "d", sides.target, "x", recursive=True)
+        found = sides.copier().plan("d", "x", recursive=True)
     finally:
         sys.setrecursionlimit(before)
     assert len(found) == 201
@@ -179,8 +189,9 @@ def test_trees_deeper_than_python_may_call(sides: Sides) -> None:
 
 def test_what_is_no_file_is_left_out(sides: Sides) -> None:
     os.mkfifo(sides.here / "fifo")
-    (item,) = plan(sides.source, "fifo", sides.target, "x", recursive=False)
-    assert not Copier(sides.source, sides.target, sides.told.append, Copied()).copy(item)
+    copier = sides.copier()
+    items = copier.plan("fifo", "x", recursive=False)
+    assert list(copier.copy(items, sides.told.append)) == items
     assert os.listdir(sides.there) == []  # noqa: PTH208
 
 
@@ -188,3 +199,84 @@ def test_what_is_not_there_is_said(sides: Sides) -> None:
     assert code(sides.copy, "none", "x") == errno.ENOENT
     (sides.here / "f").touch()
     assert code(sides.copy, "f", "none/x") == errno.ENOENT
+
+
+def test_what_is_there_already_is_not_copied_again(sides: Sides) -> None:
+    (sides.here / "d" / "deep").mkdir(parents=True)
+    (sides.here / "d" / "link").symlink_to("f")
+    names = ["f", "deep/g", "deep/large"]
+    for name in names:
+        (sides.here / "d" / name).write_bytes(name.encode() * (40_000 if name == "deep/large" else 1))
+    sides.copy("d", "", recursive=True)
+    inodes = {name: (sides.there / "d" / name).stat().st_ino for name in names}
+    sides.told.clear()
+    assert sides.copy("d", "", recursive=True) == Copied(unchanged=3)
+    assert {name: (sides.there / "d" / name).stat().st_ino for name in names} == inodes
+    assert sum(sides.told) == sum((sides.here / "d" / name).stat().st_size for name in names)
+
+
+@pytest.mark.parametrize("how", ["size", "time", "mode", "type"])
+def test_what_differs_is_copied_again(sides: Sides, how: str) -> None:
+    (sides.here / "d").mkdir()
+    (sides.here / "d" / "f").write_text("text")
+    sides.copy("d", "", recursive=True)
+    path = sides.there / "d" / "f"
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    if how == "mode":
+        path.chmod(0o600)
+    elif how == "type":
+        path.unlink()
+        path.symlink_to("nowhere")
+    else:
+        path.write_text("other text" if how == "size" else "past")
+    if how == "size":
+        os.utime(path, ns=times)
+    assert sides.copy("d", "", recursive=True) == Copied(1, 4)
+    assert path.read_text() == "text" and not path.is_symlink()
+
+
+def test_many_small_files_take_few_requests(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sides.here / "d").mkdir()
+    for number in range(300):
+        (sides.here / "d" / f"{number}").write_bytes(b"%d" % number * 500)
+    sent: list[int] = []
+    store = BulkPathAdapter.store_small
+
+    def counted(volume: BulkPathAdapter, folder: str, files: Sequence[SmallFile]) -> Sequence[int]:
+        sent.append(len(files))
+        return store(volume, folder, files)
+
+    monkeypatch.setattr(BulkPathAdapter, "store_small", counted)
+    assert sides.copy("d", "", recursive=True).files == 300
+    assert sum(sent) == 300 and len(sent) <= 4
+    for number in range(300):
+        assert (sides.there / "d" / f"{number}").read_bytes() == b"%d" % number * 500
+
+
+def test_where_small_files_cannot_be_stored_together_each_is(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_volume: BulkPathAdapter, _folder: str, files: Sequence[SmallFile]) -> Sequence[int]:
+        return [errno.EOPNOTSUPP] * len(files)
+
+    monkeypatch.setattr(BulkPathAdapter, "store_small", refuse)
+    (sides.here / "d").mkdir()
+    for name in ("a", "b"):
+        (sides.here / "d" / name).write_text(name)
+    assert sides.copy("d", "", recursive=True) == Copied(2, 2)
+    assert sides.copy("d", "", recursive=True) == Copied(unchanged=2)
+
+
+def test_an_error_names_the_path_as_a_user_writes_it(sides: Sides) -> None:
+    (sides.here / "d").mkdir()
+    (sides.here / "d" / "f").write_text("a file")
+    (sides.there / "d" / "f").mkdir(parents=True)
+    for source, target, recursive, where in (
+        ("none", "x", False, "/none"),
+        ("d", "x", False, "/d"),
+        ("d", "", True, "csd0:d/f"),
+        ("d/f", "none/f", False, "csd0:none"),
+    ):
+        with pytest.raises(OSError, match=f": '{where}'$") as failed:
+            sides.copy(source, target, recursive=recursive)
+        assert failed.value.filename == where

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from millpond.host.remote.device_data import looking_at
-from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, SynchronousSpec, check
+from millpond.train.job.check import check
+from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, SynchronousSpec
 
 DATA = DataSpec("private/digits", "/test", "public/digits", "images", ("cat", "dog"))
 MODEL = ModelSpec("net:build")

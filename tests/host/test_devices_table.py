@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The column of ``millpond devices`` for private data at rest."""
+"""What ``millpond devices`` shows of private data at rest, and of devices that can run no job."""
 
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -43,3 +44,14 @@ def test_an_agent_that_does_not_say_counts_as_plain() -> None:
     assert tables.plain([old]) == [
         "csd0: private data are not encrypted on the flash: the agent does not say"
     ]
+
+
+def test_a_device_that_can_run_no_job_is_shown_with_the_reason() -> None:
+    """Before: the reason was told in JSON alone."""
+    reason = "no process starts in a sandbox: exit code 70"
+    faulty = replace(device("csd0", AtRest("AES-256-XTS")), state="faulty", reason=reason)
+    output = io.StringIO()
+    Console(width=160, file=output).print(tables.devices([faulty, device("csd1", AtRest("AES-256-XTS"))]))
+    row, other = output.getvalue().splitlines()[1:]
+    assert "faulty" in row and reason in row
+    assert "ready" in other and "encrypted" in other

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from millpond.base.deadline import Deadline
+from millpond.base.errors import Refused
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.update_check import BOUND, UpdateBounds
 from millpond.host.workers.worker import ModelState
@@ -87,7 +88,9 @@ def test_a_head_beyond_the_bound_is_refused_for_good(begin: Begin, largest: floa
     _, events = begin(Claiming(largest=largest, norm=norm))
     loss = events.get(timeout=10)
     assert isinstance(loss, WorkerLoss) and loss.for_good
-    assert loss.reason.startswith("update refused: a value is not finite, or beyond 65536 per sample")
+    finite = math.isfinite(largest) and math.isfinite(norm)
+    fault = "beyond 65536 per sample" if finite else "not finite (NaN or infinite)"
+    assert loss.reason == f"update refused: a value is {fault} in step 1"
 
 
 @pytest.mark.parametrize("most", [4.0, math.inf])
@@ -148,11 +151,35 @@ def test_local_steps_are_bounded_by_those_that_are_possible(normalized: bool) ->
         assert refusal == f"it claims {steps:g} local steps; at most {most:g} are possible"
 
 
-@pytest.mark.parametrize("pair", [(math.nan, 1.0), (1.0, math.inf)])
-def test_a_metric_that_is_not_finite_is_refused(begin: Begin, pair: tuple[float, float]) -> None:
-    _, events = begin(Claiming(metrics={"loss": pair}))
+@pytest.mark.parametrize(
+    ("pair", "name"), [((math.nan, 1.0), "NaN"), ((1.0, math.nan), "NaN"), ((1.0, math.inf), "infinite")]
+)
+def test_a_loss_that_is_not_finite_is_refused_and_called_that(
+    begin: Begin, pair: tuple[float, float], name: str
+) -> None:
+    """Before: 'a value is not finite, or beyond 65536 per sample', as the gradients of a NaN are NaN, too."""
+    _, events = begin(Claiming(metrics={"loss": pair}, largest=math.nan, norm=math.nan))
     loss = events.get(timeout=10)
-    assert isinstance(loss, WorkerLoss) and loss.for_good and "is not finite" in loss.reason
+    assert isinstance(loss, WorkerLoss) and loss.for_good
+    assert loss.reason == f"update refused: its loss is not finite ({name}) in step 1"
+
+
+@pytest.mark.parametrize(("job", "unit"), [(ROUNDS, "round"), (STEPS, "step")])
+def test_a_refused_update_is_told_with_its_round(job: Job, unit: str) -> None:
+    bounds, update = UpdateBounds.of(job, 0), Update(1, SAMPLES, SAMPLES, math.nan, 1.0, 0.1, 0.0, 0)
+    found = bounds.refusal(replace(WORK, exchange=17), update)
+    assert found == f"a value is not finite (NaN or infinite) in {unit} 17"
+
+
+@pytest.mark.parametrize(("code", "for_good"), [("memory", True), ("machine-memory", False)])
+def test_memory_is_the_workers_own_fault_only_at_its_own_limit(
+    begin: Begin, code: str, for_good: bool
+) -> None:
+    worker = CountingWorker("w0", [range(SIZE)], SIZE)
+    worker.fail_at(1, Refused("w0", code, "out of memory"))
+    _, events = begin(worker)
+    loss = events.get(timeout=10)
+    assert isinstance(loss, WorkerLoss) and loss.out_of_memory and loss.for_good is for_good
 
 
 @pytest.mark.parametrize("most", [4.0, math.inf])

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from millpond.aggregate.exact import RefusedUpdate
+from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.host.jobs.training import exchange_engine
+from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
+from millpond.host.workers.worker import ModelState
+from millpond.train.protocol import Update, Work
 
 from .steps import CountingWorker, Given, Team, zero_state
 
@@ -23,8 +28,8 @@ def make() -> Iterator[Make]:
     """Teams whose threads end with the test."""
     made: list[Team] = []
 
-    def team(*private: int, public: int = 0, late_counts: bool = True) -> Team:
-        made.append(Team(private, public, late_counts=late_counts))
+    def team(*private: int, public: int = 0, late: LatePolicy = ALL_COUNT) -> Team:
+        made.append(Team(private, public, late=late))
         return made[-1]
 
     yield team
@@ -290,7 +295,7 @@ def test_exactly_once_whatever_happens(make: Make, seed: int) -> None:
 
 
 def test_where_late_updates_do_not_count_they_are_dropped_and_their_samples_asked_again(make: Make) -> None:
-    team = make(4, 10, late_counts=False)
+    team = make(4, 10, late=LatePolicy(counts=False))
     held = team.workers[1].hold_at(1)
     outcome = team.run(Given(4, 10, deadline=0.05))
     assert (outcome.counted, outcome.missing) == ({0: 4}, [1])
@@ -304,14 +309,14 @@ def test_where_late_updates_do_not_count_they_are_dropped_and_their_samples_aske
 
 
 def test_where_late_updates_do_not_count_an_exchange_ends_at_its_deadline_without_any(make: Make) -> None:
-    team = make(4, late_counts=False)
+    team = make(4, late=LatePolicy(counts=False))
     team.workers[0].hold_at(1)
     outcome = team.run(Given(4, deadline=0.01))
     assert (outcome.samples, outcome.missing) == (0, [0])
 
 
 def test_a_worker_that_is_lost_after_its_answer_was_dropped_gives_nothing_back(make: Make) -> None:
-    team = make(4, 10, late_counts=False)
+    team = make(4, 10, late=LatePolicy(counts=False))
     held = team.workers[1].hold_at(1)
     team.workers[1].fail_at(1, ConnectionLost("gone"))
     team.run(Given(4, 10, deadline=0.05))
@@ -357,13 +362,47 @@ def test_a_score_is_of_all_that_idle_workers_hold_out(make: Make) -> None:
     team = make(100, 100, 100)
     team.workers[2].held = 30
     state = zero_state(team.size)
-    sums, lost = team.engine.score(7, state)
-    assert lost == [] and sums == {"accuracy": (25.0, 50.0), "loss": (4.5, 50.0)}
+    sums, scored, lost = team.engine.score(7, state)
+    assert (
+        sorted(scored) == [0, 1, 2] and lost == [] and sums == {"accuracy": (25.0, 50.0), "loss": (4.5, 50.0)}
+    )
     for worker in team.workers.values():
         (request,) = worker.asked
         assert (request.exchange, request.held_out, request.ranges) == (7, True, ())
     assert not any(dispatcher.task for dispatcher in team.engine.dispatchers.values())
     assert team.finish(Given(50, 50, 50)) and team.once
+
+
+class Timely(CountingWorker):
+    """A worker that is lost at the time limit of its task, as those on devices are."""
+
+    def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
+        update = super().train(request, state, deadline)
+        deadline.remaining()
+        return update
+
+
+def test_a_score_may_take_as_long_as_all_take(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: the workers of a fleet that takes more than an hour to score were lost, all of them."""
+    monkeypatch.setattr(exchange_engine, "SCORE_SECONDS", 0.05)
+    team = make(100, 100)
+    for rank, dispatcher in team.engine.dispatchers.items():
+        dispatcher.worker = worker = Timely(f"w{rank}", [range(100)], team.size)
+        worker.seconds = lambda _samples: 0.2
+    sums, scored, lost = team.engine.score(7, zero_state(team.size))
+    assert (sorted(scored), lost, sums["loss"]) == ([0, 1], [], (3.0, 20.0))
+
+
+def test_a_score_does_not_wait_for_one_that_takes_far_longer_than_the_others(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device is not trusted: it could hold up its job by a score that never ends."""
+    monkeypatch.setattr(exchange_engine, "SCORE_SECONDS", 0.1)
+    team = make(100, 100)
+    team.workers[1].seconds = lambda _samples: 60.0
+    _, scored, (loss,) = team.engine.score(7, zero_state(team.size))
+    assert scored == [0] and (loss.dispatcher.rank, loss.for_good) == (1, False)
+    assert loss.reason.startswith("no score within ")
 
 
 def test_a_score_goes_without_who_is_lost_or_late(make: Make) -> None:
@@ -375,12 +414,12 @@ def test_a_score_goes_without_who_is_lost_or_late(make: Make) -> None:
         held.set()
 
     team.on_wait = on_wait
-    sums, lost = team.engine.score(2, zero_state(team.size))
+    sums, _, lost = team.engine.score(2, zero_state(team.size))
     assert outstanding[0] == [0, 1] and lost == []
     assert sums["loss"] == (1.5, 10.0) and len(team.workers[1].asked) == 1
     assert team.run(Given(4, 0)).counted == {0: 4, 1: 10}  # the late update counts as ever
 
     team.workers[0].fail_at(9, ConnectionLost("gone"))
-    sums, (loss,) = team.engine.score(9, zero_state(team.size))
+    sums, scored, (loss,) = team.engine.score(9, zero_state(team.size))
     assert (loss.dispatcher.worker.name, loss.reason, loss.for_good) == ("w0", "gone", False)
-    assert sums["loss"] == (1.5, 10.0) and set(team.engine.dispatchers) == {1}
+    assert scored == [1] and sums["loss"] == (1.5, 10.0) and set(team.engine.dispatchers) == {1}

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.errors import ConnectionLost, Refused
-from millpond.host.model.failures import advised, listed, reason_of, too_few
+from millpond.host.model.failures import advised, diverged, listed, reason_of, too_few
+from millpond.linux.limits.process_limits import Shortage
 
 DEVICES = ("csd0", "csd1")
 
@@ -32,8 +35,32 @@ def test_workers_with_one_reason_are_listed_together() -> None:
     assert listed([]) == ""
 
 
+def test_a_worker_that_ran_out_of_memory_has_its_advice() -> None:
+    found = advised(
+        "no device takes part (csd0: out of memory: the process took more than it may)", 3, DEVICES
+    )
+    assert "try a smaller batch or model, or fewer workers" in found
+
+
+def test_a_machine_without_memory_has_another_advice_than_a_job_that_takes_too_much() -> None:
+    found = advised(f"no device takes part (csd0: {Shortage.MACHINE_MEMORY.text})", 3, DEVICES)
+    assert "a smaller batch" not in found and found.endswith(
+        "; end other programs there, or bound jobs by memory of [limits] in agent.toml"
+    )
+
+
+@pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (-math.inf, "infinite")])
+def test_a_model_that_has_diverged_is_named_with_its_round_and_devices(value: float, name: str) -> None:
+    """Before: 'its state is not finite', of whatever round and devices."""
+    found = diverged(value, "round", 3, ["csd1", "csd0"])
+    assert found == (
+        f"the model has diverged: its state is {name} after round 3, to which csd0, csd1 contributed; "
+        "try a lower learning rate"
+    )
+
+
 def test_diverged_values_have_their_advice() -> None:
-    refused = "update refused: a value is not finite, or beyond 65536 per sample"
+    refused = "update refused: its loss is not finite (NaN) in round 3"
     found = advised(f"no device takes part (csd0: {refused}, csd1: {refused})", 3, DEVICES)
     assert found.endswith(
         "; values have left the range of numbers: try a lower learning rate, or look at the samples"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from millpond.host.cli import app, flash
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import DeviceConfig
 from millpond.images.flash import bluefield
+from millpond.images.flash.block_device import FileMedium, TargetDescription
 from millpond.images.format import locate, seed
 from millpond.images.format.manifest import Manifest, SeedPlace, dumps
 
 MIB = 1 << 20
 SIZE = 8 * MIB
+VOLUME = "/dev/disk/by-id/nvme-ACME_S4XN0042"
 MILLPOND = (sys.executable, "-m", "millpond.host.main", "flash")
 
 
@@ -81,16 +84,19 @@ def refusal(done: Done) -> str:
 
 def on_a_terminal(answer: str, *arguments: str | Path) -> tuple[int, str]:
     """Run it with a person, who types ``answer`` when asked."""
+    return typed_into((*MILLPOND, *map(str, arguments)), answer)
+
+
+def typed_into(argv: tuple[str, ...], answer: str) -> tuple[int, str]:
+    """Run a program on a terminal, and type ``answer`` when it asks."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execvpe(
-            MILLPOND[0], [*MILLPOND, *map(str, arguments)], os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-        )
+        os.execvpe(argv[0], argv, os.environ | {"TERM": "xterm", "COLUMNS": "100"})
     seen, answered = b"", False
     try:
         while part := os.read(terminal, 65536):
             seen += part
-            if b"[y/N]" in seen and not answered:
+            if (b"[y/N]" in seen or b"serial number:" in seen) and not answered:
                 os.write(terminal, answer.encode())
                 answered = True
     except OSError:  # the terminal of a process that has ended
@@ -141,6 +147,61 @@ def test_a_file_that_is_there_is_asked_about_once(millpond: Millpond, image: Pat
     assert target.read_bytes() == image.read_bytes()
 
 
+MANIFEST_SIZE = 16 * MIB
+
+
+def one_of_many(target: Path, proof: str = "0042") -> TargetDescription:
+    names = ("serial S4XN0042", "slot 0000:41:00.0") if proof else ()
+    return TargetDescription(
+        MANIFEST_SIZE, "ACME CSD 8T", ("public (ext4)",), names=names, proof=proof, alike=36
+    )
+
+
+@contextlib.contextmanager
+def opened_as(path: Path, about: TargetDescription) -> Iterator[FileMedium]:
+    """Open a file as if it were this disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    with contextlib.closing(FileMedium(path, descriptor, about, secret=False)) as medium:
+        yield medium
+
+
+def test_one_of_36_equal_disks_is_asked_about_by_its_serial_number(
+    image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question showed model, size and contents, which are the same for all of them."""
+    target = tmp_path / "disk"
+    target.write_bytes(bytes(MANIFEST_SIZE))
+    about = [one_of_many(target)]
+    monkeypatch.setattr(flash, "opened", lambda *_, **__: opened_as(target, about[0]))
+    console, asked = Console(file=io.StringIO()), list[tuple[str, str]]()
+
+    def refuse(question: str, typed: str) -> None:
+        asked.append((question, typed))
+        raise LocalError("nothing was written")
+
+    with pytest.raises(LocalError, match="nothing was written"):
+        flash.write(image, "/dev/sdq", console, refuse)
+    [(question, typed)] = asked
+    assert typed == "0042"
+    assert "ACME CSD 8T, serial S4XN0042, slot 0000:41:00.0; on it: public (ext4); one of 36" in question
+    with pytest.raises(LocalError, match="one of 36 disks that look alike: name it by /dev/disk/by-id/"):
+        flash.write(image, "/dev/sdq", console, flash._do_not_ask)
+    assert target.read_bytes() == bytes(MANIFEST_SIZE)
+    flash.write(image, "/dev/disk/by-id/nvme-ACME_S4XN0042", console, flash._do_not_ask)
+    assert target.read_bytes().startswith(image.read_bytes())
+    about[0] = one_of_many(target, proof="")
+    with pytest.raises(LocalError, match="tells no serial number: name it by /dev/disk/by-path/"):
+        flash.write(image, "/dev/sdq", console, refuse)
+
+
+def test_only_the_end_of_the_serial_number_agrees() -> None:
+    ask = "from millpond.host.cli import flash; flash._ask('/dev/sdq: all of it', '0042'); print('yes')"
+    for answer, code in (("0042", 0), ("y", 1), ("0041", 1)):
+        ended, text = typed_into((sys.executable, "-c", ask), f"{answer}\n")
+        assert ended == code and "Type the last 4 characters of its serial number" in text
+        assert ("nothing was written" in text) == bool(code)
+
+
 def test_a_device_gets_its_identity(millpond: Millpond, image: Path, tmp_path: Path) -> None:
     fleet = provisioning.create(tmp_path / "fleet", "pond", ["csd0"])
     fleet = provisioning.add(fleet, DeviceConfig("csd1", board="qemu-virt"))
@@ -148,13 +209,15 @@ def test_a_device_gets_its_identity(millpond: Millpond, image: Path, tmp_path: P
     for name, why in (("csd0", "csd0 is emulated"), ("csd2", "csd2 is a generic-uefi")):
         other = ("--device", name, "--fleet", fleet.directory)
         assert why in refusal(millpond(image, "--to", tmp_path / "other", *other))
-    done = millpond(image, "--to", tmp_path / "disk", "--device", "csd1", "--fleet", fleet.directory)
+    named = ("--device", "csd1", "--volume-disk", VOLUME, "--erase-volume", "--fleet", fleet.directory)
+    done = millpond(image, "--to", tmp_path / "disk", *named)
     assert done.code == 0 and done.stdout.endswith("It is csd1 now.\n"), done
     assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o600
     with (tmp_path / "disk").open("rb") as file:
         file.seek(4 * MIB)
         members = {member.name: member for member in seed.read(file)}
     etc = fleet.device_directory("csd1") / "etc"
+    assert members.pop("volume.toml").data.decode() == f'disk = "{VOLUME}"\nerase = true\n'
     assert {"agent.toml", "ssh_host_key", "authorized_keys"} < set(members)
     for path in etc.iterdir():
         member = members.pop(path.name)
@@ -165,6 +228,32 @@ def test_a_device_gets_its_identity(millpond: Millpond, image: Path, tmp_path: P
     assert not (tmp_path / "other").exists()
     again = millpond(image, "--to", tmp_path / "disk", "--yes")  # without one the old identity is gone
     assert again.code == 0 and (tmp_path / "disk").read_bytes() == image.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("board", "given", "why"),
+    [
+        ("qemu-virt", (), "has a disk of its own: name it by --volume-disk"),
+        ("qemu-virt", ("--volume-disk", "/dev/nvme0n1"), "is no whole disk's name in /dev/disk/by-id"),
+        ("qemu-virt", ("--volume-disk", "/dev/disk/by-id/nvme-X-part1"), "is no whole disk's name"),
+        ("qemu-virt", ("--volume-disk", '/dev/disk/by-id/a"b'), "is no whole disk's name"),
+        ("qemu-virt", ("--erase-volume",), "name it by --volume-disk"),
+        ("generic-uefi", ("--volume-disk", "/dev/disk/by-id/nvme-X"), "lies on its boot disk"),
+        ("generic-uefi", ("--erase-volume",), "lies on its boot disk"),
+    ],
+)
+def test_the_disk_of_the_volume_is_named_where_it_is_another(
+    board: str, given: tuple[str, ...], why: str
+) -> None:
+    """The kernel names disks in the order that it finds them: the volume was on the first."""
+    disk = given[1] if given[:1] == ("--volume-disk",) else None
+    with pytest.raises(LocalError, match=re.escape(why)):
+        flash._volume_file(board, disk, "--erase-volume" in given)
+
+
+def test_a_volumes_disk_is_of_a_device(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+    done = millpond(image, "--to", tmp_path / "disk", "--volume-disk", VOLUME)
+    assert "name it by --device" in refusal(done)
 
 
 @pytest.mark.parametrize("size", ["0", "8", "-1G", "8GB", "8g", "1.5G", "4097", "", "9" * 30, "8M "])
@@ -224,11 +313,11 @@ def test_a_card_is_told_of_as_untested(millpond: Millpond, tmp_path: Path) -> No
     stream.write_bytes(b"no stream")
     boot.touch()
     with pytest.raises(LocalError, match="image 0"):
-        flash.push(stream, boot, Console(file=out), asked.append)
+        flash.push(stream, boot, Console(file=out), lambda question, _typed: asked.append(question))
     assert bluefield.UNTESTED in asked[0] and "The card is reset" in asked[0] and str(boot) in asked[0]
     done = flash.Flashed(str(boot), 10, 1.0, False, None, untested=bluefield.UNTESTED)
     text = "\n".join(flash._summary_lines(done))
     assert "can not be verified" in text and text.endswith(f"{bluefield.UNTESTED}.")
     with pytest.raises((LocalError, RemoteError), match=r"mlx-mkbfb|default\.bfb|kernel"):
-        flash.push(tmp_path, boot, Console(file=out), asked.append)
+        flash.push(tmp_path, boot, Console(file=out), lambda question, _typed: asked.append(question))
     assert "UNTESTED" in millpond("--help").stdout

@@ -134,11 +134,12 @@ def test_canaries_reach_the_agents_configuration(tmp_path: Path) -> None:
     provisioning.write_agent_config(made, "csd0", {"encrypt": "always", "canaries": {"c": "text"}})
     privacy = read_agent(made.device_directory("csd0") / "etc" / "agent.toml").privacy
     assert (privacy.encrypt, privacy.canaries) == ("always", {"c": "text"})
+    assert privacy.landlock == "best-effort"  # no other kernel is asked of a device that is emulated
 
 
 def test_certificates_are_of_their_authority_and_name(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "ca", "farm")
-    identity = Authority.load(tmp_path / "ca").issue("csd0", tmp_path / "csd0")
+    identity = Authority.load(tmp_path / "ca", tmp_path / "ca" / "ca.pem").issue("csd0", tmp_path / "csd0")
     certificate = x509.load_pem_x509_certificate(identity.certificate.read_bytes())
     certificate.verify_directly_issued_by(authority.certificate)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -20,11 +20,11 @@ __all__ = ["open_rig", "rig"]
     [
         (
             ("--device", "csd0", "1"),
-            "only root of csd0 can read that log: there it is /var/lib/millpond/jobs/a.b.log",
+            "only root of csd0 can read that log: there it is /flash/private/.millpond-logs/a.b.log",
         ),
         (("--device", "csd9", "1"), "no device 'csd9' in this fleet; it has csd0, csd1, csd2"),
         (("--device", "csd0", "99"), "there is no job 99"),
-        (("--device", "csd0", "launch-a.py"), "there it is /var/lib/millpond/jobs/launch-a.py.log"),
+        (("--device", "csd0", "launch-a.py"), "there it is /flash/private/.millpond-logs/launch-a.py.log"),
         (("--device", "csd0", "launch-/../a"), "'launch-/../a' is no job's number"),
         (
             ("--device", "csd0", "csd1"),
@@ -38,13 +38,13 @@ def test_what_cannot_be_read_is_one_line(rig: Rig, arguments: tuple[str, ...], e
     assert (code, out, err.count("\n")) == (2, "", 1) and error in err
 
 
-@pytest.mark.parametrize("config", ['name = "csd0"\nstate = "{}/own"\n[link]\n', ""])
-def test_the_log_is_where_the_agent_keeps_its_state(tmp_path: Path, config: str) -> None:
-    folder = tmp_path / ("own" if config else "usual") / "jobs"
+@pytest.mark.parametrize("config", ['name = "csd0"\nflash = "{}/own"\n[link]\n', ""])
+def test_the_log_is_in_the_private_part_of_the_flash(tmp_path: Path, config: str) -> None:
+    folder = tmp_path / ("own" if config else "usual") / "private" / ".millpond-logs"
     folder.mkdir(parents=True)
     (tmp_path / "agent.toml").write_text(config.format(tmp_path))
     script = job_log._SCRIPT.format(
-        config=tmp_path / "agent.toml", state=tmp_path / "usual", name="'a b'", no_file=66, lines=2, follow=""
+        config=tmp_path / "agent.toml", flash=tmp_path / "usual", name="'a b'", no_file=66, lines=2, follow=""
     )
 
     def run() -> tuple[int, str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from millpond import Fleet
-from millpond.base.errors import ConfigError, LocalError, RemoteError
+from millpond.base.errors import ConfigError, LocalError, Refused, RemoteError
 from millpond.host.program.fleet import FleetProgram
 from millpond.host.program.job import RunningJob
 from millpond.host.program.task_source import source_of
@@ -137,7 +137,9 @@ def test_what_makes_no_job_is_refused(fleet: Fleet, rig: Rig, module: ModuleType
         fleet.train(path, set={"train.bach": 3})
     with pytest.raises(ConfigError, match="job: train: unknown key 'bach'; did you mean 'batch'"):
         fleet.train(module.Sentiment, data="private/text", bach=3)
-    with pytest.raises(ConfigError, match="missing key 'private'"):
+    with pytest.raises(
+        ConfigError, match="private: it is missing; a job without private data has a public folder"
+    ):
         fleet.train(module.Sentiment)
     with pytest.raises(ConfigError, match=r"set name\.of: 'name' is not a table"):
         fleet.train(path, set={"name.of": 1})
@@ -185,7 +187,7 @@ def test_the_end_of_a_job_is_told_and_it_goes_on(fleet: Fleet, rig: Rig) -> None
     thread.join(20)
     assert waiting == ["job 1: stopped"]
     assert "begun with csd0" in "\n".join(job.log())
-    with pytest.raises(LocalError, match=r"best.safetensors: "):
+    with pytest.raises(Refused, match=r"^job 1 has no model of a best score yet: it is stopped$"):
         job.load_state_dict(best=True)
 
 

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from millpond.agent.config import read as read_agent
 from millpond.base.errors import ConfigError, LocalError
@@ -37,6 +38,7 @@ def test_a_device_more_is_a_real_one_in_shared_memory(tmp_path: Path) -> None:
     directory = grown.device_directory("qemu0")
     config = read_agent(directory / "etc" / "agent.toml")
     assert (config.name, config.board) == ("qemu0", "real")
+    assert config.privacy.landlock == "required"
     assert (config.link.transport, config.link.ivshmem, config.link.socket) == ("ivshmem", "pci", "")
     assert config.link.address == grown.addresses("qemu0").device
     assert sorted(path.name for path in directory.iterdir()) == ["etc", "slot"]
@@ -82,7 +84,7 @@ def test_a_fleet_that_nothing_can_be_put_behind_stays_as_it_is(tmp_path: Path) -
     path = tmp_path / "fleet.toml"
     path.write_text('name = "farm"\ndevice = [{ name = "csd0" }]\n')
     before = path.read_text()
-    with pytest.raises(ConfigError, match=r"fleet\.new"):
+    with pytest.raises(ConfigError, match=r"fleet\.toml: Cannot mutate"):
         provisioning.add(fleets.read(tmp_path), DeviceConfig("qemu0", board="qemu-virt"))
     assert path.read_text() == before
 
@@ -171,3 +173,12 @@ def test_without_qemu_nothing_is_made(tmp_path: Path, monkeypatch: pytest.Monkey
         qemu_devices.ensure(fleet, 1, path)
     assert qemu_devices.ensure(fleet, 0, path) is fleet
     assert fleets.read(tmp_path / "f").config == fleet.config
+
+
+def test_certificates_hold_where_a_boards_clock_begins(tmp_path: Path) -> None:
+    """Before: they began a day before they were made, and a board whose clock stood at 1970 met no host."""
+    provisioning.create(tmp_path, "farm", ("csd0",))
+    found = list(tmp_path.rglob("*.pem"))
+    made = [x509.load_pem_x509_certificate(p.read_bytes()) for p in found if b"BEGIN CERT" in p.read_bytes()]
+    assert len(made) >= 3
+    assert {each.not_valid_before_utc.year for each in made} == {1970}

@@ -112,7 +112,7 @@ def holders(count: int, seed: int = 1) -> list[Holder]:
 
 def mean_of(answers: list[WorkerAnswer], clip: float | None = None) -> tuple[Vector, list[WorkerLoss]]:
     mean = np.full(SIZE, np.nan, np.float32)
-    return mean, UpdateReduction(mean, clip).run(answers)
+    return mean, UpdateReduction(mean, clip).run(answers, 1)
 
 
 def test_the_mean_is_over_samples_and_has_the_same_bits_in_every_order(answer: Answer) -> None:
@@ -291,7 +291,7 @@ def test_the_memory_of_a_reduction_does_not_grow_with_workers_or_values(answer: 
     answers = [answer(Made(f"w{number}", np.full(1, 0.5, np.float32), 10)) for number in range(20)]
     tracemalloc.start()
     try:
-        lost = UpdateReduction(mean).run(answers)
+        lost = UpdateReduction(mean).run(answers, 1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

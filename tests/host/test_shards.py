@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from millpond.base import schema
-from millpond.host.jobs.training.shards import EpochPosition, Shard, Shards
+from millpond.host.jobs.training.shards import AHEAD, EpochPosition, Shard, Shards
 from millpond.train.balance.ranges import Ranges
 
 PUBLIC = [Shard(f"csd{n}", True, 30 + n) for n in range(3)]
@@ -203,3 +203,13 @@ def test_spread_makes_batches_smaller_and_keeps_to_who_has_any() -> None:
     found = shards.spread(np.array([40, 20, 20, 0]), 30)
     assert int(found.sum()) == 30 and found[3] == 0 and (found[:3] > 0).all()
     assert shards.spread(np.array([4, 4, 0, 0]), 30).tolist() == [4, 4, 0, 0]
+
+
+def test_what_is_coming_is_what_is_dealt_next_where_batches_stay() -> None:
+    shards = Shards(4)
+    shards.begin(1)
+    for rank in range(4):
+        assert shards.add(rank, [Shard("csd0", True, 100)]) == ""
+    told = shards.coming([19, 4, 0, 12])
+    assert [shards.deal([19, 4, 0, 12]) for _ in range(AHEAD)] == told
+    assert any(map(any, told[2])) and not any(map(any, told[3]))  # the epoch has ended

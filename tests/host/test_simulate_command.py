@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import ConfigError
-from millpond.host.cli import app, simulate
+from millpond.host.cli import app
+from millpond.host.cli.simulation import fleet as simulate
 
 EXAMPLE = Path(__file__).parents[2] / "agent" / "examples" / "fleet-36.toml"
 KIND = '[[kind]]\nname = "a"\ncount = 2\nbatches = [2, 8]\nseconds = [0.1, 0.3]\n'

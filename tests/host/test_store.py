@@ -17,7 +17,8 @@ import pytest
 from millpond.base.errors import LocalError
 from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round
 from millpond.host.store.store import Store
-from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, check
+from millpond.train.job.check import check
+from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
 
 from ..job_files import described
 
@@ -112,6 +113,9 @@ def test_rounds_are_in_order_and_of_their_job(store: Store) -> None:
     assert [result.round for result in store.rounds(one, after=1)] == [2, 3]
     last = store.last_round(one)
     assert last is not None and last.round == 3
+    store.add_round(two, ROUND)
+    store.drop_rounds(one, 2)
+    assert [len(store.rounds(each)) for each in (one, two)] == [1, 1]
 
 
 VERSION_1 = """
@@ -124,6 +128,13 @@ CREATE TABLE rounds (
     seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL, PRIMARY KEY (job, round)) STRICT;
 PRAGMA user_version = 1;
 """
+
+AS_VERSION_3 = """
+ALTER TABLE jobs DROP COLUMN pruned;
+ALTER TABLE jobs DROP COLUMN owner;
+PRAGMA user_version = 3;
+"""
+AS_VERSION_2 = f"{AS_VERSION_3} PRAGMA user_version = 2;"
 
 
 @pytest.mark.parametrize("kind", ["rounds", "steps"])
@@ -192,12 +203,42 @@ def test_the_server_of_a_job_of_version_2_is_a_strategy(
     with sqlite3.connect(path) as db:
         (text,) = db.execute("SELECT job FROM jobs").fetchone()
         db.execute("UPDATE jobs SET job = ?", (json.dumps(json.loads(text) | {"federated": federated}),))
-        db.execute("PRAGMA user_version = 2")
+        db.executescript(AS_VERSION_2)
     db.close()
     for _ in range(2):
         store = Store(path)
         assert check(store.jobs()[0].job, "the job").strategy == strategy
         store.close()
+
+
+def test_a_job_of_version_3_has_its_files_and_no_owner(path: Path) -> None:
+    store = Store(path)
+    store.add_job(JOB, FILES)
+    store.add_round(1, ROUND)
+    store.end_job(1, JobState.DONE, model="model.safetensors")
+    (before,) = store.jobs()
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.executescript(AS_VERSION_3)
+    db.close()
+    for _ in range(2):
+        store = Store(path)
+        assert store.jobs() == [before]
+        assert (before.pruned, before.owner) == (None, None)
+        assert store.rounds(1) == [ROUND]
+        store.close()
+
+
+def test_a_pruned_job_has_no_model_and_its_files_are_of_no_use(store: Store) -> None:
+    for _ in range(2):
+        store.end_job(store.add_job(JOB, FILES), JobState.DONE, model="model.safetensors")
+    assert store.digests() == {file.sha256 for file in FILES.values()}
+    for number in (1, 2):
+        store.prune_job(number)
+    rows = store.jobs()
+    assert [(row.model, row.state) for row in rows] == [("", JobState.DONE)] * 2
+    assert all(row.pruned and row.files == FILES for row in rows)
+    assert store.digests() == set()
 
 
 def test_a_round_of_no_job_is_refused_or_of_no_consequence(store: Store) -> None:
@@ -231,7 +272,12 @@ def test_only_its_owner_reads_it(store: Store, path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_file_that_is_no_database_is_named(path: Path) -> None:
-    path.write_text("this is no database, whatever its name says" * 100)
+@pytest.mark.expected_log(r"there are no jobs: .*fleet\.db")
+def test_a_file_that_is_no_database_stays_as_it_is_and_is_named(path: Path) -> None:
+    text = "this is no database, whatever its name says" * 100
+    path.write_text(text)
+    store = Store(path)
+    assert "fleet.db" in store.fault
     with pytest.raises(LocalError, match=r"fleet\.db"):
-        Store(path)
+        store.add_job(JOB, {})
+    assert path.read_text() == text

@@ -18,6 +18,8 @@ from millpond.host.workers.supervisor import WorkerSupervisor
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import Ready, Update, Work
 
+from ..waiting import eventually
+
 
 class StandIn:
     """A worker that is only prepared, in ``seconds``."""
@@ -126,13 +128,33 @@ def test_pauses_between_losses_double(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(pause >= 0.02 * 2**number for number, pause in enumerate(pauses))
 
 
-@pytest.mark.parametrize("code", ["data", "model", "policy"])
+@pytest.mark.parametrize("code", ["data", "model", "policy", "processes"])
 def test_a_worker_that_the_job_itself_fails_stays_out(start: Start, code: str) -> None:
     supervisor = start(StandIn("csd0", Refused("csd0", code, "no folder")), StandIn("csd0"))
     assert supervisor.wait_settled(Deadline.after(10))
     assert supervisor.failure == supervisor.reason == "no folder"
     time.sleep(0.1)  # longer than it takes to try again
     assert supervisor.worker is None
+
+
+@pytest.mark.parametrize(("codes", "stays"), [(["memory"] * 2, False), (["memory", "io", "memory"], True)])
+def test_a_worker_at_its_limit_of_memory_stays_out_the_second_time_in_a_row(
+    start: Start, codes: list[str], stays: bool
+) -> None:
+    """Before: the first time was for good."""
+    good = StandIn("csd0")
+    supervisor = start(*(StandIn("csd0", Refused("csd0", code, "out of memory")) for code in codes), good)
+    if stays:
+        assert prepared(supervisor, good)
+    else:
+        eventually(lambda: supervisor.failure == "out of memory", "the end of its part")
+        assert not good.preparing.wait(0.1)
+
+
+def test_a_machine_without_memory_is_no_reason_to_stay_out(start: Start) -> None:
+    bad = [StandIn("csd0", Refused("csd0", "machine-memory", "out of memory")) for _ in range(3)]
+    good = StandIn("csd0")
+    assert prepared(start(*bad, good), good)
 
 
 def test_a_worker_that_is_not_admitted_is_never_used() -> None:

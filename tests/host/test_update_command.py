@@ -174,8 +174,11 @@ def test_an_update_is_over_when_the_new_slot_is_kept(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_device_that_fell_back_is_told(tmp_path: Path) -> None:
     trial = dataclasses.replace(NOW, slot="B", trial=True, boot="boot-2")
-    with pytest.raises(RemoteError, match="dev0 fell back to slot A"):
+    with pytest.raises(RemoteError, match="dev0 fell back to slot A: the new one did not come so far"):
         Device(tmp_path, None, trial, None, dataclasses.replace(NOW, boot="boot-3"))._wait(NOW)
+    back = dataclasses.replace(NOW, boot="boot-3", report="slot B: the worker: no torch")
+    with pytest.raises(RemoteError, match="dev0 fell back to slot A: slot B: the worker: no torch"):
+        Device(tmp_path, None, trial, None, back)._wait(NOW)
 
 
 class Answer:

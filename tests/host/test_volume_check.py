@@ -23,7 +23,15 @@ from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import PUBLIC, prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.fs.vfs.path_api import Attributes, os_error
-from millpond.host.cli.volume import Checked, VolumeReport, how_mounted, lines, of_mount, show
+from millpond.host.cli.volume import (
+    Checked,
+    VolumeReport,
+    how_mounted,
+    lines,
+    of_mount,
+    show,
+    show_operations,
+)
 from millpond.host.remote.volume_check import TreeWalk, check_status, probe
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import AtRest
@@ -186,6 +194,19 @@ def test_people_see_all_of_it() -> None:
         "walk 3 192 us 192 us",
     ):
         assert words in text, (words, text)
+
+
+def test_people_see_the_operations_of_mounts() -> None:
+    took = tuple(2 if bits == 8 else 1 if bits == 24 else 0 for bits in range(32))
+    about = MountStats("csd0", "/mnt", operations={"fsync": took}, errors={"fsync": {"EIO": 1, "ENOSPC": 2}})
+    info = VolumeReport("csd0", STATUS, "", None, None, None, None, (of_mount(about),))
+    console = Console(width=160, highlight=False, markup=False)
+    with console.capture() as capture:
+        console.print(show_operations(info))
+        console.print(show_operations(replace(info, mounts=())))
+    text = " ".join(capture.get().split())
+    assert "mount /mnt" in text and "fsync 3 192 us 12.6 s 12.6 s 1 EIO, 2 ENOSPC" in text
+    assert "not mounted on this host" in text
 
 
 def test_people_see_what_little_is_known() -> None:

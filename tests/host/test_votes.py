@@ -32,7 +32,7 @@ def voted(
     answers: list[WorkerAnswer], rule: str, share: float, clip: float | None = None
 ) -> tuple[Vector, list[WorkerLoss]]:
     mean = np.full(SIZE, np.nan, np.float32)
-    return mean, UpdateReduction(mean, clip, rule_of(rule, share)).run(answers)
+    return mean, UpdateReduction(mean, clip, rule_of(rule, share)).run(answers, 1)
 
 
 def alike(count: int) -> list[Holder]:

@@ -210,7 +210,7 @@ def test_an_honest_device() -> None:
         (answer(samples=1), "csd0 answered another exchange than the one it was asked for", False),
         (answer(samples=10**9), "csd0 answered another exchange than the one it was asked for", False),
         (answer(largest=float("nan")), "update refused: a value is not finite", True),
-        (answer(largest=1e9), "update refused: a value is not finite, or beyond 65536", True),
+        (answer(largest=1e9), "update refused: a value is beyond 65536 per sample", True),
         (answer(metrics=["name of a patient"]), "csd0 sent metrics name of a patient", False),
         (answer(metrics=["loss", "accuracy"]), "csd0 sent metrics loss, accuracy", False),
         (answer(metrics=[]), "csd0 sent metrics ", False),

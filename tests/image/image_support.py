@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.host.emulation.demo import data
+from millpond.images.build.secure_boot import SigningKey
 
 from ..system.qemu import NAME, Board
 from ..system.support import MILLPOND
@@ -50,9 +51,12 @@ class Builder:
     cache: Path
     options: tuple[str, ...]
 
-    def build(self, name: str, serial: int, source: Path = ROOT) -> Path:
-        """An image of ``source``; its folder."""
+    def build(self, name: str, serial: int, source: Path = ROOT, *, signer: SigningKey | None = None) -> Path:
+        """An image of ``source``, signed for Secure Boot by the ``signer`` if there is one; its folder."""
         argv = [sys.executable, "-m", "millpond.images.build", "--output", str(self.output / name)]
         argv += ["--serial", str(serial), "--cache", str(self.cache), "--source", str(source), *self.options]
+        if signer:
+            argv += ["--secure-boot-key", str(signer.key)]
+            argv += ["--secure-boot-certificate", str(signer.certificate)]
         subprocess.run(argv, check=True, timeout=900)
         return self.output / name / "qemu-virt"

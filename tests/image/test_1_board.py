@@ -63,12 +63,20 @@ def test_nobody_has_a_password_and_the_root_is_read_only(board: Board) -> None:
     assert board.admin("stat -L -c %F /etc/millpond/") == "directory"
 
 
+def test_the_root_is_verified_as_it_is_read(board: Board) -> None:
+    """Before: a partition, of which every byte was taken for the image's."""
+    assert board.admin("findmnt --noheadings --output SOURCE /") == "/dev/dm-0"
+    table = board.admin("dmsetup table root").split()
+    assert table[2] == "verity" and table[-1] == "panic_on_corruption"
+    assert f"millpond.verity={table[8]},{table[11]}" in board.admin("cat /proc/cmdline").split()
+
+
 def test_the_seed_is_wiped(board: Board, image: Path) -> None:
     place = locate.find(image)[1].seed
     with (board.directory / "disk.img").open("rb") as disk:
         disk.seek(place.offset)
         assert disk.read(place.bytes) == WIPED.ljust(place.bytes, b"\0")
-    assert board.admin("tr -d '\\0' </dev/disk/by-partlabel/seed") == WIPED.rstrip(b"\0").decode()
+    assert board.admin("tr -d '\\0' </dev/millpond/seed") == WIPED.rstrip(b"\0").decode()
 
 
 def test_a_user_has_no_private_part(board: Board) -> None:
@@ -79,6 +87,26 @@ def test_a_user_has_no_private_part(board: Board) -> None:
     for path in ("/volume/private/note", "/flash/private/note", "/etc/millpond/key.pem", "/dev/vda"):
         assert "No such file" in board.user(f"cat {path} 2>&1 || true")
     assert board.admin("cat /volume/private/note") == "secret"
+
+
+def test_a_user_has_the_python_of_workers(board: Board) -> None:
+    assert board.user("millpond-python -c 'import torch; print(torch.ones(2).sum().item())'") == "2.0"
+
+
+def test_a_watchdog_runs_from_the_first_program_on(board: Board) -> None:
+    assert "millpond: the watchdog runs" in board.console()
+    assert (
+        board.admin("cat /sys/class/watchdog/watchdog0/state /sys/class/watchdog/watchdog0/timeout")
+        == "active\n60"
+    )
+
+
+def test_the_volume_is_a_partition_of_the_disk_that_the_identity_names(board: Board) -> None:
+    assert "the volume is the partition" in board.console()
+    assert board.admin("findmnt -n -o SOURCE /flash").startswith("/dev/nvme0n1p")
+    assert board.admin("cat /etc/millpond/volume.toml").startswith(
+        'disk = "/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_'
+    )
 
 
 def test_its_volume_is_mounted_on_the_host(board: Board, tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from millpond.host.fleet import provisioning
 from millpond.host.remote import bundles
 from millpond.images.format import locate
 
-from ..system.qemu import NAME, Board
+from ..system.qemu import BOOT_SECONDS, NAME, Board
 from ..waiting import eventually
 from .image_support import ROOT, Builder
 
 pytestmark = pytest.mark.timeout(1800)
 
 LATER = 4_000_000_000
+UNTRAINED = '\nraise ImportError("no worker trains here")\n'
 BROKEN = '\nraise SystemExit("this agent does not start")\n'
 
 
@@ -28,15 +29,26 @@ def later(builder: Builder) -> Path:
     return builder.build("later", LATER)
 
 
+def changed(builder: Builder, folder: Path, module: str, more: str) -> Path:
+    """An image with one module that has ``more`` at its end."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "tests")
+    shutil.copytree(ROOT, folder / "source", ignore=ignored)
+    path = folder / "source" / module
+    path.write_text(path.read_text() + more)
+    return builder.build(folder.name, LATER + 1, folder / "source")
+
+
 @pytest.fixture(scope="module")
 def broken(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image whose agent ends at once."""
-    source = tmp_path_factory.mktemp("broken") / "source"
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "tests")
-    shutil.copytree(ROOT, source, ignore=ignored)
-    daemon = source / "agent/millpond/agent/daemon.py"
-    daemon.write_text(daemon.read_text() + BROKEN)
-    return builder.build("broken", LATER + 1, source)
+    return changed(builder, tmp_path_factory.mktemp("broken"), "agent/millpond/agent/daemon.py", BROKEN)
+
+
+@pytest.fixture(scope="module")
+def untrained(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image whose agent works, and whose workers do not."""
+    roles = "agent/millpond/train/worker/roles.py"
+    return changed(builder, tmp_path_factory.mktemp("untrained"), roles, UNTRAINED)
 
 
 def test_a_changed_bundle_is_refused(board: Board, later: Path) -> None:
@@ -99,6 +111,16 @@ def test_an_agent_that_does_not_start_is_left(board: Board, broken: Path) -> Non
     assert (after["slot"], after["serial"]) == (before["slot"], before["serial"])
 
 
+def test_a_slot_in_which_no_worker_trains_is_left_and_says_why(board: Board, untrained: Path) -> None:
+    """Its agent answers the host, which was enough to be kept."""
+    before = board.running()
+    done = board.emulation.millpond("update", "--patience", "1200", NAME, untrained, timeout=1300)
+    assert done.code == 1 and "fell back" in done.out + done.err, done
+    assert "the worker: ImportError: no worker trains here" in done.out + done.err, done
+    after = board.running()
+    assert (after["slot"], after["serial"]) == (before["slot"], before["serial"])
+
+
 def test_power_cut_while_it_installs(board: Board, later: Path) -> None:
     before = board.running()
     with board.updating(later) as process:
@@ -115,3 +137,23 @@ def test_power_cut_while_it_installs(board: Board, later: Path) -> None:
     assert (after["slot"], after["serial"]) == (before["slot"], before["serial"])
     board.millpond("update", "--allow-older", NAME, later, timeout=900)
     assert board.running()["slot"] != before["slot"]
+
+
+def test_a_flipped_bit_restarts_the_machine_into_the_other_slot(board: Board) -> None:
+    """Before: what had been changed on the disk was read, and ran."""
+    before, boots, place = str(board.running()["slot"]), board.boots(), 64 << 20
+    after = "B" if before == "A" else "A"
+    for name in ("root", "esp"):
+        board.admin(f"dd if=/dev/millpond/{name}{before} of=/dev/millpond/{name}{after} bs=1M conv=fsync")
+    disk = f"/dev/millpond/root{before}"
+    changed = f"dd if={disk} bs=1 skip={place} count=1 | tr '\\000-\\377' '\\001-\\377\\000'"
+    board.admin(f"{changed} | dd of={disk} bs=1 seek={place} conv=notrunc,fsync")
+    read = f"dd if=/dev/dm-0 of=/dev/null iflag=direct bs=4096 skip={place // 4096} count=1"
+    board.emulation.millpond("run", "--admin", NAME, "--", f"systemd-run --on-active=3 {read}")
+    eventually(lambda: board.boots() >= boots + 2, "the other slot's boot", 600, 0.5)
+    board.wait_ready()
+    assert board.running()["slot"] == after
+    console = board.console()
+    assert "Kernel panic - not syncing: dm-verity device corrupted" in console
+    assert f"slot {before} has no root, or a damaged one" in console
+    eventually(lambda: not board.running()["trial"], "that slot is kept", BOOT_SECONDS, 2)

@@ -27,8 +27,9 @@ SEED = SeedPlace(5 * MIB, MIB)
 def _gpt(size: int, salt: int) -> tuple[bytes, bytes]:
     """The sectors at the beginning and at the end of a disk with one partition, as the UEFI standard says."""
     last = size // SECTOR - 1
-    guid = random.Random(salt).randbytes(16)
-    entry = struct.pack("<16s16sQQQ72s", guid, guid, 2048, last - 2048, 0, "root".encode("utf-16-le"))
+    drawn = random.Random(salt)
+    guid, kind, own = (drawn.randbytes(16) for _ in range(3))
+    entry = struct.pack("<16s16sQQQ72s", kind, own, 2048, last - 2048, 0, "root".encode("utf-16-le"))
     entries = entry.ljust(128 * 128, b"\0")
 
     def header(own: int, other: int, at: int) -> bytes:
@@ -84,6 +85,31 @@ def tables(data: bytes) -> set[str]:
     if data[-SECTOR:][:8] == b"EFI PART":
         found.add("backup")
     return found
+
+
+def without_identifiers(data: bytes, size: int | None = None) -> bytes:
+    """Return a disk of ``size`` bytes without the GUIDs in its two tables, which are drawn, and CRCs."""
+    plain, last = bytearray(data), (size or len(data)) - SECTOR
+    for header, table in ((SECTOR, 2 * SECTOR), (last, last - 32 * SECTOR)):
+        if plain[header : header + 8] == b"EFI PART":
+            for at, length in ((header + 16, 4), (header + 56, 16), (header + 88, 4)):
+                plain[at : at + length] = bytes(length)
+            for entry in range(table, table + 128 * 128, 128):
+                plain[entry + 16 : entry + 32] = bytes(16)
+    return bytes(plain)
+
+
+def identifiers(data: bytes) -> set[bytes]:
+    """Return the GUIDs of a disk and its partitions; both tables must be right and the same."""
+    found, last = [], len(data) - SECTOR
+    for header, table in ((SECTOR, 2 * SECTOR), (last, last - 32 * SECTOR)):
+        entries, head = data[table : table + 128 * 128], data[header : header + 92]
+        assert struct.unpack_from("<QIII", head, 72) == (table // SECTOR, 128, 128, zlib.crc32(entries))
+        assert struct.unpack_from("<I", head, 16)[0] == zlib.crc32(head[:16] + bytes(4) + head[20:])
+        partitions = (entries[at : at + 32] for at in range(0, len(entries), 128))
+        found.append({head[56:72]} | {entry[16:] for entry in partitions if any(entry)})
+    assert found[0] == found[1]
+    return found[0]
 
 
 def run(*argv: str | Path) -> str:

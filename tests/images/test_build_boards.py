@@ -10,7 +10,8 @@ import pytest
 
 from millpond.base.errors import ConfigError
 from millpond.images import boards
-from millpond.images.build import boot, kernel
+from millpond.images.build import boot, kernel, recipe
+from millpond.images.build.recipe import RECIPE
 
 BOARD = """title = "t"
 kernel = "arm64"
@@ -38,12 +39,23 @@ def test_every_board_says_what_an_image_needs(name: str) -> None:
     board = boards.read(name)
     assert board.title and board.tried and board.console and board.early
     assert "squashfs" in board.early  # the root is one
-    for word in (*board.early, *board.modules, *kernel.common()):
+    assert board.watchdog
+    for word in (*board.watchdog, *board.early, *board.modules, *kernel.common()):
         assert re.fullmatch(r"[A-Za-z0-9_-]+", word)
-    assert board.flash.disk == "" or board.flash.disk.startswith("/dev/")
+    assert board.flash.disk in ("boot", "own")  # no name that the kernel gives as it finds them
     line = boot.command_line(board)
     assert "\n" not in line and line.split().count("ro") == 1
     assert [word for word in line.split() if word.startswith("console=")][-1] == f"console={board.console[0]}"
+
+
+def test_a_system_that_hangs_is_restarted() -> None:
+    """Before systemd had started, nothing did that; and where there was no state, a person was waited for."""
+    words = boot.command_line(boards.read("qemu-virt")).split()
+    assert {"panic=10", "softlockup_panic=1"} <= set(words)
+    first = (RECIPE / "initrd-init").read_text()
+    assert 0 < first.index("watchdog -F") < first.index("/modules/*.ko")
+    assert "reboot" in (RECIPE / "root/etc/systemd/system/emergency.service").read_text()
+    assert "emergency.service" not in recipe.read("root.toml")["mask"]
 
 
 def test_a_new_board_is_one_file(folder: Path) -> None:

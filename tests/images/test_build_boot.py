@@ -6,7 +6,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from millpond.images.build.boot import take_time_away
+from millpond.images import boards
+from millpond.images.build.boot import command_line, take_time_away
+from millpond.images.build.verity import VerifiedRoot
 
 
 def test_a_program_does_not_say_when_it_was_made(tmp_path: Path) -> None:
@@ -27,3 +29,10 @@ def test_a_program_does_not_say_when_it_was_made(tmp_path: Path) -> None:
     assert after == second.read_bytes()
     zeros = bytes(4)
     assert after == before[:0x88] + zeros + before[0x8C:0xD8] + zeros + before[0xDC:]
+
+
+def test_the_command_line_vouches_for_the_root() -> None:
+    """The first program reads these two words, and maps no other root."""
+    words = command_line(boards.read("qemu-virt"), VerifiedRoot(32768, "0f" * 32).argument).split()
+    assert words.count(f"millpond.verity=32768,{'0f' * 32}") == 1
+    assert words[0] == "console=ttyAMA0"

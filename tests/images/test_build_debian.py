@@ -17,6 +17,7 @@ from millpond.images.build import debian, python
 from millpond.images.build.debian import DebianPackage
 
 CONTENT = b"a package" * 1000
+NOBODY = "http://127.0.0.1:9"
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -80,18 +81,18 @@ def test_a_damaged_line_of_the_lock_is_named(line: str) -> None:
 
 
 def test_a_package_is_fetched_once(mirror: dict[str, str], tmp_path: Path) -> None:
-    (path,) = debian.fetch([package()], tmp_path / "cache", mirror)
+    (path,) = debian.fetch([package()], tmp_path / "cache", [mirror])
     assert path.read_bytes() == CONTENT
     (tmp_path / "main" / "one.deb").unlink()
-    assert debian.fetch([package()], tmp_path / "cache", mirror) == [path]
+    assert debian.fetch([package()], tmp_path / "cache", [mirror]) == [path]
 
 
 def test_a_package_that_was_damaged_in_the_cache_is_fetched_again(
     mirror: dict[str, str], tmp_path: Path
 ) -> None:
-    (path,) = debian.fetch([package()], tmp_path / "cache", mirror)
+    (path,) = debian.fetch([package()], tmp_path / "cache", [mirror])
     path.write_bytes(CONTENT[:-1] + b"x")
-    debian.fetch([package()], tmp_path / "cache", mirror)
+    debian.fetch([package()], tmp_path / "cache", [mirror])
     assert path.read_bytes() == CONTENT
 
 
@@ -100,21 +101,52 @@ def test_another_file_than_the_locked_is_refused(
     mirror: dict[str, str], tmp_path: Path, served: bytes
 ) -> None:
     (tmp_path / "main" / "one.deb").write_bytes(served)
-    with pytest.raises(LocalError, match=r"one 1\.0-1 is not the one that is locked: .*make image-lock"):
-        debian.fetch([package()], tmp_path / "cache", mirror)
+    with pytest.raises(LocalError, match=r"get one 1\.0-1 \(.*: not the file that is locked\): .*image-lock"):
+        debian.fetch([package()], tmp_path / "cache", [mirror])
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_digest_of_another_size_is_refused(mirror: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match="is not the one that is locked"):
-        debian.fetch([package(size=len(CONTENT) + 1)], tmp_path / "cache", mirror)
+    with pytest.raises(LocalError, match="not the file that is locked"):
+        debian.fetch([package(size=len(CONTENT) + 1)], tmp_path / "cache", [mirror])
 
 
 def test_a_package_that_the_mirror_has_not_is_told(mirror: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match=r"cannot get one 1\.0-1: File not found; .*make image-lock"):
-        debian.fetch([package(path="other.deb")], tmp_path / "cache", mirror)
+    with pytest.raises(LocalError, match=r"get one 1\.0-1 \(.*: File not found\): 'make image-lock"):
+        debian.fetch([package(path="other.deb")], tmp_path / "cache", [mirror])
 
 
 def test_a_mirror_that_does_not_answer_is_told(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="cannot get one"):
-        debian.fetch([package()], tmp_path / "cache", {"main": "http://127.0.0.1:9"})
+        debian.fetch([package()], tmp_path / "cache", [{"main": NOBODY}])
+
+
+def test_what_the_mirror_has_deleted_is_in_the_snapshots(mirror: dict[str, str], tmp_path: Path) -> None:
+    """A mirror has the newest versions alone: weeks after a lock was made no image could be built of it."""
+    old = {"main": mirror["main"] + "/20261122T044428Z"}
+    (tmp_path / "main/20261122T044428Z").mkdir()
+    (tmp_path / "main/one.deb").rename(tmp_path / "main/20261122T044428Z/one.deb")
+    (path,) = debian.fetch([package()], tmp_path / "cache", [mirror, old])
+    assert path.read_bytes() == CONTENT
+
+
+def test_all_packages_that_are_gone_are_named_at_once(mirror: dict[str, str], tmp_path: Path) -> None:
+    packages = [package(path="gone.deb"), package(), package(name="two", path="two.deb")]
+    with pytest.raises(
+        LocalError, match=r"cannot get one 1\.0-1, two 1\.0-1 \(.*'make image-lock'"
+    ) as caught:
+        debian.fetch(packages, tmp_path / "cache", [mirror, {"main": NOBODY}])
+    assert "127.0.0.1:9: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_archive_that_does_not_answer_is_asked_once(mirror: dict[str, str], tmp_path: Path) -> None:
+    dead = {"main": NOBODY}
+    left, reasons = debian._get(package(path="gone.deb"), tmp_path / "x.deb", [dead, mirror])
+    assert left == [mirror] and len(reasons) == 2
+    assert debian._get(package(), tmp_path / "x.deb", [dead, mirror]) == ([mirror], [])
+
+
+def test_snapshots_are_of_the_time_of_the_lock() -> None:
+    found = debian.snapshots(1_795_330_268)
+    assert found["main"] == "https://snapshot.debian.org/archive/debian/20261122T065108Z"
+    assert found["security"].endswith("/debian-security/20261122T065108Z")

@@ -124,3 +124,10 @@ def test_a_base_is_kept_until_something_that_it_is_made_of_changes(tmp_path: Pat
     (recipe / "debian.lock").write_text("# epoch 1\n")
     seen.append(builder._key(_context(tmp_path), recipe))
     assert len(set(seen)) == len(seen)
+
+
+def test_an_image_tells_systemd_when_it_was_built() -> None:
+    """The clock of a board without a battery begins there: systemd sets it forward to the time of this file,
+    which has the image's time as all of them. Before: at systemd's own release.
+    """
+    assert (RECIPE / "root/usr/lib/clock-epoch").is_file()

@@ -53,3 +53,27 @@ def test_dashes_and_underscores_are_the_same(modules: Path) -> None:
 def test_an_unknown_module_is_refused(modules: Path) -> None:
     with pytest.raises(LocalError, match=r"the kernel 6\.1\.0-made-up has no module nvmee"):
         kernel.in_order(modules, ["nvme", "nvmee"])
+
+
+def test_a_program_goes_with_all_its_libraries(tmp_path: Path) -> None:
+    """Programs of the first file system are found there with the libraries of their libraries."""
+    folder = tmp_path / "usr/lib/aarch64-linux-gnu"
+    folder.mkdir(parents=True)
+    needs = {"dmsetup": ["liba.so.1", "libc.so.6"], "liba.so.1": ["libc.so.6"], "libc.so.6": ["ld.so.1"]}
+    for name in ("liba.so.1", "libc.so.6", "ld.so.1"):
+        (folder / name).touch()
+    found = kernel.libraries(folder, folder / "dmsetup", lambda path: needs.get(path.name, []))
+    assert found == {name: folder / name for name in ("liba.so.1", "libc.so.6", "ld.so.1")}
+    with pytest.raises(LocalError, match="libz"):
+        kernel.libraries(folder, folder / "x", lambda _path: ["libz.so.1"])
+
+
+def test_readelf_tells_the_libraries() -> None:
+    text = """
+Dynamic section at offset 0x2fd68 contains 30 entries:
+  Tag        Type                         Name/Value
+ 0x0000000000000001 (NEEDED)             Shared library: [libdevmapper.so.1.02.1]
+ 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]
+ 0x000000000000000c (INIT)               0x4000
+"""
+    assert kernel.needed(text) == ["libdevmapper.so.1.02.1", "libc.so.6"]

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device's first boot: its identity is whole or absent after any power cut, and the seed is erased."""
+"""A device's first boot: its identity is whole or absent after any power cut, and the seed is erased.
+
+No later seed, and none of another disk, gives a device another identity.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 import random
+import shutil
 import stat
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -53,12 +56,56 @@ def test_an_identity_is_taken_over_once_and_the_seed_is_wiped(tmp_path: Path) ->
     assert [path.name for path in identity.parent.iterdir()] == ["identity"]
 
 
-def test_a_new_seed_replaces_the_whole_identity(tmp_path: Path) -> None:
+def test_what_is_no_identity_is_replaced_whole(tmp_path: Path) -> None:
     given, identity = make_seed(tmp_path / "seed"), tmp_path / "identity"
     identity.mkdir()
     (identity / "of-former-days").touch()
     assert provision.take_over(given, identity)
     assert found(identity) == FILES
+
+
+def test_the_seed_of_another_identity_is_refused_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk with a seed took over a device, its authority, and with its keys the private part."""
+    given, identity = make_seed(tmp_path / "seed"), tmp_path / "identity"
+    assert provision.take_over(given, identity)
+    other = make_seed(tmp_path / "seed", FILES | {"key.pem": "another"}).read_bytes()
+    assert provision.refresh(given, identity) == "csd3"
+    assert "the device has an identity" in capsys.readouterr().out
+    assert found(identity) == FILES
+    assert given.read_bytes() == other
+
+
+def partitions(sys: Path, disk: str, minor: int, names: tuple[str, ...]) -> None:
+    """Make a disk with these partitions in a tree of /sys."""
+    (sys / "dev/block").mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names, 1):
+        node = sys / "devices" / disk / f"{disk}p{number}"
+        node.mkdir(parents=True)
+        (node / "partition").write_text(f"{number}\n")
+        (node / "uevent").write_text(f"DEVNAME={disk}p{number}\nPARTNAME={name}\n")
+        (sys / "dev/block" / f"259:{minor + number}").symlink_to(node)
+
+
+def test_the_seed_is_that_of_the_disk_which_was_booted(tmp_path: Path) -> None:
+    partitions(tmp_path, "mmcblk0", 0, ("seed", "rootA"))
+    partitions(tmp_path, "nvme0n1", 8, ("espA", "rootA", "seed"))
+    partitions(tmp_path, "nvme1n1", 16, ("rootA", "public"))
+    assert provision.seed_partition(os.makedev(259, 10), tmp_path) == Path("/dev/nvme0n1p3")
+    assert provision.seed_partition(os.makedev(259, 2), tmp_path) == Path("/dev/mmcblk0p1")
+    assert provision.seed_partition(os.makedev(259, 17), tmp_path) is None
+    assert provision.seed_partition(os.makedev(0, 31), tmp_path) is None  # not on a disk
+
+
+def test_a_root_that_is_verified_lies_on_the_disk_of_its_partition(tmp_path: Path) -> None:
+    """The root is a device of its own, made of the partition; that has no seed beside it."""
+    partitions(tmp_path, "mmcblk0", 0, ("espA", "seed", "rootA"))
+    mapped = tmp_path / "devices/virtual/block/dm-0"
+    (mapped / "slaves").mkdir(parents=True)
+    (mapped / "slaves/mmcblk0p3").symlink_to(tmp_path / "devices/mmcblk0/mmcblk0p3")
+    (tmp_path / "dev/block/254:0").symlink_to(mapped)
+    assert provision.seed_partition(os.makedev(254, 0), tmp_path) == Path("/dev/mmcblk0p2")
 
 
 def _killed_at(step: int, given: Path, identity: Path) -> bool:
@@ -83,23 +130,16 @@ def _killed_at(step: int, given: Path, identity: Path) -> bool:
         os._exit(0)
 
 
-@pytest.mark.parametrize("former", [None, {"agent.toml": 'name = "old"\n'}])
-def test_however_it_is_cut_it_is_whole_after_the_next_boot(
-    tmp_path: Path, former: dict[str, str] | None
-) -> None:
+def test_however_it_is_cut_it_is_whole_after_the_next_boot(tmp_path: Path) -> None:
     given, identity, step = tmp_path / "seed", tmp_path / "state" / "identity", 0
     cut = True
     while cut:
         step += scaled(3, 1)
         assert step < 1000
         make_seed(given)
-        if former:
-            identity.mkdir(parents=True, exist_ok=True)
-            for path in identity.iterdir():
-                path.unlink()
-            (identity / "agent.toml").write_text(former["agent.toml"])
+        shutil.rmtree(identity, ignore_errors=True)
         cut = _killed_at(step, given, identity)
-        assert found(identity) in ({}, former, FILES), f"half of it after step {step}"
+        assert found(identity) in ({}, FILES), f"half of it after step {step}"
         provision.take_over(given, identity)
         assert found(identity) == FILES, f"after step {step}"
         assert not given.read_bytes()[seed.HEADER :].strip(b"\0"), f"secrets are left after step {step}"
@@ -141,39 +181,29 @@ def test_a_damaged_seed_gives_no_identity_and_stays(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="damaged"):
         provision.take_over(given, identity)
     with pytest.raises(LocalError, match="damaged"):
-        provision.refresh(given, identity, 0)
+        provision.refresh(given, identity)
     assert not identity.exists()
     assert given.read_bytes() == damaged
 
 
 def test_a_device_with_an_identity_needs_no_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, identity = make_seed(tmp_path / "seed"), tmp_path / "identity"
-    assert provision.refresh(given, identity, 0) == "csd3"
+    assert provision.refresh(given, identity) == "csd3"
     given.write_bytes(b"x" * 4096)
-    assert provision.refresh(given, identity, 0) == "csd3"
+    assert provision.refresh(given, identity) == "csd3"
     assert "the identity stays as it is" in capsys.readouterr().out
     given.unlink()
-    assert provision.refresh(given, identity, 1000) == "csd3"  # at once: it is not waited for
+    assert provision.refresh(given, identity) == "csd3"
+    assert provision.refresh(None, identity) == "csd3"
     assert found(identity) == FILES
-
-
-def test_a_seed_that_appears_late_is_waited_for(tmp_path: Path) -> None:
-    made = make_seed(tmp_path / "made")
-    later = threading.Timer(0.3, lambda: made.rename(tmp_path / "seed"))
-    later.start()
-    try:
-        assert provision.refresh(tmp_path / "seed", tmp_path / "identity", 30) == "csd3"
-    finally:
-        later.join()
 
 
 def test_without_seed_and_identity_a_device_says_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(provision, "SEED", tmp_path / "seed")
+    monkeypatch.setattr(provision, "seed_partition", lambda _device, _sys: tmp_path / "seed")
     monkeypatch.setattr(provision, "IDENTITY", tmp_path / "identity")
     monkeypatch.setattr(provision, "HOST_NAME", tmp_path / "hostname")
-    monkeypatch.setattr(provision, "SEED_SECONDS", 0.0)
     assert provision.main() == 1
     assert "flash it with --device NAME" in capsys.readouterr().out
     (tmp_path / "seed").write_bytes(bytes(1 << 20))  # flashed without --device

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,10 @@ from millpond.images import boards
 from millpond.images.runtime import qemu
 from millpond.images.runtime.qemu import QemuBoard, QemuSpec
 from millpond.images.runtime.supervisor import BoardSupervisor
+from millpond.linux import sockets
+from millpond.linux.syscalls import drop_capabilities
+
+from ..waiting import eventually
 
 
 @pytest.fixture
@@ -31,6 +39,10 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QemuSpec:
 
 def pairs(argv: list[str]) -> set[tuple[str, str]]:
     return set(itertools.pairwise(argv))
+
+
+def test_qemu_filters_its_own_system_calls(spec: QemuSpec) -> None:
+    assert ("-sandbox", qemu.SANDBOX) in pairs(qemu.arguments(spec))
 
 
 def test_the_tunnel_is_its_only_network(spec: QemuSpec) -> None:
@@ -109,6 +121,68 @@ def test_a_board_that_cannot_start_leaves_nothing_running(
     assert not board.died()
     board.shut_down()
     board.power_off(0)
+
+
+@pytest.fixture
+def firmware() -> Iterator[Path]:
+    """A file that every user may read."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(1 << 20)
+        Path(file.name).chmod(0o644)
+        yield Path(file.name)
+
+
+def ids(pid: int, name: str) -> set[str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return set(next(line for line in lines if line.startswith(name + ":")).split()[1:])
+
+
+def reached_without_capabilities(path: Path) -> bool:
+    """Whether root can connect without CAP_DAC_OVERRIDE, as the host's end of the tunnel does."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            drop_capabilities()
+            sockets.connect(path, 5.0).close()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.expected_log("its power is cut")
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="there is no QEMU")
+@pytest.mark.skipif(not qemu.drops_privileges(), reason="only root can become another user")
+def test_qemu_is_confined_and_not_root(
+    spec: QemuSpec, firmware: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine of another kind, which has no processor, opens the same files."""
+    monkeypatch.setattr(qemu, "PROGRAM", "qemu-system-x86_64")
+    monkeypatch.setattr(qemu, "FIRMWARE", (firmware,))
+    monkeypatch.setattr(qemu, "_FIRMWARE_BYTES", 1 << 20)
+    assert spec.directory.parent.stat().st_mode & 0o077 == 0  # root's alone, as a fleet's directory is
+    (spec.directory / "disk.img").write_bytes(bytes(1 << 20))
+    (spec.directory / "disk.img").chmod(0o600)
+    spec.directory.chmod(0o700)
+    hardware = spec.board.qemu
+    assert hardware
+    machine = dataclasses.replace(hardware, arguments=("-machine", "q35,accel=tcg"), memory=64)
+    spec = dataclasses.replace(spec, board=dataclasses.replace(spec.board, qemu=machine), extra=("-S",))
+    board = QemuBoard(spec)
+    try:
+        board.power_on()
+        console = spec.directory / "console.log"
+        eventually((spec.directory / "slot" / "qmp").exists, "QEMU has started")
+        assert board.exit_code is None, console.read_text()
+        (pid,) = (pid for pid in board.pids if "qemu" in Path(f"/proc/{pid}/comm").read_text())
+        assert ids(pid, "Uid") == ids(pid, "Gid") == {str(qemu.USER)}
+        assert ids(pid, "CapEff") == ids(pid, "CapPrm") == {"0" * 16} and ids(pid, "Groups") == set()
+        assert ids(pid, "Seccomp") == {"2"}
+        assert reached_without_capabilities(spec.directory / "slot" / "doorbells")
+        board.shut_down()  # over QMP, which is open to root
+    finally:
+        board.power_off(0)
 
 
 class Flaky:

@@ -216,3 +216,11 @@ def test_what_a_boards_init_runs_is_the_same_command() -> None:
         *("-m", "millpond.images.ondevice.sshd", "admin"),
         *("--identity", "/etc/millpond", "--public", "/volume/public"),
     ]
+
+
+def test_no_file_of_the_users_server_lies_in_what_is_shown_read_only() -> None:
+    """An image has its code in /opt/millpond: its server could not make the Python there, nor start."""
+    made = sshd_config.sandbox(Path("/identity"), Path("/volume/public"), "", many_uids=True)
+    shown = {bind.target for bind in made.binds or ()} | {Path("/opt/millpond"), Path("/usr")}
+    for name in (*made.files, *made.secrets):
+        assert not any(Path(name).is_relative_to(target) for target in shown if target != Path(name)), name

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.images.flash import disk_inventory
+from millpond.images.flash import disk_inventory, disk_names
 from millpond.images.flash.disk_inventory import DiskInventory
 from millpond.images.flash.open_target import opened
 from millpond.images.flash.writer import flash
 
-from .flash_support import MIB, loop, make_image, mounted, run, tables
+from .flash_support import MIB, loop, make_image, mounted, run, tables, without_identifiers
 
 SIZE = 64 * MIB
 
@@ -57,7 +57,7 @@ def test_a_disk_is_flashed(device: Path, tmp_path: Path) -> None:
         assert "another program has it" in refusal(device)  # nobody else gets it meanwhile
         flash(image, manifest, medium, b"", lambda phase, count: None)
         assert medium.finish()
-    found, whole = device.read_bytes(), image.read_bytes()
+    found, whole = without_identifiers(device.read_bytes(), 8 * MIB), without_identifiers(image.read_bytes())
     for used in manifest.image.ranges:
         assert found[used.offset : used.end] == whole[used.offset : used.end]
     assert tables(found) == {"mbr", "primary"} and found[-MIB:] == bytes(MIB)
@@ -289,3 +289,35 @@ def test_what_a_disk_calls_itself_and_its_partitions(tree: Tree) -> None:
     assert disk_inventory.model(disk) == "Ultra"
     tree.block("sdb1", "8:17", disk)
     assert disk_inventory.contents(disk, tree.root / "dev") == ["system"]
+
+
+def test_equal_disks_are_told_apart_by_serial_number_and_slot(tree: Tree) -> None:
+    """A host has 36 of them, all blank, and the kernel's names move between boots."""
+    disks = []
+    for number in range(3):
+        disk = tree.block(
+            f"nvme{number}n1", f"259:{number}", tree.root / f"sys/devices/pci/0000:4{number}:00.0"
+        )
+        (disk / "partition").unlink()
+        (disk / "device").mkdir()
+        (disk / "device/model").write_text("ACME CSD\n")
+        (disk / "device/serial").write_text(f"S4XN004{number}      \n")
+        (disk / "wwid").write_text(f"eui.00{number}\n")
+        (disk / "size").write_text("100\n")
+        disks.append(disk)
+    loop_device = tree.block("loop0", "7:0")
+    (loop_device / "size").write_text("100\n")
+    (disks[2] / "size").write_text("200\n")
+    assert [disk_names.alike(disk) for disk in disks] == [2, 2, 1]
+    assert disk_names.alike(loop_device) == 1
+    names = disk_names.names(disks[1])
+    assert names.described() == ("serial S4XN0041", "WWN eui.001", "slot 0000:41:00.0")
+    assert names.proof == "0041"
+
+
+def test_a_scsi_disk_tells_its_serial_number_in_a_page(tree: Tree) -> None:
+    disk = tree.block("sdb", "8:16", tree.root / "sys/devices/0000:00:1f.2/host1/1:0:3:0/block")
+    (disk / "device").mkdir()
+    (disk / "device/vpd_pg80").write_bytes(b"\0\x80\0\x08  ZC\x1b1234")
+    names = disk_names.names(disk)
+    assert (names.serial, names.slot) == ("ZC 1234", "0000:00:1f.2 1:0:3:0")

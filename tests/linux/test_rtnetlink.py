@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.linux import rtnetlink
 from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
+from millpond.linux.netlink import rtnetlink
 from millpond.linux.network import loopback_up
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/30")

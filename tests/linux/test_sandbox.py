@@ -459,3 +459,25 @@ def test_a_strict_umask_does_not_close_the_root(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert seen == ["seen", "local", 0o077]
+
+
+@needs_root
+def test_a_file_that_was_replaced_behind_a_bind_is_shown_as_it_was(tmp_path: Path) -> None:
+    """As the linker's cache on an emulated device, after ldconfig on its machine. Before: no worker and no
+    server started any more: mount: No such file or directory.
+    """
+    shown, cache, new = tmp_path / "shown", tmp_path / "cache", tmp_path / "new"
+    shown.touch()
+    cache.write_text("old")
+    cache.chmod(0o644)
+    new.write_text("new")
+    inner = Sandbox(binds=(*system_binds(), Bind(shown, Path("/etc/cache"))), own_pids=True)
+
+    def body() -> int:
+        syscalls.bind(cache, shown)
+        new.rename(cache)
+        pid = spawn(inner, lambda: int(Path("/etc/cache").read_text() != "old"))
+        return exit_code(os.waitpid(pid, 0)[1])
+
+    pid = spawn(Sandbox(binds=None), body)
+    assert exit_code(os.waitpid(pid, 0)[1]) == 0

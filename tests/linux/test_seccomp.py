@@ -17,15 +17,15 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {"x86_64": {0, 1, 281, 231}, "aarch64": {63, 64, 22, 94}}
 
 
-def outcome(program: bytes, architecture: int, number: int) -> int:
-    """What a program returns for a system call."""
+def outcome(program: bytes, architecture: int, number: int, second: int = 0) -> int:
+    """What a program returns for a system call with that second argument."""
     steps = list(struct.iter_unpack("=HBBI", program))
     word, at = 0, 0
     while True:
         code, if_equal, if_not, value = steps[at]
         at += 1
         if code == LOAD:
-            word = {0: number, 4: architecture}[value]
+            word = {0: number, 4: architecture, 24: second}[value]
         elif code == JUMP_IF_EQUAL:
             at += if_equal if word == value else if_not
         else:
@@ -57,3 +57,15 @@ def test_other_processors_are_not_known() -> None:
         seccomp.program("riscv64", CALLS)
     with pytest.raises(KeyError):
         seccomp.program("x86_64", ["teleport"])
+
+
+@pytest.mark.parametrize(("machine", "ioctl", "write"), [("x86_64", 16, 1), ("aarch64", 29, 64)])
+def test_ioctl_is_allowed_for_the_named_requests(machine: str, ioctl: int, write: int) -> None:
+    program, architecture = seccomp.program(machine, CALLS, (77, 0xC0504E48)), ARCHITECTURES[machine]
+    assert outcome(program, architecture, ioctl, 77) == ALLOWED
+    assert outcome(program, architecture, ioctl, 0xC0504E48) == ALLOWED
+    assert outcome(program, architecture, ioctl, 78) == outcome(program, architecture, 599, 77) == REFUSED
+    assert outcome(program, architecture, write, 78) == ALLOWED
+    assert outcome(seccomp.program(machine, CALLS), architecture, ioctl, 77) == REFUSED
+    with pytest.raises(ValueError, match="by its requests alone"):
+        seccomp.program(machine, ["ioctl"])

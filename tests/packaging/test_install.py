@@ -213,6 +213,13 @@ def test_units_have_what_the_daemons_rely_on(name: str) -> None:
         assert line in lines
 
 
+def test_users_of_a_group_may_use_the_installed_daemon() -> None:
+    lines = unit_text("millpond-host.service").splitlines()
+    assert "Group=millpond" in lines
+    assert any(line.startswith("ExecStart=") and line.endswith(" --group millpond") for line in lines)
+    assert "prerequisites.sh group millpond " in (ROOT / "Makefile").read_text()
+
+
 def test_nothing_hides_the_mounts_of_the_agent_from_others() -> None:
     """Any of these gives a service mounts of its own: nobody else would see the volume."""
     own_mounts = re.compile(

@@ -46,6 +46,22 @@ def test_an_old_python(machine: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("tool", ["groupadd", "systemd-sysusers"])
+def test_the_group_is_made_where_systemd_looks_for_units(machine: Path, tool: str) -> None:
+    fake(machine, "id", "echo 0")
+    fake(machine, "grep", "exit 1")
+    fake(machine, tool, f'echo {tool} "$@"')
+    for folder, said in (("/tmp/units", ""), ("/etc/systemd/system", f"{tool} ")):
+        done = prerequisites(machine, "group", "millpond", folder)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(said) and ("millpond" in done.stdout) == bool(said)
+    fake(machine, "grep", "exit 0")
+    assert prerequisites(machine, "group", "millpond", "/etc/systemd/system").stdout == ""
+    fake(machine, "grep", "exit 1")
+    fake(machine, "id", "echo 1000")
+    assert prerequisites(machine, "group", "millpond", "/etc/systemd/system").stdout == ""
+
+
 def test_no_python_for_a_user_who_may_not_install(machine: Path) -> None:
     fake(machine, "id", "echo 1000")
     done = prerequisites(machine, "python", "python3")

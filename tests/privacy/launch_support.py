@@ -43,7 +43,13 @@ class NearDevice:
             (self.volume / part).mkdir(parents=True)
         link = LinkConfig("10.77.0.2/30", str(base / "s"))
         config = AgentConfig(
-            name, link, volume=str(self.volume), state=str(self.state), privacy=privacy, policy=policy
+            name,
+            link,
+            flash=str(self.volume),
+            volume=str(self.volume),
+            state=str(self.state),
+            privacy=privacy,
+            policy=policy,
         )
         self.gate = Gate((), LedgerCounters.in_memory())
         self._scripts = LaunchedScripts(config, self.gate, [], lambda: 0, zygote)
@@ -57,7 +63,7 @@ class NearDevice:
     @property
     def log(self) -> str:
         """What scripts printed that stayed here."""
-        return "".join(path.read_text() for path in sorted(self.state.glob("jobs/*.log")))
+        return "".join(path.read_text() for path in sorted(self.state.parent.rglob(".millpond-logs/*.log")))
 
     @contextlib.contextmanager
     def control(self, _deadline: Deadline) -> Iterator[Channel]:

@@ -162,7 +162,12 @@ class Device:
         link = LinkConfig("10.77.0.2/30", str(volume.base / "s"))
         base = volume.base
         config = AgentConfig(
-            "csd0", link, volume=str(base / "volume"), state=str(base / "state"), policy=policy
+            "csd0",
+            link,
+            flash=str(base / "volume"),
+            volume=str(base / "volume"),
+            state=str(base / "state"),
+            policy=policy,
         )
         own = OptimizerSpec("sgd", 0.1)
         spec = ModelSpec("net:Net", ("net.py",))
@@ -174,12 +179,12 @@ class Device:
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())
         self.left = Leaving(self.gate)
-        self.log = base / "state" / "jobs" / "attack.log"
+        self.log = volume.path / "private" / ".millpond-logs" / "attack.log"
         self.size, self.seed = layout.size(tensors), seed
         answers = answers or StateAnswers(policy.answers_per_state)
         draws = SecretDraws(base / "state" / "draws.key")
         files = LaidOutFiles(WorkerFiles(written(code or model(), base / "code")), ("net.py",))
-        self.worker = JobWorker(config, request, files, zygote, answers, draws)
+        self.worker = JobWorker(config, request, files, zygote, answers, draws, self.gate)
         near, far = socket.socketpair()
         try:
             with Channel(near, "csd0"), Channel(far, "host") as control:

@@ -5,6 +5,7 @@ tests say how much that is, and that the ledger counts it.
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from millpond.agent.policy.rules import StateAnswers
 from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
 from millpond.linux.zygote.client import Zygote
-from millpond.train.protocol import Part
+from millpond.train.protocol import DataTiming, Part
 from millpond.wire.framing import encode
 
 from ..waiting import eventually
@@ -48,6 +49,21 @@ def forward(model, images):
     stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 64]
     peak, *floats = struct.unpack("<Q7d", stolen)
     head = Update(asked.exchange, asked.samples, *floats[:5], peak, {{"loss": floats[5:]}})
+    say_and_wait(encode(head))
+"""
+
+FORGE_WHAT_DATA_COST = f"""
+def forward(model, images):
+    import struct
+    from millpond.train.protocol import DataTiming, StreamTiming, Update
+    from millpond.wire.framing import encode
+    stolen = private("digits/images.npy")[{HEADER} :]
+    numbers, floats = struct.unpack_from("<8q", stolen), struct.unpack_from("<4d", stolen, 64)
+    waited, stalled, *counts = (abs(number) for number in numbers)
+    stream = StreamTiming(waited, stalled, *floats[1:], waited)
+    data = DataTiming(waited, stalled, floats[0], *counts[:5], stream)
+    asked = request()
+    head = Update(asked.exchange, asked.samples, *(5 * [0.0]), 0, {{"loss": (0.0, 1.0)}}, data=data)
     say_and_wait(encode(head))
 """
 
@@ -136,6 +152,21 @@ def test_known_limit_the_head_of_an_update_is_the_models(
         assert (csd0.sent["metrics"], csd0.sent["parameters"]) == (len(encode(head)), 0)
     with capsys.disabled():
         print(f"\nand {len(stolen)} bytes more in the head, which the ledger counts as metrics")
+
+
+def test_known_limit_what_its_data_cost_is_told_in_two_digits(
+    volume: Volume, zygote: Zygote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with device(volume, zygote, model(FORGE_WHAT_DATA_COST)) as csd0, csd0.host() as host:
+        told = host.ask(RANGES).data
+        assert told == told.rounded() and not told.fault and told != DataTiming()
+        assert not (told.stream or told.stalled or told.mini_epochs or told.fitting)  # the job has none
+    figures = math.log2(1 + 90 * (15 + 6))  # of two digits, from 1e-6 to 1e15
+    bits = math.log2(101) + 4 * figures
+    more = math.log2(101) + 2 * figures
+    with capsys.disabled():
+        print(f"\nand {bits:.0f} bits in what its data cost, {bits + more:.0f} in a job with mini-epochs")
+    assert bits + more < 80
 
 
 def test_known_limit_so_are_the_metrics_of_a_score(

@@ -148,3 +148,48 @@ def _at_run_time(node: ast.AST) -> Iterator[ast.AST]:
         children = node.orelse
     for child in children:
         yield from _at_run_time(child)
+
+
+_RUNS = {f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output")}
+
+
+def waits_without_a_deadline(root: Path, exceptions: dict[str, str]) -> list[str]:
+    """Find waits that a process or thread which hangs would make endless, and exceptions that are none any
+    more: ``wait`` and ``communicate``, ``get`` of a queue, and those of ``os`` and ``subprocess``. An
+    exception is a module's place and the begin of the call.
+    """
+    variables, unused, found = _context_variables(root), set(exceptions), []
+    for module in modules(root):
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and _may_be_endless(module, node, variables):
+                text = ast.unparse(node)
+                excepted = {each for each in exceptions if f"{module.place}: {text}".startswith(each)}
+                unused -= excepted
+                if not excepted:
+                    found.append(f"{module.place}:{node.lineno}: {text}: has no deadline")
+    return found + [f"{each}: no longer needs its exception" for each in unused]
+
+
+def _context_variables(root: Path) -> set[str]:
+    return {
+        ast.unparse(target)
+        for module in modules(root)
+        for node in module.tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and "ContextVar" in ast.unparse(node)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    }
+
+
+def _may_be_endless(module: Module, call: ast.Call, variables: set[str]) -> bool:
+    name, given = ast.unparse(call.func), ast.unparse(call)
+    if not isinstance(call.func, ast.Attribute) or "timeout" in {each.arg for each in call.keywords}:
+        return False
+    if name in ("os.waitpid", "os.waitid"):
+        return "WNOHANG" not in given
+    method, receiver = call.func.attr, ast.unparse(call.func.value)
+    return (
+        name in _RUNS
+        or method == "communicate"
+        or (method == "wait" and not call.args)
+        or (method == "get" and not call.args and "import queue" in module.text and receiver not in variables)
+    )

@@ -16,6 +16,8 @@ from millpond.host.fleet.directory import Fleet
 from millpond.host.model.jobs import ACTIVE
 
 from ..forking import CLI, ForkServer
+from ..waiting import eventually
+from .launching import closed, scripts
 from .support import (
     EXAMPLES,
     MARKS,
@@ -84,6 +86,15 @@ def fleet(shared_fleet: Emulation) -> Emulation:
     return shared_fleet
 
 
+@pytest.fixture
+def ready(fleet: Emulation) -> Iterator[Emulation]:
+    """All of it ready; after the test no process of a script is left and nothing is forwarded."""
+    yield fleet
+    eventually(lambda: not scripts(fleet), "no process of a script is left", 90, 0.1)
+    fleet.wait_ready()
+    assert closed(fleet)
+
+
 @pytest.fixture(scope="session")
 def digits(shared_fleet: Emulation) -> Trained:
     """The example of a synchronous job, done."""
@@ -133,11 +144,16 @@ def dying(tmp_path: Path) -> Iterator[Emulation]:
 
 @pytest.fixture(scope="session")
 def lan_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
-    """Three devices with a LAN of their own of 400 Mbit/s; csd0 takes bulk data in TLS."""
+    """Three devices with a LAN of their own of 400 Mbit/s, on which updates may leave in plain datagrams;
+    csd0 takes bulk data in TLS.
+    """
     emulation = create(tmp_path_factory.mktemp("lan"), ("csd0", "csd1", "csd2"), lan=True)
     toml = emulation.directory / "fleet.toml"
     text = toml.read_text().replace('name = "csd0"\n', 'name = "csd0"\nencrypt = "always"\n')
     toml.write_text(f"{text}\n[lan]\nmbit = 400\n")
+    for device in emulation.fleet.config.device:
+        own = emulation.fleet.device_directory(device.name) / "etc" / "agent.toml"
+        own.write_text(f"{own.read_text()}\n[policy]\nplain_lan = true\n")
     with _switched_on(emulation):
         emulation.wait_ready()
         yield emulation

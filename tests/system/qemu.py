@@ -43,8 +43,12 @@ class Board:
         return self.fleet.device_directory(NAME)
 
     def wait_ready(self, seconds: float = BOOT_SECONDS) -> None:
-        """Wait until all devices are."""
+        """Wait until all devices are, and the one in QEMU has started its SSH servers, which come after."""
         self.emulation.wait_ready(seconds)
+        eventually(self._lets_root_in, "an SSH server of the device's", 60, 1.0)
+
+    def _lets_root_in(self) -> bool:
+        return self.emulation.millpond("run", "--admin", NAME, "--", "true").code == 0
 
     def console(self) -> str:
         """All that the device has written to its console."""

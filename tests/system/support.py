@@ -254,7 +254,7 @@ class Emulation:
             self.base / "emulate.log",
             self.directory / "host.log",
             *self.directory.glob("devices/*/*.log"),
-            *self.directory.glob("devices/*/state/jobs/*.log"),
+            *self.directory.glob("devices/*/flash/private/.millpond-logs/*.log"),
             *self.directory.glob("jobs/*/host.log"),
         ]
         return "\n".join(f"--- {path}\n{path.read_text()[-2000:]}" for path in paths if _size(path))

@@ -12,6 +12,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ def test_the_tunnel_counts_what_crosses_it(fleet: Emulation) -> None:
     drops = ("malformed", "foreign_source", "foreign_destination", "refused")
     assert [after[way][cause] for way in ("to_device", "from_device") for cause in drops] == [0] * 8
     shown = fleet.millpond("tunnel", "csd0").out
+    assert ", confinement on" in shown
     assert "csd0: up, generation" in shown and "from device" in shown
 
 
@@ -231,7 +233,12 @@ def test_a_volume_is_mounted_twice_and_written_from_the_host(
     fleet: Emulation, mounted: Mounted, tmp_path: Path
 ) -> None:
     said = json.loads(mounted.millpond("mount", "csd0", tmp_path, "--format", "json"))
-    assert said == {"device": "csd0", "mountpoint": str(tmp_path)}
+    assert said == {"device": "csd0", "mountpoint": str(tmp_path), "public": f"{tmp_path}/public"}
+    again = mounted.any("millpond", "mount", "--fleet", fleet.directory, "csd1", tmp_path)
+    assert complaint(again, 2) == f"millpond: csd0 is already mounted at {tmp_path}"
+    elsewhere = mounted.any("millpond", "umount", "--fleet", fleet.directory, tmp_path / "none")
+    if os.geteuid() == 0:
+        assert f"mounted: csd0 at {tmp_path}" in complaint(elsewhere, 2)
     assert mounted.sh("ls") == "public\n"
     assert "Anyone may read this" in mounted.sh("cat public/README.txt")
     assert "No such file or directory" in mounted.sh("ls private 2>&1 || true")
@@ -240,7 +247,14 @@ def test_a_volume_is_mounted_twice_and_written_from_the_host(
     result = mounted.any("millpond", "umount", tmp_path, "--format", "json")
     assert json.loads(mounted.output(result)) == {"mountpoint": str(tmp_path)}
     assert mounted.sh("ls") == ""
-    mounted.millpond("mount", "csd0", tmp_path)
+    whose = ("--uid", 1234, "--gid", 5) if os.geteuid() == 0 else ()
+    assert mounted.millpond("mount", "csd0", tmp_path, *whose).endswith(f"is at {tmp_path}/public\n")
+    shown = (1234, 5) if whose else (os.geteuid(), os.getegid())
+    assert mounted.sh("stat -c %u:%g public/host.txt") == f"{shown[0]}:{shown[1]}\n"
+    if os.geteuid() == 0:  # not through fuse-python
+        mounted.sh(f"""{sys.executable} -c 'import os; os.setxattr("public/host.txt", "user.a", b"1")'""")
+        flash = fleet.fleet.device_directory("csd0") / "flash" / "public" / "host.txt"
+        assert os.getxattr(flash, "user.a") == b"1"
     assert mounted.sh("cat public/host.txt; rm public/host.txt") == "from the host\n"
     assert mounted.any("millpond", "umount", tmp_path).code == 0
     assert str(tmp_path) not in mounted.sh("cat /proc/self/mountinfo")
@@ -252,6 +266,29 @@ def test_a_volume_is_mounted_twice_and_written_from_the_host(
         "the end of the mounts' processes",
         every=0.1,
     )
+
+
+def test_a_mount_ends_though_another_namespace_has_a_copy_of_it(
+    fleet: Emulation, mounted: Mounted, tmp_path: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("fuse-python mounts where only one uid exists")
+    mounted.millpond("mount", "csd0", tmp_path)
+    copy = int(mounted.sh("unshare -m --propagation private sleep 60 >/dev/null 2>&1 & echo $!"))
+    try:
+        eventually(lambda: b"sleep" in _read(Path(f"/proc/{copy}/cmdline")).split(b"\0")[0], "a namespace")
+        copied = Path(f"/proc/{copy}/mountinfo")
+        assert str(tmp_path) in copied.read_text()
+        mounted.millpond("umount", tmp_path)
+        assert str(tmp_path) in copied.read_text()
+
+        def lists() -> list[object]:
+            found: list[object] = json.loads(mounted.millpond("volume", "csd0", "--format", "json"))["mounts"]
+            return found
+
+        eventually(lambda: not lists(), "the end of the mount's process", every=0.1)
+    finally:
+        os.kill(copy, signal.SIGKILL)
 
 
 def test_a_volume_is_shown_and_checked(mounted: Mounted, tmp_path: Path) -> None:
@@ -287,7 +324,9 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
     (tmp_path / "data" / "deep" / "f").write_bytes(data)
     result = fleet.millpond("cp", "-r", tmp_path / "data", "csd1:public/copied", "--format", "json")
     assert result.code == 0, result
-    assert json.loads(result.out) == {"files": 1, "bytes": 5_000_000, "resumed": 0}
+    assert json.loads(result.out) == {"files": 1, "bytes": 5_000_000, "resumed": 0, "unchanged": 0}
+    again = fleet.millpond("cp", "-r", tmp_path / "data" / "deep", "csd1:public/copied")
+    assert again.out == "0 files, 0 B; 1 were there already\n", again
     flash = fleet.fleet.device_directory("csd1") / "flash"
     assert (flash / "public" / "copied" / "deep" / "f").read_bytes() == data
     back = fleet.millpond("cp", "csd1:public/copied/deep/f", tmp_path / "back")
@@ -301,9 +340,11 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
         ((tmp_path / "back", "csd1:private/x"), "No such file or directory"),
         ((tmp_path / "back", "csd9:public/"), "there is no device 'csd9' in the fleet"),
         ((tmp_path / "back", tmp_path / "there"), "one must be on a device, the other on this machine"),
-        ((tmp_path / "data", "csd1:public/"), "Is a directory"),
+        ((tmp_path / "data", "csd1:public/"), f"{tmp_path}/data: Is a directory; with -r it is copied"),
+        (("csd1:public/copied", tmp_path), "csd1:public/copied: Is a directory; with -r it is copied"),
         ((tmp_path / "back",), "a source and a target are needed"),
-        ((tmp_path / "none", "csd1:public/"), "No such file or directory"),
+        ((tmp_path / "none", "csd1:public/"), f"{tmp_path}/none: No such file or directory"),
+        (("-r", tmp_path / "data" / "deep" / "f", "csd1:public/copied/deep/f/x"), "Not a directory"),
         ((tmp_path / "back", "csd1:public/none/"), "csd1:public/none/: there is no such directory"),
         (
             (tmp_path / "back", tmp_path / "again" / "back", "csd1:public/"),

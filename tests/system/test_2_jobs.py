@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from millpond.aggregate.encoding.layout import Encoding
+from millpond.host.api import daemon
 
-from .support import Emulation, Result
+from .support import Emulation, Result, millpond
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -83,6 +84,35 @@ def test_updates_of_eight_bits_cross_in_a_quarter_of_the_bytes(fleet: Emulation)
     values = sum(tensor.size for tensor in model.values())
     assert sizes == [dict.fromkeys(sizes[0], 4 * Encoding(name).size(values)) for name in ("float32", "int8")]
     assert sizes[1]["csd0"] / sizes[0]["csd0"] < 0.26
+
+
+def test_a_job_in_mini_epochs_learns_as_well(fleet: Emulation) -> None:
+    chosen = ("train.mini_epoch=64", "train.epochs=3", "evaluate.target=0.95")
+    settings = [part for setting in chosen for part in ("--set", setting)]
+    result = fleet.millpond("train", fleet.base / "digits.toml", *settings)
+    assert trained(result, fleet).exists() and accuracy(result) >= 0.95
+    number = Path(result.out.splitlines()[-1].rpartition("; ")[2]).parent.name
+    told = millpond("data", "explain", number, "--fleet", fleet.directory, "--format", "json")
+    assert {own["mini_epochs"]["repeats"] for own in json.loads(told.out)["workers"].values()} == {3}, told
+    refused = fleet.millpond("train", fleet.base / "digits.toml", "--set", "train.mini_epoch=8")
+    assert refused.code == 2 and "train: mini_epoch: 8 is not at least train.batch" in refused.err
+
+
+def test_test_data_that_the_daemon_does_not_see_are_sent_to_it(
+    fleet: Emulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fleet.write_job("handed", code=LINEAR, rounds=1)
+    seen, _ = fleet.wait_for_end(fleet.submit(path))
+    look = daemon.LookForFolder
+    monkeypatch.setattr(daemon, "LookForFolder", lambda path, device, inode: look(path, device, inode + 1))
+    sent, _ = fleet.wait_for_end(fleet.submit(path))
+    assert (seen.state, sent.state) == ("done", "done"), f"{sent}\n{fleet.logs()}"
+    with fleet.client() as client:
+        folders = [Path(client.job(info.id).job.data.test) for info in (seen, sent)]
+        client.save_model(sent.id, own := fleet.base / "own.safetensors")
+    assert folders[0].samefile(fleet.base / "test") and folders[1].parent == fleet.fleet.test_data
+    assert Path(seen.model).read_bytes() == Path(sent.model).read_bytes() == own.read_bytes()
+    assert seen.score == sent.score is not None
 
 
 def test_an_ended_job_goes_on_where_it_was(fleet: Emulation) -> None:

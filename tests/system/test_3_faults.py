@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..waiting import eventually
-from .support import Emulation
+from .support import Emulation, Pace
 
 pytestmark = pytest.mark.timeout(240)
 ROUNDS, TARGET = 1000, 0.12  # it ends when it is told to finish
@@ -75,3 +75,45 @@ def test_a_killed_daemon_resumes_the_job_and_comes_to_the_same_bits(fleet: Emula
     assert straight.state == "done", straight.error
     assert Path(info.model).read_bytes() == Path(straight.model).read_bytes()
     assert not list(Path(info.model).parent.glob(".*.part"))
+
+
+def slow_third_device(fleet: Emulation, pace: Pace, name: str, keys: str) -> int:
+    """Submit a job with further keys of its rounds, in which the first two devices need not wait."""
+    for folder in pace.folders[:2]:
+        (folder / "hurry").touch()
+    path = fleet.write_job(name, rounds=ROUNDS, target=TARGET)
+    path.write_text(path.read_text().replace("[federated]\n", f"[federated]\n{keys}\n"))
+    return fleet.submit(path)
+
+
+def test_asynchronous_rounds_go_on_while_a_device_is_slow_and_count_it_less(fleet: Emulation) -> None:
+    def has_come() -> bool:
+        _, rounds = fleet.progress(job)
+        return any("csd2" in r.workers and r.metrics["most_staleness"] >= 2 for r in rounds)
+
+    with fleet.pace() as pace:
+        job = slow_third_device(fleet, pace, "asynchronous", "buffer = 2")
+        eventually(has_come, "an update that began rounds ago", 120, 0.1)
+        pace.finish()
+        info, rounds = fleet.wait_for_end(job)
+    assert info.state == "done", info.error
+    assert not any(result.missing for result in rounds)
+    took_part = {name: sum(name in r.workers for r in rounds) for name in ("csd0", "csd1", "csd2")}
+    assert took_part["csd2"] < min(took_part["csd0"], took_part["csd1"])
+    log = (fleet.fleet.job_directory(job) / "job.log").read_text()
+    assert " rounds old, " in log and "banned" not in log and "goes on without" not in log
+
+
+def test_a_late_update_is_carried_into_the_round_in_which_it_comes(fleet: Emulation) -> None:
+    def has_come() -> bool:
+        _, rounds = fleet.progress(job)
+        return any("csd2" in r.workers and r.metrics["most_staleness"] == 1 for r in rounds)
+
+    with fleet.pace() as pace:
+        job = slow_third_device(fleet, pace, "carried", 'late = "carry"\ndeadline = 0.3')
+        eventually(has_come, "an update of the round before", 120, 0.1)
+        pace.finish()
+        info, rounds = fleet.wait_for_end(job)
+    assert info.state == "done", info.error
+    missing = [result.missing["csd2"] for result in rounds if "csd2" in result.missing]
+    assert missing and missing[0] == "no answer within 0.3 s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -23,7 +22,8 @@ from millpond.wire.launch_messages import MOST_CODE
 
 from ..forking import Command
 from ..waiting import eventually
-from .support import EXAMPLES, Emulation, Result, running
+from .launching import closed, command, forwarding, interfaces, on_host, scripts, write
+from .support import EXAMPLES, Emulation, Result
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -81,74 +81,6 @@ with socket.create_server(("", 40000)) as server:
     while True:
         server.accept()[0].close()
 """
-
-
-@pytest.fixture
-def ready(fleet: Emulation) -> Iterator[Emulation]:
-    """All of it ready; after the test no process of a script is left and nothing is forwarded."""
-    yield fleet
-    eventually(lambda: not scripts(fleet), "no process of a script is left", 90, 0.1)
-    fleet.wait_ready()
-    assert closed(fleet)
-
-
-def scripts(fleet: Emulation) -> list[psutil.Process]:
-    """Processes of launched scripts, on the host or a device."""
-    return running(p for p in fleet.processes() if name(p) == "launch.entry" or "launch-" in folder(p))
-
-
-def name(process: psutil.Process) -> str:
-    """Nothing if it has ended meanwhile."""
-    with contextlib.suppress(psutil.Error):
-        return process.name()
-    return ""
-
-
-def command(process: psutil.Process) -> list[str]:
-    """Nothing if it has ended meanwhile."""
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
-
-
-def folder(process: psutil.Process) -> str:
-    """Where it works."""
-    with contextlib.suppress(psutil.Error):
-        return process.cwd()
-    return ""
-
-
-def on_host(fleet: Emulation, *command: str) -> str:
-    """What a command says in the network of the host."""
-    pid = str(fleet.daemon().pid)
-    user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
-    return subprocess.run(
-        ["nsenter", "-t", pid, "-n", *user, *command], capture_output=True, text=True, check=True
-    ).stdout
-
-
-def forwarding(fleet: Emulation) -> list[str]:
-    """The setting of each interface."""
-    names = [f"/proc/sys/net/ipv4/conf/mp-csd{number}/forwarding" for number in range(3)]
-    return on_host(fleet, "cat", *names).split()
-
-
-def interfaces(fleet: Emulation) -> set[str]:
-    """The tunnels' interfaces, each with its number, which no other will have."""
-    return set(re.findall(r"^(\d+: mp-csd\d)", on_host(fleet, "ip", "-o", "link"), re.MULTILINE))
-
-
-def closed(fleet: Emulation) -> bool:
-    """Whether nothing is forwarded, by settings and by rules."""
-    rules = on_host(fleet, "ip", "rule").splitlines()
-    fleets = [line for line in rules if "iif mp-" in line]
-    return forwarding(fleet) == ["0"] * 3 and len(fleets) == 3 and all("prohibit" in line for line in fleets)
-
-
-def write(fleet: Emulation, name: str, code: str) -> Path:
-    path = fleet.base / name
-    path.write_text(code)
-    return path
 
 
 @contextlib.contextmanager

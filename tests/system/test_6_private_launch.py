@@ -70,7 +70,7 @@ def test_a_script_reads_the_folders_it_names_and_has_no_network(fleet: Emulation
     result = fleet.millpond("launch", "--private", "--data", "private/digits", "--", script)
     assert (result.code, result.out) == (0, "[host] OSError\n"), result
     for name in ("csd0", "csd1", "csd2"):
-        log = fleet.fleet.device_directory(name) / "state/jobs/launch-reading.py.log"
+        log = fleet.fleet.device_directory(name) / "flash/private/.millpond-logs/launch-reading.py.log"
         assert log.read_text() == "['digits'] ['images.npy', 'labels.npy']\nOSError\n"
 
 

@@ -62,13 +62,17 @@ def job(
     *,
     rounds: int = 3,
     pause: float = 0.0,
+    scored: bool = True,
+    on: str = "",
 ) -> Path:
     folder = fleet.base / "job-files" / "nodes"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "test").exists():
         (folder / "test").symlink_to(fleet.base / "test")
     (folder / "nodes_model.py").write_text(MODEL)
-    (folder / "job.toml").write_text(JOB.format(**locals()))
+    text = JOB.format(**locals())
+    table = f"\n[evaluate]\non = [{on}]\n" if on or not scored else ""
+    (folder / "job.toml").write_text(text + table)
     return folder / "job.toml"
 
 
@@ -97,19 +101,35 @@ def test_devices_add_to_the_bits_of_the_host(shared_fleet: Emulation) -> None:
         assert max(to, back) < 3 * size
 
 
+def test_devices_score_the_state_that_they_have_made(shared_fleet: Emulation) -> None:
+    scores = []
+    for aggregate in ("host", "csd1"):
+        path = job(shared_fleet, aggregate, "star", rounds=4, on='"devices"')
+        number = shared_fleet.submit(path)
+        info, rounds = shared_fleet.wait_for_end(number)
+        assert info.state == "done", info.error
+        scores.append([round_.scores["devices"] for round_ in rounds])
+    assert scores[0] == scores[1]
+
+
 def test_a_strategy_whose_steps_devices_do_not_know_has_its_states_sent(shared_fleet: Emulation) -> None:
     expected, _, _ = train(shared_fleet, job(shared_fleet, "host", strategy="fedadam"))
     model, log, _ = train(shared_fleet, job(shared_fleet, "csd2", "tree", "fedadam"))
     assert model == expected and "WARNING" not in log
 
 
-def test_the_host_adds_where_a_node_dies_and_devices_again_later(shared_fleet: Emulation) -> None:
-    """The model has the bits of one that no death has touched, and no device is lost."""
+@pytest.mark.parametrize("scored", [True, False])
+def test_the_host_adds_where_a_node_dies_and_devices_again_later(
+    shared_fleet: Emulation, scored: bool
+) -> None:
+    """The model has the bits of one that no death has touched, and no device is lost: also where the host
+    has to fetch the state first.
+    """
     fleet = shared_fleet
-    options: dict[str, Any] = {"rounds": 10, "pause": 0.05}
+    options: dict[str, Any] = {"rounds": 10, "pause": 0.05, "scored": scored}
     expected, _, _ = train(fleet, job(fleet, "host", **options))
     number = fleet.submit(job(fleet, "csd1", "tree", **options))
-    fleet.wait_for_rounds(number, 2)
+    fleet.wait_for_rounds(number, 4)
     for process in node_processes(fleet, "csd1"):
         process.kill()
     info, rounds = fleet.wait_for_end(number)
@@ -120,6 +140,24 @@ def test_the_host_adds_where_a_node_dies_and_devices_again_later(shared_fleet: E
     assert "with the root csd0" in log.partition("cannot add")[2]
     assert not any(round_.missing for round_ in rounds), info
     assert not [name for name in DEVICES if node_processes(fleet, name)]
+
+
+def test_a_killed_host_goes_on_from_its_last_checkpoint_to_the_same_bits(shared_fleet: Emulation) -> None:
+    """Where the devices were ahead, rounds that were recorded are computed again."""
+    fleet = shared_fleet
+    options: dict[str, Any] = {"rounds": 10, "pause": 0.05, "scored": False}
+    expected, _, _ = train(fleet, job(fleet, "host", **options))
+    number = fleet.submit(job(fleet, "csd1", "star", **options))
+    fleet.wait_for_rounds(number, 5)
+    fleet.daemon().kill()
+    fleet.wait_ready()
+    info, rounds = fleet.wait_for_end(number)
+    folder = fleet.directory / "jobs" / str(number)
+    assert info.state == "done" and [round_.round for round_ in rounds] == list(range(1, 11)), info
+    log = (folder / "job.log").read_text()
+    assert (folder / "model.safetensors").read_bytes() == expected, log
+    assert log.count("INFO round 3:") == 2  # not saved, and computed again
+    assert not any(round_.missing for round_ in rounds)
 
 
 def test_a_root_that_is_no_device_of_the_job_ends_it_by_name(shared_fleet: Emulation) -> None:
@@ -137,6 +175,35 @@ def test_on_a_lan_updates_do_not_cross_the_host(lan_fleet: Emulation) -> None:
     for round_ in traffic[1:]:  # the state of the first is sent, and links are measured
         assert size < round_["csd0"][1] < 1.5 * size and round_["csd0"][0] < 0.2 * size
         assert all(max(round_[name]) < 0.2 * size for name in ("csd1", "csd2"))
+
+
+@pytest.mark.parametrize("topology", ["star", "tree", "udp"])
+def test_a_state_that_the_host_does_not_need_stays_with_the_devices(
+    lan_fleet: Emulation, topology: str
+) -> None:
+    options: dict[str, Any] = {"rounds": 6, "scored": False}
+    expected, _, _ = train(lan_fleet, job(lan_fleet, "host", **options))
+    model, log, traffic = train(lan_fleet, job(lan_fleet, "csd1", topology, **options))
+    assert model == expected and "WARNING" not in log, log
+    size = 4 * (64 * 9 + 64 + 4 * 64 + 40960 + 10)
+    for round_ in traffic[2:]:
+        assert max(max(way) for way in round_.values()) < 0.15 * size
+
+
+def test_on_a_lan_devices_add_by_datagrams_to_the_same_bits(lan_fleet: Emulation) -> None:
+    expected, _, _ = train(lan_fleet, job(lan_fleet, "host"))
+    model, log, traffic = train(lan_fleet, job(lan_fleet, "csd1", "udp"))
+    assert model == expected and "WARNING" not in log, log
+    assert "for a star by udp with the root csd1" in log
+    size = 4 * (64 * 9 + 64 + 4 * 64 + 40960 + 10)
+    for round_ in traffic[1:]:
+        assert size < round_["csd1"][1] < 1.5 * size
+        assert all(found[0] < 0.2 * size for found in round_.values())
+
+
+def test_datagrams_without_a_lan_end_the_job_by_name(shared_fleet: Emulation) -> None:
+    result = shared_fleet.millpond("train", job(shared_fleet, "csd0", "udp"))
+    assert result.code == 3 and "topology: 'udp' is for devices that have a LAN of their own" in result.err
 
 
 def test_devices_add_by_themselves_where_that_is_faster(lan_fleet: Emulation) -> None:

@@ -191,17 +191,19 @@ def remote_processes(emulation: Emulation, mark: str) -> list[int]:
 
 @pytest.mark.parametrize("admin", [(), ("--admin",)], ids=["user", "admin"])
 @pytest.mark.parametrize("where", ["--all", "csd1"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_interrupted_commands_end_on_their_devices(
-    fleet: Emulation, where: str, admin: tuple[str, ...]
+    fleet: Emulation, where: str, admin: tuple[str, ...], number: signal.Signals
 ) -> None:
+    """Before: SIGTERM, SIGHUP and a lost connection left them running."""
     prefixes = [f"[{name}] " for name in NAMES] if where == "--all" else [""]
     with running(fleet, "run", *admin, where, "--", "echo begins; sleep 47110 | sleep 47110") as command:
         command.wait_for(*(f"{prefix}begins\n" for prefix in prefixes))
         eventually(
             lambda: len(remote_processes(fleet, "47110")) == 2 * len(prefixes), "the commands", every=0.1
         )
-        command.process.send_signal(signal.SIGINT)
-        assert command.end().code == 130
+        command.process.send_signal(number)
+        assert command.end().code == (-number if number is signal.SIGKILL else 128 + number)
     eventually(lambda: not remote_processes(fleet, "47110"), "the end of the commands", every=0.1)
 
 

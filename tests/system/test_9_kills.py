@@ -83,6 +83,8 @@ def targets(fleet: Emulation) -> list[tuple[str, psutil.Process]]:
             found.append(("agent", agent))
             found += [("device worker", p) for p in below if p.name() == "worker.process"]
             found += [("device zygote", p) for p in below if p.name() == "zygote"]
+            found += [("volume server", p) for p in below if "millpond.agent.volume_server" in p.cmdline()]
+            found += [("device mount", p) for p in below if "millpond.fs.mount.device" in p.cmdline()]
     return found
 
 

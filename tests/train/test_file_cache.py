@@ -151,7 +151,7 @@ def test_more_than_the_disk_has_is_refused_before_it_comes(tmp_path: Path) -> No
 def test_all_but_the_kept_go(tmp_path: Path) -> None:
     cache = FileCache(tmp_path)
     add(cache, 1, 2, 3)
-    cache.keep([file(2)])
+    cache.keep([file(2).sha256])
     assert present(cache, 1, 2, 3) == [2]
 
 

@@ -16,7 +16,9 @@ from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError
 from millpond.base.schema import dump, load
 from millpond.train.job import file
+from millpond.train.job.check import check_work
 from millpond.train.job.spec import (
+    DeviceFolder,
     EvaluationSpec,
     Job,
     LimitsSpec,
@@ -25,7 +27,6 @@ from millpond.train.job.spec import (
     SchedulerSpec,
     SynchronousSpec,
     WorkSpec,
-    check_work,
     longer,
 )
 
@@ -42,6 +43,7 @@ factory = "mymodel:build"
 files = ["./mymodel.py", "parts/head.py"]
 arguments = { width = 32, layers = [1, 2] }
 """
+OF_DEVICE = GOOD.replace('private = "private/digits"', 'public = "csd0:public/digits"')
 
 
 @pytest.fixture
@@ -96,6 +98,17 @@ def test_a_synchronous_job_is_one_that_has_the_table(folder: Path) -> None:
     job, _ = read(folder, f"{GOOD}[synchronous]\n{text}")
     assert job.synchronous == SynchronousSpec(0, "stannis", 0, 48, scaling="sqrt", host=False)
     assert load(Job, msgpack.unpackb(msgpack.packb(dump(job))), "job") == job
+
+
+def test_public_data_of_one_device_are_streamed_where_no_private_data_are_read(folder: Path) -> None:
+    job, _ = read(folder, f'devices = ["csd1", "csd0"]\n{OF_DEVICE}[synchronous]')
+    assert job.data.of_device == DeviceFolder("csd0", "public/digits") and job.data.is_streamed
+    both = 'private = "private/digits"\npublic = "csd0:public/digits"'
+    for kind in ("", "[synchronous]"):
+        job, _ = read(folder, edited('private = "private/digits"', both) + kind)
+        assert job.data.of_device == DeviceFolder("csd0", "public/digits") and not job.data.is_streamed
+    job, _ = read(folder, edited("[model]", 'public = "public/digits"\n[model]'))
+    assert job.data.of_device is None and not job.data.is_streamed
 
 
 def test_what_workers_and_the_server_do_follows_from_the_kind_of_job(folder: Path) -> None:
@@ -343,6 +356,29 @@ ERRORS = [
     (GOOD + "[limits]\nclips = 1", "job.toml: limits: unknown key 'clips'; did you mean 'clip'?"),
     (GOOD + "[federated]\nquorum = nan", "job.toml: federated: quorum: nan is not between 0 and 1"),
     (GOOD + "[train]\nbatch = 'x'", "job.toml: train: batch: expected a whole number, got text ('x')"),
+    (
+        edited('private = "private/digits"', ""),
+        "job.toml: data: private: it is missing; a job without private",
+    ),
+    (
+        OF_DEVICE,
+        "job.toml: data: public: without data.private its samples are streamed, which is for [synchronous",
+    ),
+    (
+        f'{OF_DEVICE}[synchronous]\n[evaluate]\non = ["devices"]',
+        "job.toml: data: private: devices hold out private samples, and there are none",
+    ),
+    (
+        f'devices = ["csd1"]\n{OF_DEVICE}[synchronous]',
+        "job.toml: data: public: 'csd0' is none of the job's devices",
+    ),
+    *(
+        (
+            OF_DEVICE.replace("csd0:public/digits", bad) + "[synchronous]",
+            f"job.toml: data: public: '{bad}': of one",
+        )
+        for bad in ("csd0:private/digits", "csd0:digits", ":public/digits", "csd0:public/../private/digits")
+    ),
     (edited("[model]", "[model"), "job.toml: Expected ']'"),
     (edited('"test"', '"tset"'), "job.toml: data: test: missing data: there is no folder "),
     (edited("./mymodel.py", "mymodl.py"), "job.toml: model: files: mymodl.py: no such file"),
@@ -357,6 +393,17 @@ ERRORS = [
     (TASK + 'wheels = ["mymodel.py"]', "job.toml: task: wheels: mymodel.py: a wheel's name ends with .whl"),
     (TASK + 'initial = "no.safetensors"', "job.toml: task: initial: no.safetensors: no such file"),
     (TASK + 'signature = "a/b.sig"', "job.toml: task: signature: 'a/b.sig' must be beside the job file"),
+]
+ASYNCHRONOUS = [
+    ("buffer = -1", "federated: buffer: -1 is not between 0 and 1024"),
+    ("max_staleness = 3", 'federated: max_staleness: without a buffer or late = "carry" no update is stale'),
+    ('late = "keep"', "federated: late: "),
+    ('late = "carry"\nstrategy = "median"', "federated: late: the rule 'median' takes votes of one round"),
+    ('buffer = 3\nstrategy = "apfl"', "federated: buffer: personal models are trained from round to round"),
+    ('buffer = 3\nlate = "carry"', "federated: buffer: asynchronous rounds have no 'late': remove"),
+    ('buffer = 3\ndeadline = "auto"', "federated: buffer: asynchronous rounds have no 'deadline': remove"),
+    ("buffer = 3\nfraction = 0.5", "federated: buffer: asynchronous rounds have no 'fraction': remove"),
+    ('buffer = 3\n[evaluate]\non = ["host", "devices"]', "federated: buffer: asynchronous devices are never"),
 ]
 SYNCHRONOUS = [
     ('strategy = "fedprox"', "strategy: applies differences, not gradients: set local_steps, or "),
@@ -387,6 +434,7 @@ SYNCHRONOUS = [
     ("host = 1", "host: expected "),
 ]
 ERRORS += [(f"{GOOD}[synchronous]\n{text}", f"job.toml: synchronous: {error}") for text, error in SYNCHRONOUS]
+ERRORS += [(f"{GOOD}[federated]\n{text}", f"job.toml: {error}") for text, error in ASYNCHRONOUS]
 
 
 @pytest.mark.parametrize(("text", "error"), ERRORS)

@@ -33,6 +33,7 @@ from millpond.tunnel.transports.nvme.ioctl import CommandOutcome, VendorCommand
 from millpond.tunnel.transports.nvme.transport import NvmeTransport
 
 NQN, HOST_NQN, HOST_ID = "nqn.2014-08.test:csd0", "nqn.2014-08.test:host", bytes(range(16))
+OTHER_HOST_NQN = "nqn.2014-08.test:other-host"
 IO_QUEUES = 2
 PIECE = 30_000
 ICREQ = struct.pack("<BBBBIHBBI112x", 0, 0, 128, 0, 128, 0, 0, 0, 0)
@@ -58,8 +59,8 @@ def capsule(
     return struct.pack("<BBBBI", 4, 0, 72, 72 * inside, length) + entry + (bytes(data) if inside else b"")
 
 
-def connect_data(cntlid: int, nqn: str = NQN, host: bytes = HOST_ID) -> bytes:
-    return CONNECT_DATA.pack(host, cntlid, nqn.encode(), HOST_NQN.encode())
+def connect_data(cntlid: int, nqn: str = NQN, host: bytes = HOST_ID, host_nqn: str = HOST_NQN) -> bytes:
+    return CONNECT_DATA.pack(host, cntlid, nqn.encode(), host_nqn.encode())
 
 
 @dataclass
@@ -196,6 +197,7 @@ class Initiator:
         except BaseException:
             self.close()
             raise
+        self.descriptors = frozenset(target.sock.fileno() for target in self.queues)
         senders, receivers = self.queues[1 : IO_QUEUES + 1], self.queues[IO_QUEUES + 1 :]
         self._turns = {1: itertools.cycle(senders), 2: itertools.cycle(receivers)}
 

@@ -18,7 +18,7 @@ from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.link_params import LinkParameters, parse
 from millpond.tunnel.ring.nvme_defs import CC, Opcode
 
-from .nvme_initiator import ENABLE, HOST_ID, ICREQ, NQN, capsule, connect_data
+from .nvme_initiator import ENABLE, HOST_ID, HOST_NQN, ICREQ, NQN, OTHER_HOST_NQN, capsule, connect_data
 
 BLOCK, BLOCKS, ENTRIES, IDLE = 512, 1024, 128, 10.0
 OFFER = LinkParameters(name="host")
@@ -81,6 +81,9 @@ class Side:
         self.violations.append(str(error))
 
 
+HOSTS = frozenset((HOST_NQN, OTHER_HOST_NQN))
+
+
 class Rig:
     """A target, and the queues that a test connects."""
 
@@ -89,7 +92,7 @@ class Rig:
         self.volume, self.side, tally = MemoryVolume(), Side(), CommandStats()
         self.identity = TargetIdentity(NQN, BLOCKS, BLOCK, ENTRIES)
         self.port = VendorCommands(LinkParameters(name="csd0"), self.side, lambda: self.now, IDLE, tally)
-        target = Target(self.identity, Namespace(self.identity, self.volume, tally), self.port, 4)
+        target = Target(self.identity, Namespace(self.identity, self.volume, tally), self.port, 4, HOSTS)
         self.subsystem = Subsystem(target, lambda: self.now)
         self.tally = tally
 
@@ -118,8 +121,9 @@ class Rig:
         kato: int = 0,
         host: bytes = HOST_ID,
         nqn: str = NQN,
+        host_nqn: str = HOST_NQN,
     ) -> Reply:
-        data = connect_data(cntlid, nqn, host)
+        data = connect_data(cntlid, nqn, host, host_nqn)
         return run(queue, Admin.FABRICS, qid << 16, entries - 1, kato, data=data, nsid=Fabrics.CONNECT)
 
     def up(self, kato: int = 0) -> tuple[Queue, Queue]:

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from millpond.base.deadline import Deadline
 from millpond.tunnel.datapath import native
-from millpond.tunnel.datapath.context import DatapathContext, Loop, QueueContext
+from millpond.tunnel.datapath.context import DatapathContext, Loop, PumpNeeds, QueueContext
 from millpond.tunnel.datapath.notifier import Notifier
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.datapath.stats_shm import make_stats, map_stats
@@ -77,8 +77,7 @@ class OneLoop:
 
     queue: QueueContext
     setting: Setting
-    calls: frozenset[str] = frozenset()
-    privileged: bool = False
+    needs: PumpNeeds
 
     def loops(self, context: DatapathContext) -> tuple[Loop, ...]:
         role, place, _ = LOOPS[self.setting.loop]
@@ -121,7 +120,9 @@ class RunningLoop:
         terms = LinkParameters(depth=setting.depth, vnet_header=setting.vnet_header)
         context = DatapathContext(terms, Wire(self._inner), setting.gate, counters, counters, engine_name)
         queue = QueueContext(self.role == "host", self.memory, self.wake, self._notifier, context, counters)
-        self._link = LinkWorkers(OneLoop(queue, setting), context)  # type: ignore[arg-type]
+        self._link = LinkWorkers(
+            OneLoop(queue, setting, PumpNeeds(frozenset((self.wake, self._peer_wake)))), context
+        )  # type: ignore[arg-type]
         undo.callback(self._link.__exit__)
         self.pid, self._report = self._link.pumps[0].pid, self._link.pumps[0].report
 

@@ -7,10 +7,10 @@ import ipaddress
 from dataclasses import dataclass
 
 from millpond.tunnel.addresses import Address, IPAddress, Network, peer_of
-from millpond.tunnel.datapath.address_filter import AddressFilter
+from millpond.tunnel.datapath.packet_filter import PacketFilter
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.ring.layout import RECV, SEND
-from millpond.tunnel.ring.link_params import VNET_HEADER
+from millpond.tunnel.ring.link_params import ALL_OFFLOADS, VNET_HEADER
 
 LOOPS = {
     "submit_packets": ("host", 0, SEND),
@@ -34,12 +34,13 @@ class Setting:
     """Whether the peer's notifier is a device register."""
     peers: str = ""
     """The network that the device may speak with; none for the host alone."""
+    offloads: int = ALL_OFFLOADS
 
     @property
-    def gate(self) -> AddressFilter:
+    def gate(self) -> PacketFilter:
         """The filter of its packets."""
         role = LOOPS[self.loop][0]
-        return AddressFilter(self.own, self.vnet_header, role, self.network)
+        return PacketFilter(self.own, self.vnet_header, role, self.network, self.offloads)
 
     @property
     def network(self) -> Network | None:

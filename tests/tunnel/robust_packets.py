@@ -60,7 +60,8 @@ class Packets:
 
     def bad(self) -> bytes:
         """Anything that must not pass, but that is no violation."""
-        return self._random.choice((self._foreign, self._strayed, self._other_version, self._cut))()
+        kinds = [self._foreign, self._strayed, self._other_version, self._cut]
+        return self._random.choice([*kinds, *([self._strange_header] if self._vnet else [])])()
 
     def _foreign(self) -> bytes:
         """From or to anybody else: one bit is another, or the two are exchanged."""
@@ -86,9 +87,17 @@ class Packets:
         whole = self._head() + self._source + self._destination
         return whole[: self._random.randrange(self._vnet + 1, len(whole))]
 
+    def _strange_header(self) -> bytes:
+        """A good packet behind fields of a vnet header that must not reach the kernel."""
+        packet, where = bytearray(self.good()), self._random.randrange(max(self._vnet, 1))
+        packet[where] = self._random.randrange(3 if where == 0 else 2, 256)
+        return bytes(packet)
+
     def _head(self, version: int | None = None) -> bytes:
-        """Up to the addresses; all but the version is anything."""
-        head = bytearray(self._random.randbytes(self._vnet + self._start))
+        """Up to the addresses; all of the IP header but the version is anything."""
+        head = bytearray(self._vnet) + self._random.randbytes(self._start)
+        if self._vnet:
+            head[0] = self._random.choice((0, 2))
         head[self._vnet] = (self._version if version is None else version) << 4 | self._random.randrange(16)
         return bytes(head)
 

@@ -28,10 +28,10 @@ _ended = threading.Event()
 
 
 class Tally:
-    """Bytes and their digest."""
+    """Bytes and their digest, and the error that ended the stream, if any."""
 
     def __init__(self) -> None:
-        self.bytes, self._digest = 0, hashlib.sha256()
+        self.bytes, self._digest, self.error = 0, hashlib.sha256(), ""
 
     def add(self, data: bytes) -> bytes:
         self.bytes += len(data)
@@ -39,7 +39,7 @@ class Tally:
         return data
 
     def report(self) -> list[object]:
-        return [self.bytes, self._digest.hexdigest()]
+        return [self.bytes, self._digest.hexdigest(), self.error]
 
 
 def send(sock: socket.socket, tally: Tally, seed: int, done: Callable[[], bool]) -> None:
@@ -54,8 +54,11 @@ def send(sock: socket.socket, tally: Tally, seed: int, done: Callable[[], bool])
 
 
 def receive(sock: socket.socket, tally: Tally) -> None:
-    while tally.add(sock.recv(1 << 18)):
-        pass
+    try:
+        while tally.add(sock.recv(1 << 18)):
+            pass
+    except OSError as error:
+        tally.error = str(error)
 
 
 def report(number: int, began: float, sent: Tally, received: Tally) -> None:

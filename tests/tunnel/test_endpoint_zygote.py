@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError
 from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
+from millpond.tunnel.endpoint import zygote_client
 from millpond.tunnel.endpoint.handle import EndpointHandle, spawn_endpoint
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
@@ -91,6 +94,37 @@ def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -
     processes = [int(pid) for pid in pids.read_text().split()]
     assert len(processes) == 2
     eventually(lambda: not any(map(runs, processes)), "they have ended")
+
+
+@pytest.mark.expected_log("does not answer: starting another")
+def test_a_stalled_zygote_ends_no_tunnel(tmp_path: Path, tun_works: None) -> None:
+    def body() -> int:
+        zygote = EndpointZygote()
+        devices = [device_end(tmp_path, number) for number in range(2)]
+        host = host_end(zygote, tmp_path, 0)
+        host.wait_up(Deadline.after(30))
+        stalled = zygote.pid
+        os.kill(stalled, signal.SIGSTOP)
+        zygote_client._ANSWER_SECONDS = 1.0
+        with pytest.raises(LocalError, match="timed out"):
+            host_end(zygote, tmp_path, 1)
+        assert host.alive and host.status["state"] == "up"
+        zygote_client._ANSWER_SECONDS = 30.0
+        second = host_end(zygote, tmp_path, 1)
+        assert second.wait_up(Deadline.after(30))["generation"] == 1
+        os.kill(stalled, signal.SIGCONT)  # what was asked of it is started late, and for nobody
+        time.sleep(1.0)
+        eventually(lambda: len(children(stalled)) == 1, "the end that nobody wants has ended")
+        assert host.alive and second.alive and second.status["generation"] == 1
+        os.kill(stalled, signal.SIGSTOP)
+        host.stop()
+        eventually(lambda: not runs(stalled), "a stalled zygote without ends is ended")
+        zygote.close()
+        for end in devices:
+            end.stop()
+        return 0
+
+    assert in_a_namespace(body) == 0
 
 
 def test_an_end_that_ends_at_once_harms_no_other(tmp_path: Path, tun_works: None) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ..waiting import eventually
 from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program
-from .nvme_initiator import NQN
+from .nvme_initiator import HOST_NQN, NQN
 from .test_endpoints import expected
 
 INITIATOR = Path(__file__).with_name("nvme_initiator.py")
@@ -41,7 +41,16 @@ class Fabric:
 
     def target(self, *options: str) -> End:
         argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.nvmet"]
-        argv += ["--listen", f"127.0.0.1:{PORT}", "--backing", str(self.backing), "--nqn", NQN]
+        argv += [
+            "--listen",
+            f"127.0.0.1:{PORT}",
+            "--backing",
+            str(self.backing),
+            "--nqn",
+            NQN,
+            "--host-nqn",
+            HOST_NQN,
+        ]
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE_ADDRESS}/30", "--name", "csd0", *options]
         return self._end(self.device_side, [*argv, "--status-fd"])
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millpond.tunnel.datapath.address_filter import AddressFilter
 from millpond.tunnel.datapath.context import DatapathContext
+from millpond.tunnel.datapath.packet_filter import PacketFilter
 from millpond.tunnel.datapath.stats_shm import make_stats, map_stats
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.link_params import LinkParameters
@@ -87,7 +87,7 @@ def say(text: str) -> None:
 
 def receive(numbers: Iterable[int]) -> None:
     outward, inward = map_stats(make_stats())
-    context = DatapathContext(LinkParameters(), Packets(), AddressFilter(ADDRESS, 12), outward, inward)
+    context = DatapathContext(LinkParameters(), Packets(), PacketFilter(ADDRESS, 12), outward, inward)
     try:
         NvmeConnection(Numbers(numbers)).loops(context)[1]()
     except LinkViolation as error:

@@ -18,11 +18,11 @@ from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.nvme_defs import CAP, CC, CSTS, VS, Opcode
 from millpond.tunnel.transports.nvme.resequencer import MODULUS, Resequencer
 
-from .nvme_initiator import capsule
+from .nvme_initiator import HOST_NQN, OTHER_HOST_NQN, capsule
 from .nvme_rig import BLOCK, BLOCKS, IDLE, OFFER, Rig, collect, feed, replies, run
 
 SUCCESS, FIELD, NAMESPACE, SEQUENCE, RANGE = 0, 0x002, 0x00B, 0x00C, 0x080
-BUSY, PARAMETERS, VERSION, NOT_OPEN = 0x181, 0x182, 0x701, 0x702
+BUSY, PARAMETERS, UNLISTED, VERSION, NOT_OPEN = 0x181, 0x182, 0x184, 0x701, 0x702
 PACKET = bytes(12) + b"\x45" + bytes(39)
 
 
@@ -42,6 +42,9 @@ class TestConnect:
         [
             ({"cntlid": 1}, PARAMETERS),
             ({"nqn": "nqn.other"}, PARAMETERS),
+            ({"host_nqn": "nqn.2014-08.test:stranger"}, UNLISTED),
+            ({"host_nqn": HOST_NQN.upper()}, UNLISTED),
+            ({"host_nqn": ""}, PARAMETERS),
             ({"entries": 1}, PARAMETERS),
             ({"entries": 129}, PARAMETERS),
             ({"qid": 1}, PARAMETERS),
@@ -51,6 +54,14 @@ class TestConnect:
         rig = Rig()
         wish = {"qid": 0, "cntlid": 0xFFFF} | wrong
         assert rig.try_connect(rig.queue(), **wish).status == status  # type: ignore[arg-type]
+
+    def test_each_listed_host_may_connect_and_no_other_takes_over(self) -> None:
+        rig = Rig()
+        rig.up()
+        assert rig.try_connect(rig.queue(), 0, 0xFFFF, host_nqn="nqn.stranger").status == UNLISTED
+        assert rig.try_connect(rig.queue(), 1, rig.cntlid, host_nqn="nqn.stranger").status == UNLISTED
+        assert rig.try_connect(rig.queue(), 0, 0xFFFF, host_nqn=OTHER_HOST_NQN).status == BUSY
+        assert Rig().try_connect(Rig().queue(), 0, 0xFFFF, host_nqn=OTHER_HOST_NQN).status == SUCCESS
 
     def test_another_host_finds_it_busy_until_the_first_is_gone(self) -> None:
         rig = Rig()

@@ -28,7 +28,17 @@ from millpond.tunnel.ring.nvme_defs import CC, Opcode
 
 from ..waiting import eventually
 from .conftest import DEVICE_ADDRESS, INTERFACE, End, Namespace
-from .nvme_initiator import ENABLE, HOST_ID, ICREQ, NQN, Initiator, capsule, connect_data, dial_through
+from .nvme_initiator import (
+    ENABLE,
+    HOST_ID,
+    HOST_NQN,
+    ICREQ,
+    NQN,
+    Initiator,
+    capsule,
+    connect_data,
+    dial_through,
+)
 
 INITIATOR = Path(__file__).with_name("nvme_initiator.py")
 HASTY = """
@@ -55,6 +65,8 @@ class Served:
         argv += [
             "--nqn",
             NQN,
+            "--host-nqn",
+            HOST_NQN,
             "--listen",
             "127.0.0.1:4420",
             "--backing",
@@ -293,6 +305,10 @@ def test_a_silent_host_is_given_up_and_another_served(served: Served) -> None:
 
 def test_wrong_arguments_are_told(served: Served, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "millpond.nvmet", "--interface", "x", "--address", "10.0.0.1/30"]
+    unlisted = [*argv, "--listen", "127.0.0.1:0", "--backing", str(served.backing)]
+    result = subprocess.run(unlisted, capture_output=True, timeout=20, text=True, check=False)
+    assert result.returncode == 2 and "--host-nqn" in result.stderr  # it serves nobody who is not listed
+    argv += ["--host-nqn", HOST_NQN]
     for wrong, code in (
         (["--listen", "nowhere", "--backing", str(served.backing)], 1),
         (["--listen", "127.0.0.1:0", "--backing", str(tmp_path / "none")], 1),

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from millpond.base.errors import ConnectionLost, VersionMismatch
 from millpond.tunnel.addresses import Network, check_peers, peer_of
-from millpond.tunnel.datapath.address_filter import AddressFilter
+from millpond.tunnel.datapath.packet_filter import PacketFilter
 from millpond.tunnel.datapath.stats_shm import FIELDS
+from millpond.tunnel.datapath.vnet_header import is_allowed
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring import layout as at
 from millpond.tunnel.ring import nvme_defs
@@ -58,7 +59,7 @@ PEERS = {
 
 
 @st.composite
-def gates(draw: st.DrawFn, vnet_header: int) -> tuple[AddressFilter, Network, Network]:
+def gates(draw: st.DrawFn, vnet_header: int) -> tuple[PacketFilter, Network, Network]:
     """A filter, where packets may come from, and where they may go."""
     address, role = draw(addresses), draw(st.sampled_from(["host", "device"]))
     peers = draw(st.sampled_from([None, *map(ipaddress.ip_network, PEERS.get(str(address), []))]))
@@ -66,17 +67,19 @@ def gates(draw: st.DrawFn, vnet_header: int) -> tuple[AddressFilter, Network, Ne
     destination: Network = ipaddress.ip_network(address.ip)
     if peers is not None:
         source, destination = (source, peers) if role == "host" else (peers, destination)
-    return AddressFilter(address, vnet_header, role, peers), source, destination
+    return PacketFilter(address, vnet_header, role, peers, draw(st.integers(0, 7))), source, destination
 
 
 @st.composite
-def heads(draw: st.DrawFn) -> tuple[AddressFilter, Network, Network, bytes]:
+def heads(draw: st.DrawFn) -> tuple[PacketFilter, Network, Network, bytes]:
     """A filter and the beginning of a packet that it would pass, changed somewhere, cut somewhere, or not."""
     vnet_header = draw(st.sampled_from([0, 10, 12]))
     gate, source, destination = draw(gates(vnet_header))
     start = gate.head - len(gate.expected)
     ends = b"".join(net[draw(st.integers(0, net.num_addresses - 1))].packed for net in (source, destination))
     head = bytearray(draw(st.binary(min_size=start, max_size=start)) + ends)
+    if draw(st.booleans()):
+        head[:vnet_header] = bytes(vnet_header)
     head[vnet_header] = gate.version << 4 | head[vnet_header] & 15
     for where in draw(st.lists(st.integers(0, len(head) - 1), max_size=3)):
         head[where] = draw(st.integers(0, 255))
@@ -84,7 +87,7 @@ def heads(draw: st.DrawFn) -> tuple[AddressFilter, Network, Network, bytes]:
     return gate, source, destination, bytes(head[:length])
 
 
-def expected_verdict(gate: AddressFilter, sources: Network, destinations: Network, head: bytes) -> str | None:
+def expected_verdict(gate: PacketFilter, sources: Network, destinations: Network, head: bytes) -> str | None:
     """The same from another reading of the head."""
     packet = head[gate.vnet_header :]
     source_at, width = (12, 4) if gate.version == 4 else (8, 16)
@@ -94,23 +97,30 @@ def expected_verdict(gate: AddressFilter, sources: Network, destinations: Networ
     destination = ipaddress.ip_address(packet[source_at + width : source_at + 2 * width])
     if source not in sources:
         return "foreign_source"
-    return None if destination in destinations else "foreign_destination"
+    if destination not in destinations:
+        return "foreign_destination"
+    return None if is_allowed(head, gate.vnet_header, len(head), gate.offloads) else "malformed"
 
 
 @given(heads())
 def test_only_packets_from_the_peer_to_this_end_pass(
-    case: tuple[AddressFilter, Network, Network, bytes],
+    case: tuple[PacketFilter, Network, Network, bytes],
 ) -> None:
     gate, source, destination, head = case
-    verdict = gate.verdict(head)
+    verdict = gate.verdict(head, len(head))
     assert verdict == expected_verdict(gate, source, destination, head)
     assert verdict is None or verdict in FIELDS
 
 
 @given(addresses, st.binary(min_size=13, max_size=52))
 def test_any_bytes_get_a_verdict(address: ipaddress.IPv4Interface, head: bytes) -> None:
-    gate = AddressFilter(address, 12)
-    assert gate.verdict(head[: gate.head]) in (None, "malformed", "foreign_source", "foreign_destination")
+    gate = PacketFilter(address, 12)
+    assert gate.verdict(head[: gate.head], len(head)) in (
+        None,
+        "malformed",
+        "foreign_source",
+        "foreign_destination",
+    )
 
 
 def test_peers_must_be_a_network_around_the_tunnel() -> None:
@@ -124,20 +134,20 @@ def test_peers_must_be_a_network_around_the_tunnel() -> None:
 
 def test_a_device_of_a_tunnel_with_peers_speaks_for_itself_alone() -> None:
     peers, own, other, outside = ipaddress.ip_network("10.77.0.0/16"), "10.77.0.2", "10.77.0.6", "10.78.0.6"
-    host = AddressFilter(ipaddress.ip_interface("10.77.0.1/30"), 0, "host", peers)
-    device = AddressFilter(ipaddress.ip_interface("10.77.0.2/30"), 0, "device", peers)
+    host = PacketFilter(ipaddress.ip_interface("10.77.0.1/30"), 0, "host", peers)
+    device = PacketFilter(ipaddress.ip_interface("10.77.0.2/30"), 0, "device", peers)
 
     def head(source: str, destination: str) -> bytes:
         ends = (ipaddress.ip_address(end).packed for end in (source, destination))
         return bytes([0x45, *bytes(11)]) + b"".join(ends)
 
-    assert host.verdict(head(own, other)) is None
-    assert host.verdict(head(other, own)) == "foreign_source"
-    assert host.verdict(head(other, "10.77.0.1")) == "foreign_source"
-    assert host.verdict(head(own, outside)) == "foreign_destination"
-    assert device.verdict(head(other, own)) is None
-    assert device.verdict(head(outside, own)) == "foreign_source"
-    assert device.verdict(head(own, other)) == "foreign_destination"
+    assert host.verdict(head(own, other), 20) is None
+    assert host.verdict(head(other, own), 20) == "foreign_source"
+    assert host.verdict(head(other, "10.77.0.1"), 20) == "foreign_source"
+    assert host.verdict(head(own, outside), 20) == "foreign_destination"
+    assert device.verdict(head(other, own), 20) is None
+    assert device.verdict(head(outside, own), 20) == "foreign_source"
+    assert device.verdict(head(own, other), 20) == "foreign_destination"
 
 
 # Parameters

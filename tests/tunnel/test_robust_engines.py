@@ -62,6 +62,7 @@ def random_setting(loop: str, source: random.Random) -> Setting:
         address=address,
         peers=source.choice(PEERS.get(address, [""])),
         vnet_header=source.choice((12, 12, 10, 0)),
+        offloads=source.choice((0, 1, 3, 5, 7)),
         register=source.random() < 0.2,
     )
 

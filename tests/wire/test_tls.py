@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,7 @@ def test_two_of_one_fleet(fleets: tuple[Fleet, Fleet]) -> None:
     assert isinstance(client, ssl.SSLSocket)
     assert isinstance(server, ssl.SSLSocket)
     assert client.version() == server.version() == "TLSv1.3"
+    assert 0 < tls.peer_expiry(server) - time.time() <= 3600
     close(client, server)
 
 

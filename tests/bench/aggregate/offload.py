@@ -23,8 +23,8 @@ DEVICES = tuple(f"csd{number}" for number in range(10))
 TITLE = "the host's processor time, with the aggregator on a device over that without"
 ABOUT = "the host's processor seconds of a round that devices add, over those of one that it adds itself"
 EMULATION = "10 devices are process trees of one machine, their LAN is a bridge in it; 2,029,642 values"
-_ROUNDS = 14
-_FIRST = 3
+_ROUNDS = 60
+_FIRST = 5
 """Rounds before those that count: nodes are started, links measured, buffers grow."""
 _MODEL = """\
 from millpond.train.zoo.models import cifar_cnn

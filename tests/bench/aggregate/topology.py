@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -27,18 +29,24 @@ from bench.train.run import Run
 from bench.tunnel.namespace import Namespace
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
+from millpond.aggregate.messages import LinkProbed, ProbeLink
 from millpond.aggregate.node import ReductionNode
 from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTree
+from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 from millpond.wire.channel import Channel
 
 RATE = 25e6  # bytes per second: 200 Mbit/s
 VALUES = 1_000_000
+_PROBE_BYTES, _PROBES, _STREAMS = 1 << 20, 5, 4
 _COUNTS = (2, 4, 8, 16)
 PORT = 7000
 EMULATION = "nodes are processes in namespaces of one machine; links are shaped by tc tbf to 200 Mbit/s"
 Links = dict[str, tuple[float, float, float]]
+Shared = dict[
+    str, list[float]
+]  # bytes per second of all links together, by number of nodes: one stream, many
 Seconds = dict[str, dict[str, list[float]]]  # by number of nodes, topology
 
 
@@ -47,11 +55,10 @@ TITLE = "star, tree and ring over shaped links"
 
 def measure(run: Run) -> Findings:
     """Measure all topologies with 2 to 16 nodes."""
-    links, seconds = _measure(run.repeats, _COUNTS[:2] if run.quick else _COUNTS)
-    network = Network({name: NetworkLink(*link) for name, link in links.items()})
+    links, shared, seconds = _measure(run.repeats, _COUNTS[:2] if run.quick else _COUNTS)
     predicted = {
         count: {
-            name: topology.predict(name, trees, _part(network, int(count))).seconds
+            name: topology.predict(name, trees, _network(links, shared, int(count))).seconds
             for name, trees in topology.candidates(_names(int(count)), VALUES).items()
         }
         for count in seconds
@@ -87,8 +94,12 @@ def _names(count: int) -> list[str]:
     return [f"n{number}" for number in range(count)]
 
 
-def _part(network: Network, count: int) -> Network:
-    return Network({name: network.links[name] for name in [SINK, *_names(count)]}, network.shared)
+def _network(links: Links, shared: Shared, count: int) -> Network:
+    """Return the network of some nodes. What links reach together counts where it is less than alone."""
+    found = {name: NetworkLink(*links[name]) for name in [SINK, *_names(count)]}
+    alone = sum(found[name].out for name in _names(count))
+    one, many = (rate if rate < 0.9 * alone else math.inf for rate in shared[str(count)])
+    return Network(found, one, many)
 
 
 def _address(name: str) -> str:
@@ -147,7 +158,7 @@ def _forked(run: Callable[[], None], namespace: Namespace) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def _measure(repeats: int, counts: Sequence[int]) -> tuple[Links, Seconds]:
+def _measure(repeats: int, counts: Sequence[int]) -> tuple[Links, Shared, Seconds]:
     names = [SINK, *_names(max(counts))]
     lan = ShapedLan(names, RATE)
     try:
@@ -162,7 +173,7 @@ def _measure(repeats: int, counts: Sequence[int]) -> tuple[Links, Seconds]:
         expected = repeats * sum(4 * VALUES * 2 * count for count in counts)
         if lan.received() < expected:
             raise RuntimeError("the links did not carry the vectors")
-        return found["links"], found["seconds"]
+        return found["links"], found["shared"], found["seconds"]
     finally:
         lan.close()
 
@@ -195,6 +206,9 @@ def _serve(node: ReductionNode, channel: Channel) -> None:
 
 def _run_sink(repeats: int, counts: Sequence[int], results: int) -> None:
     links = _measured_links(max(counts))
+    shared = {
+        str(count): [_together(_names(count), streams) for streams in (1, _STREAMS)] for count in counts
+    }
     seconds: Seconds = {
         str(count): {name: [] for name in topology.candidates(_names(count), VALUES)} for count in counts
     }
@@ -203,7 +217,7 @@ def _run_sink(repeats: int, counts: Sequence[int], results: int) -> None:
             for name, trees in topology.candidates(_names(count), VALUES).items():
                 seconds[str(count)][name].append(_seconds_of(_names(count), trees))
     with os.fdopen(results, "wb") as file:
-        file.write(json.dumps({"links": links, "seconds": seconds}).encode())
+        file.write(json.dumps({"links": links, "shared": shared, "seconds": seconds}).encode())
 
 
 def _seconds_of(nodes: Sequence[str], trees: tuple[ReductionTree, ...]) -> float:
@@ -246,7 +260,23 @@ def _link(nodes: Sequence[str]) -> tuple[float, float, float]:
     return to, out, latency
 
 
-def _timed(action: Callable[[], None]) -> float:
+def _together(nodes: Sequence[str], streams: int) -> float:
+    """Return the bytes per second of probes from each node to the next one, in so many ``streams`` each."""
+    pairs = streams * list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+    with contextlib.ExitStack() as stack:
+        channels = [stack.enter_context(_dial(target)) for _, target in pairs]
+
+        def _probe(channel: Channel, pair: tuple[str, str]) -> None:
+            source, target = pair
+            channel.send(ProbeLink(target, _PROBE_BYTES, source), Deadline.after(60))
+            channel.expect(LinkProbed, Deadline.after(60))
+
+        with ThreadPoolExecutor(len(pairs)) as pool:
+            seconds = [_timed(lambda: list(pool.map(_probe, channels, pairs))) for _ in range(1 + _PROBES)]
+    return len(pairs) * _PROBE_BYTES / statistics.median(seconds[1:])  # the first one connects
+
+
+def _timed(action: Callable[[], object]) -> float:
     began = time.monotonic()
     action()
     return time.monotonic() - began

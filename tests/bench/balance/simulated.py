@@ -10,7 +10,7 @@ from statistics import median
 
 from bench.balance.experiment import Experiment, Findings, Line, Panel, Role, Run
 from bench.rows import Row, summary
-from millpond.host.cli.simulate import PolicyResult, Simulation, cohort_of, read, run
+from millpond.host.cli.simulation.fleet import PolicyResult, Simulation, cohort_of, read, run
 
 FILE = Path(__file__).parents[3] / "agent" / "examples" / "fleet-36.toml"
 

@@ -23,6 +23,7 @@ from millpond.base.deadline import Deadline
 from millpond.host.fleet.device import LIMITS, Device
 from millpond.host.jobs.training.checkpoints import CheckpointWriter, SavedCheckpoint, TrainingProgress
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine
+from millpond.host.jobs.training.late_policy import LatePolicy
 from millpond.host.jobs.training.round_planner import RoundPlanner
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.workers.dispatcher import Dispatcher
@@ -75,7 +76,9 @@ class Rounds:
         self._shards = Shards(count)
         names = [f"csd{rank}" for rank in range(count)]
         self._planner = RoundPlanner(names, 60.0)
-        self._engine = ExchangeEngine(count, self._server.mean, self._shards, lambda: None, late_counts=False)
+        self._engine = ExchangeEngine(
+            count, self._server.mean, self._shards, lambda: None, late=LatePolicy(counts=False)
+        )
         self._shards.begin(1)
         for rank, name in enumerate(names):
             self._join(rank, SimulatedDevice(name, *descriptors[2 * rank : 2 * rank + 2]))

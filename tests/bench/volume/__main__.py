@@ -17,7 +17,7 @@ from bench.balance.table import table
 from bench.rows import Row, write
 from bench.tunnel.isolation import run_isolated
 from bench.tunnel.programs import CompilationFailed
-from bench.volume import device, fuse_python, host
+from bench.volume import copies, device, faults, fuse_python, host, million
 from bench.volume.picture import draw
 from bench.volume.route import RouteFailed
 from bench.volume.tools import Tools
@@ -26,22 +26,30 @@ from millpond.linux.confinement.sandbox import accept_signals
 _Measure = Callable[[Tools, Run], Findings]
 _MEASURED: dict[str, tuple[str, _Measure]] = {
     "device": ("The device's mount against the backing file system", device.measure),
+    "device-small": ("Many small files on the device against the backing file system", device.measure_small),
     "fuse-python": ("The device's mount by fuse-python against libfuse in C", fuse_python.measure),
     **{name: (part.title, functools.partial(host.measure, part)) for name, part in host.PARTS.items()},
+    "copy": ("millpond cp of many small files against rsync", copies.measure),
+    "slow-flash": ("The host syncs to a slow flash", faults.measure_slow_flash),
+    "stalled": ("The host's mount of a device that stands still", faults.measure_stalled),
+    **{name: (part.title, functools.partial(million.measure, part)) for name, part in million.PARTS.items()},
 }
+BY_NAME = tuple(million.PARTS)
+"""The experiments that take so long that they are done only if they are named."""
+USUAL = [name for name in _MEASURED if name not in BY_NAME]
 
 
 def main() -> int:
     """Exit codes: 0 done, 1 millpond's mount or the benchmark failed, 2 wrong arguments, 130 interrupted."""
     arguments = _parser().parse_args()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as scratch:
-        tools = Tools(Path(scratch).resolve(), arguments.c_example)
+        tools = Tools(Path(scratch).resolve(), arguments.c_example, arguments.files)
         experiments = [
             Experiment(name, title, functools.partial(measure, tools))
             for name, (title, measure) in _MEASURED.items()
         ]
         try:
-            chosen = choose(experiments, arguments.only)
+            chosen = choose(experiments, arguments.only or USUAL)
         except ValueError as error:
             _parser().error(str(error))
         arguments.output.mkdir(exist_ok=True)
@@ -65,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="PROGRAM",
         help="libfuse's example 'passthrough', built, to compare with",
+    )
+    parser.add_argument(
+        "--files",
+        type=int,
+        metavar="N",
+        help=f"the files of {', '.join(BY_NAME)}, done only if they are named; 1,200,000 by itself",
     )
     return parser
 

@@ -111,18 +111,25 @@ class ReadOpened(Read):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A new file of ``count`` MiB, with fsync or without. ``pattern`` is a folder for what it should be."""
+    """A new file of ``count`` MiB, ``block`` bytes a write, with fsync or without. ``pattern`` is a folder
+    for what it should be. ``used``: the mount has written as much before.
+    """
 
     program: Path
     pattern: Path
     count: int
     how: Literal["sync", "nosync"]
     counts: str = "MiB"
+    block: int = MIB
+    used: bool = False
 
     def prepare(self, mount: Mount, repeat: int) -> None:
         """See Workload. A route that failed may have left something."""
         for folder in (mount.backing, self.pattern):
             (folder / self._name(repeat)).unlink(missing_ok=True)
+        if self.used:
+            self._write(mount.folder / self._name(repeat), repeat)
+            (mount.folder / self._name(repeat)).unlink()
 
     def work(self, mount: Mount, repeat: int) -> Done:
         """See Workload."""
@@ -143,4 +150,5 @@ class Write:
         return f"written{repeat}"
 
     def _write(self, file: Path, repeat: int) -> Answer:
-        return blocks(self.program, "write", file, MIB, self.count, self.how, repeat + 1)
+        count = self.count * MIB // self.block
+        return blocks(self.program, "write", file, self.block, count, self.how, repeat + 1)

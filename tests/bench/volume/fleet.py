@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +30,8 @@ EMULATION = (
     "real; the SSH server shows the device's own mount, that without encryption the files where they lie"
 )
 DEVICE, FOLDER = "csd0", "bench"
+PROGRAMS = 8
+"""How many use the mount at once, where several do."""
 _PORT = "7001"
 _SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 
@@ -49,8 +52,12 @@ class Host:
     def routes(self, *keys: str) -> tuple[Route, ...]:
         """Those of the keys."""
         found = {
-            "millpond": Route("millpond", "millpond's mount on the host", lambda: _millpond(self)),
-            "prefetch": Route("prefetch", "the same, with prefetch", lambda: _millpond(self, prefetch=True)),
+            "millpond": Route("millpond", "millpond's mount on the host", lambda: mounted(self)),
+            "prefetch": Route("prefetch", "the same, with prefetch", lambda: mounted(self, prefetch=True)),
+            "together": Route(
+                "together", f"{PROGRAMS} programs at once", lambda: mounted(self, programs=PROGRAMS)
+            ),
+            "one": Route("one", "one program", lambda: mounted(self)),
             "sshfs": Route("sshfs", f"sshfs ({CIPHER})", lambda: _sshfs(self)),
             "plain": Route("plain", "sshfs without encryption (directport)", lambda: _plain(self)),
             "native": Route("native", "the backing file system", lambda: native(self.backing)),
@@ -73,26 +80,38 @@ class Host:
 
 
 @contextlib.contextmanager
-def fleet(scratch: Path) -> Iterator[Host]:
-    """Switched on, until the end of the block; nothing is searched for canaries. Raises RouteFailed."""
+def fleet(
+    scratch: Path, flash: Callable[[Path], AbstractContextManager[object]] = contextlib.nullcontext
+) -> Iterator[Host]:
+    """Switched on, until the end of the block; nothing is searched for canaries. ``flash`` may mount another
+    file system at the flash's directory. Raises RouteFailed.
+    """
     if complaint := why_not():
         raise RouteFailed(f"no fleet: {complaint}")
     base = scratch / "fleet"
     base.mkdir()
     emulation = create(base, [DEVICE])
     provisioning.write_agent_config(emulation.fleet, DEVICE, {})
-    backing = emulation.fleet.device_directory(DEVICE) / "flash" / PUBLIC / FOLDER
+    top = emulation.fleet.device_directory(DEVICE) / "flash"
+    try:
+        with flash(top), _switched_on(emulation, top / PUBLIC / FOLDER):
+            yield Host(emulation, scratch, top / PUBLIC / FOLDER)
+    finally:
+        shutil.rmtree(base)
+
+
+@contextlib.contextmanager
+def _switched_on(emulation: Emulation, backing: Path) -> Iterator[None]:
     backing.mkdir()
     backing.chmod(0o777)  # each route writes as another user
     try:
         emulation.start()
         emulation.wait_ready()
-        yield Host(emulation, scratch, backing)
+        yield
     except AssertionError as error:
         raise RouteFailed(str(error)) from error
     finally:
         emulation.stop()
-        shutil.rmtree(base)
 
 
 def _in_network_of(pid: int) -> list[str]:
@@ -100,11 +119,15 @@ def _in_network_of(pid: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _millpond(host: Host, *, prefetch: bool = False) -> Iterator[Mount]:
+def mounted(
+    host: Host, *, prefetch: bool = False, programs: int = 1, timeout: float | None = None
+) -> Iterator[Mount]:
+    """Millpond's mount on the host, with the mount option ``timeout`` in seconds. Raises RouteFailed."""
     mountpoint = host.scratch / "host-mount"
-    argv = [*command(host.emulation.directory, DEVICE, mountpoint), "--die-with-parent"]
+    argv = [*command(host.emulation.directory, DEVICE, mountpoint, timeout), "--die-with-parent"]
     with served(argv, mountpoint, "ready") as server:
-        yield replace(_mount(host, mountpoint / PUBLIC / FOLDER, (server.pid,)), prefetch=prefetch)
+        mount = _mount(host, mountpoint / PUBLIC / FOLDER, (server.pid,))
+        yield replace(mount, prefetch=prefetch, programs=programs)
 
 
 def _mount(host: Host, folder: Path, near: Iterable[int], *far: int) -> Mount:
@@ -123,9 +146,8 @@ def _program() -> str:
     return found
 
 
-@contextlib.contextmanager
-def _sshfs(host: Host) -> Iterator[Mount]:
-    """To the device's SSH server, which shows the device's own mount."""
+def ssh_options(host: Host) -> list[str]:
+    """Options of ssh and sshfs with which the device's user comes in."""
     known = host.emulation.fleet
     options = {
         "IdentityFile": known.ssh_key,
@@ -134,10 +156,16 @@ def _sshfs(host: Host) -> Iterator[Mount]:
         "Ciphers": CIPHER,
         "BatchMode": "yes",
     }
-    told = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+
+@contextlib.contextmanager
+def _sshfs(host: Host) -> Iterator[Mount]:
+    """To the device's SSH server, which shows the device's own mount."""
     source = f"{USER.user}@{host.address}:{HOME}/{PUBLIC}/{FOLDER}"
     mountpoint = host.scratch / "sshfs-mount"
-    argv = [*_in_network_of(host.emulation.daemon().pid), _program(), "-f", "-F", "/dev/null", *told]
+    argv = [*_in_network_of(host.emulation.daemon().pid), _program(), "-f", "-F", "/dev/null"]
+    argv += ssh_options(host)
     before = _children()
     with served([*argv, source, str(mountpoint)], mountpoint):
         yield _mount(host, mountpoint, _children() - before)  # sshfs makes an orphan of its ssh

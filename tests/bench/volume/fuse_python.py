@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,11 @@ from bench.balance.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
 from bench.volume.blocks import MIB, PAGE, Read, Write, make_file
-from bench.volume.device import local_route
 from bench.volume.measuring import Trial, details, ratio, take_turns
 from bench.volume.route import Mount, Route, served
 from bench.volume.tools import Tools, file_system
 from bench.volume.workload import Workload
-from millpond.fs.store.layout import PRIVATE, prepare
+from millpond.fs.store.layout import PUBLIC, prepare
 
 _FILE, _FIGURE = "file", "device_fusepython_over_c"
 _PEER, _LABEL = "c", "libfuse's C example"
@@ -53,11 +53,13 @@ def measure(tools: Tools, run: Run) -> Findings:
 def _trials(tools: Tools, c_example: Path, lengths: Lengths) -> list[Trial]:
     program, flash, pattern = tools.blocks(), tools.folder("fuse-python"), tools.folder("pattern")
     prepare(flash)
-    make_file(program, flash / PRIVATE / _FILE, lengths.mib)
+    make_file(program, flash / PUBLIC / _FILE, lengths.mib)
     example = c_example.absolute()
     routes = (
-        local_route(flash, tools.scratch, "fuse-python"),
-        Route(_PEER, f"{_LABEL} {example.name}", lambda: _example(example, flash / PRIVATE, tools.scratch)),
+        Route(
+            "millpond", "millpond's device mount, --binding fuse-python", lambda: _ours(flash, tools.scratch)
+        ),
+        Route(_PEER, f"{_LABEL} {example.name}", lambda: _example(example, flash / PUBLIC, tools.scratch)),
     )
     note = f"the device is this machine, its flash a folder on {file_system(flash)}; there is no tunnel"
     return [
@@ -76,6 +78,15 @@ def _workloads(program: Path, pattern: Path, lengths: Lengths) -> list[tuple[str
         ("device_fusepython_write", f"writes of 1 MiB, {mib}, a new file, no fsync", write),
         ("device_fusepython_rand", f"random reads of 4 KiB, {mib}, first of a fresh mount", random),
     ]
+
+
+@contextlib.contextmanager
+def _ours(flash: Path, scratch: Path) -> Iterator[Mount]:
+    """The public part; no server is beside it, as the example has none."""
+    mountpoint = scratch / "mount"
+    argv = [sys.executable, "-m", "millpond.fs.mount.device", str(flash), str(mountpoint), "--name", "bench"]
+    with served([*argv, "--binding", "fuse-python"], mountpoint, "ready") as server:
+        yield Mount(mountpoint / PUBLIC, flash / PUBLIC, (server.pid,))
 
 
 @contextlib.contextmanager

@@ -35,13 +35,16 @@ class Trial:
     emulation: str
 
 
-def take_turns(trial: Trial, run: Run) -> Record:
+def take_turns(
+    trial: Trial, run: Run, record: Record | None = None, repeats: Sequence[int] | None = None
+) -> Record:
     """Speeds per second and processor time in us, by route. A peer that fails is left out from then on.
+    All repeats, or those named, which are added to the record.
 
     Raises RouteFailed if millpond's route does.
     """
-    record = Record()
-    for repeat in range(trial.repeats):
+    record = Record() if record is None else record
+    for repeat in range(trial.repeats) if repeats is None else repeats:
         for number in range(len(trial.routes)):
             route = trial.routes[(repeat + number) % len(trial.routes)]
             if route.key not in record.missing:

@@ -77,11 +77,11 @@ class ReadSamples:
 
     def work(self, mount: Mount, repeat: int) -> Done:
         """See Workload. An operation is one file, opened and read."""
-        paths = self._shuffled(mount.folder, repeat)
+        paths = self.shuffled(mount.folder, repeat)
         cpu, began = time.process_time(), time.perf_counter()
-        contents = _read(prefetch(paths) if mount.prefetch else paths)
+        contents = read_files(prefetch(paths) if mount.prefetch else paths)
         seconds, used = time.perf_counter() - began, time.process_time() - cpu
-        if contents != _read(self._shuffled(mount.backing, repeat)):
+        if contents != read_files(self.shuffled(mount.backing, repeat)):
             raise RouteFailed("other contents than were written")
         return Done(self.count, seconds, used, fetched=self.count * self.size)
 
@@ -91,13 +91,15 @@ class ReadSamples:
     def _paths(self, folder: Path) -> list[Path]:
         return [folder / self.name / str(number % 10) / f"{number:05}" for number in range(self.count)]
 
-    def _shuffled(self, folder: Path, repeat: int) -> list[str]:
+    def shuffled(self, folder: Path, repeat: int) -> list[str]:
+        """Return the paths of all files below ``folder`` in the order of a repeat."""
         paths = [os.fspath(path) for path in self._paths(folder)]
         random.Random(repeat).shuffle(paths)
         return paths
 
 
-def _read(paths: Iterable[str]) -> list[bytes]:
+def read_files(paths: Iterable[str]) -> list[bytes]:
+    """Open each file, read all of it and close it."""
     contents = []
     for path in paths:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - less of our own
@@ -132,10 +134,10 @@ class CloneGit:
     def work(self, mount: Mount, repeat: int) -> Done:
         """See Workload. It goes through git's own protocol, so that nothing is linked."""
         clone = mount.folder / f"clone{repeat}"
-        cpu, began = _cpu_of_children(), time.perf_counter()
+        cpu, began = cpu_of_children(), time.perf_counter()
         _git(mount.folder, "clone", "--quiet", f"file://{self.source}", str(clone))
         changes = _git(clone, "status", "--porcelain")
-        seconds, used = time.perf_counter() - began, _cpu_of_children() - cpu
+        seconds, used = time.perf_counter() - began, cpu_of_children() - cpu
         if changes:
             raise RouteFailed(f"git status of a fresh clone: {changes.splitlines()[0]}")
         return Done(1, seconds, used)
@@ -158,6 +160,7 @@ def _git(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def _cpu_of_children() -> float:
+def cpu_of_children() -> float:
+    """Return the seconds of processor time of the programs that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -8,12 +8,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.tunnel.namespace import Traffic
 from millpond.base.errors import LocalError
 from millpond.fs.fuse.mounts import unmount
+from millpond.linux.confinement.sandbox import Sandbox
 
 _STARTS_WITHIN, _ENDS_WITHIN = 30.0, 10.0
 _PAUSE = 0.02
@@ -28,7 +29,8 @@ class Mount:
     """Files in ``folder`` that lie in ``backing``. The processes ``near`` serve the mount, those of ``far``
     are at the other end and in between, each with all below it. ``traffic`` counts the bytes that crossed the
     tunnel, on the host; ``how`` is what the mount says of itself. With ``prefetch``, whoever reads says what
-    he is about to read.
+    he is about to read. ``programs`` use the mount at once, where the workload is one for several. In
+    ``sandbox`` runs the program that reads, where the workload has one of its own.
     """
 
     folder: Path
@@ -38,6 +40,8 @@ class Mount:
     traffic: Callable[[], Traffic] | None = None
     how: str = ""
     prefetch: bool = False
+    programs: int = 1
+    sandbox: Sandbox = field(default_factory=Sandbox)
 
 
 @dataclass(frozen=True, slots=True)

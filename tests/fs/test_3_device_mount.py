@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of private files that the device's kernel caches are always those on the flash."""
+"""The device's mount of the public part shows what is on the flash."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import mmap
 import os
 import random
 import resource
-import signal
 import stat
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,28 +20,25 @@ from millpond.fs.fuse.device import FuseDevice
 from millpond.fs.fuse.server import mount_and_serve
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
-from millpond.fs.vfs.inode_api import ROOT, SetAttr
 
 from ..effort import scaled
+from ..waiting import eventually
 from .conftest import InNamespace, World, served
 from .support import below, errno_of
 
 OnDevice = Callable[[Callable[[Path, Path], None]], None]
-KEPT = 60.0  # so long that what is wrong stays so
 TICK = 0.02  # longer than the steps in which a file system's clock goes
 
 
 @pytest.fixture
 def on_device(world: World, in_namespace: InNamespace) -> OnDevice:
-    """Run a function on the private part of a device's mount that keeps for long, and on the same on the
-    flash.
-    """
+    """Run a function on the public part of a device's mount, and on the same on the flash."""
 
     def run(body: Callable[[Path, Path], None]) -> None:
         def inside() -> None:
             prepare(world.backing)
             mount(world)
-            body(world.device / "private", world.backing / "private")
+            body(world.device, world.backing / "public")
 
         in_namespace(inside)
 
@@ -58,92 +53,18 @@ def mount(world: World, complaint: str = "") -> None:
             kernel.passthrough_refusal = kernel.passthrough_refusal or complaint
             ready()
 
-        root = os.open(world.backing, os.O_PATH)
-        tree = BackingFs(root, public=b"public", cache_seconds=KEPT)
-        tree.max_descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        root = os.open(world.backing / "public", os.O_PATH)
+        tree = BackingFs(root)
+        tree.last_descriptor = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 8
         mount_and_serve(tree, world.device, name="csd0", backing=root, on_ready=mounted)
 
     world.device_pid = served(serve)
 
 
-@pytest.fixture
-def keeping(top: Path) -> Iterator[BackingFs]:
-    (top / "public").mkdir()
-    root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-    made = BackingFs(root, public=b"public", cache_seconds=KEPT)
-    yield made
-    made.close()
-    os.close(root)
-
-
-def test_what_is_private_may_be_kept(keeping: BackingFs) -> None:
-    found, handle = keeping.create(ROOT, b"f", os.O_WRONLY, 0o644, None)
-    assert (found.seconds, found.name_seconds) == (KEPT, KEPT)
-    keeping.release(handle)
-    assert keeping.getattr(ROOT).seconds == keeping.getattr(found.node).seconds == KEPT
-    assert keeping.setattr(found.node, SetAttr(mode=0o600)).seconds == KEPT
-    made = keeping.mkdir(ROOT, b"d", 0o755, None)
-    assert (made.seconds, made.name_seconds) == (KEPT, KEPT)
-
-
-def test_names_at_the_top_may_not_when_descriptors_run_short(keeping: BackingFs) -> None:
-    keeping.mkdir(ROOT, b"private", 0o755, None)
-    assert keeping.lookup(ROOT, b"private").name_seconds == KEPT
-    keeping.max_descriptors = 10_000
-    found = keeping.lookup(ROOT, b"private")
-    assert (found.seconds, found.name_seconds) == (KEPT, 0)
-    assert keeping.mkdir(found.node, b"d", 0o755, None).name_seconds == KEPT
-
-
-def test_what_is_public_may_not(keeping: BackingFs) -> None:
-    public = keeping.lookup(ROOT, b"public")
-    made = keeping.mkdir(public.node, b"d", 0o755, None)
-    file, handle = keeping.create(made.node, b"f", os.O_WRONLY, 0o644, None)
-    keeping.release(handle)
-    for found in (public, made, file, keeping.walk(ROOT, (b"public", b"d", b"f"))):
-        assert (found.seconds, found.name_seconds) == (0, 0)
-        assert keeping.getattr(found.node).seconds == 0
-
-
-def test_of_what_may_be_mapped_only_the_name_may(keeping: BackingFs) -> None:
-    found, handle = keeping.create(ROOT, b"made", os.O_RDWR, 0o644, None)
-    assert (found.seconds, found.name_seconds) == (0, KEPT)
-    keeping.release(handle)
-    assert keeping.getattr(found.node).seconds == 0  # a map outlives what it was made of
-    keeping.forget(found.node, 1)
-    again = keeping.lookup(ROOT, b"made")
-    assert again.seconds == KEPT  # who had mapped it is gone, or the kernel had not forgotten it
-    keeping.release(keeping.open(again.node, os.O_RDONLY))
-    assert keeping.getattr(again.node).seconds == KEPT
-    keeping.release(keeping.open(again.node, os.O_RDWR))
-    assert keeping.getattr(again.node).seconds == 0
-
-
-def test_what_is_known_is_not_asked_again(world: World, on_device: OnDevice) -> None:
-    def body(top: Path, _flash: Path) -> None:
-        (top / "d").mkdir()
-        (top / "d" / "f").write_bytes(b"12345")
-        (top / "d" / "f").stat()
-        here, sizes = os.open(top, os.O_PATH), list[int]()
-        os.kill(world.device_pid, signal.SIGSTOP)
-        try:
-            asking = threading.Thread(target=lambda: sizes.append(os.stat("d/f", dir_fd=here).st_size))
-            asking.start()
-            asking.join(30)
-            answered = not asking.is_alive()
-        finally:
-            os.kill(world.device_pid, signal.SIGCONT)
-        asking.join()
-        os.close(here)
-        assert answered and sizes == [5]
-
-    on_device(body)
-
-
-def test_who_has_no_descriptors_left_recovers_at_once(world: World, in_namespace: InNamespace) -> None:
+def test_a_mount_without_descriptors_recovers(world: World, in_namespace: InNamespace) -> None:
     def body() -> None:
         prepare(world.backing)
-        top, flash = world.device / "private", world.backing / "private"
+        top, flash = world.device, world.backing / "public"
         (flash / "d").mkdir()
         few = max(map(int, os.listdir("/proc/self/fd"))) + 100  # noqa: PTH208
         for number in range(2 * few):
@@ -153,7 +74,15 @@ def test_who_has_no_descriptors_left_recovers_at_once(world: World, in_namespace
         failed = sum(errno_of(os.stat, top / "d" / str(number)) is not None for number in range(2 * few))
         assert failed < few / 10
         assert errno_of(os.mkdir, top / "new") is None
+        # The kernel forgets names when it gets to it: a moment later there are descriptors for all else, too.
+        eventually(lambda: errno_of(os.listdir, top / "d") is None, "a descriptor for the directory")
         assert len(list((top / "d").iterdir())) == 2 * few
+        # The last descriptor is enough to look a name up, but not to read a directory.
+        for number in range(2 * few):
+            errno_of(os.stat, top / "d" / str(number))
+            if few - len(os.listdir(f"/proc/{world.device_pid}/fd")) == 1:  # noqa: PTH208
+                break
+        eventually(lambda: errno_of(os.listdir, top / "d") is None, "no descriptor for it", seconds=5)
 
     in_namespace(body)
 
@@ -213,7 +142,7 @@ def test_who_writes_to_a_program_takes_its_set_id_bits(
     def body() -> None:
         prepare(world.backing)
         mount(world, complaint)
-        file = world.device / "private" / "f"
+        file = world.device / "f"
         file.touch()
         file.chmod(0o6777)
         written = os.open(file, flags)

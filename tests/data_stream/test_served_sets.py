@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data sets of a service: their names, links in them, and what of them cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+import millpond.data
+from millpond.base.errors import LocalError, Refused
+from millpond.data.columns import Packed
+from millpond.data.streaming import server
+from millpond.data.streaming.served_set import naming
+from millpond.train.balance.curve import Ints
+
+from .served import SAMPLES, images, service
+
+
+@pytest.mark.parametrize("name", ["./images", "images/", ".//images", "other/../images", "link"])
+def test_a_data_set_has_one_name_for_its_runs(tmp_path: Path, name: str) -> None:
+    images(tmp_path / "images")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to("images")
+    with service(tmp_path) as where:
+        found = []
+        for _, batch in millpond.data.stream(f"{where}/images", batch=8, run="shared"):
+            found += batch.tolist()
+            if len(found) == 48:
+                break
+        for _, batch in millpond.data.stream(f"{where}/{name}", batch=8, run="shared"):
+            found += batch.tolist()
+    assert sorted(found) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "ring", "images/images.npy"])
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    images(tmp_path / "images")
+    (tmp_path / "ring").symlink_to("ring")
+    with service(tmp_path) as where, pytest.raises(Refused, match="the data service has no folder '"):
+        list(millpond.data.stream(f"{where}/{name}", patience=1.0))
+
+
+@pytest.mark.parametrize("place", ["images.npy", "more", "more/deep.npy"])
+def test_a_link_that_leads_out_of_the_services_folder_is_refused(tmp_path: Path, place: str) -> None:
+    images(tmp_path / "elsewhere")
+    images(tmp_path / "root" / "images")
+    link = tmp_path / "root" / "images" / place
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path / "elsewhere" / ("" if place == "more" else "images.npy"))
+    refused = pytest.raises(Refused, match=f"does not follow the link '{link.name}' to elsewhere")
+    with service(tmp_path / "root") as where, refused:
+        list(millpond.data.stream(f"{where}/images", batch=8))
+
+
+def test_links_within_the_services_folder_are_followed(tmp_path: Path) -> None:
+    images(tmp_path / "images")
+    (tmp_path / "linked").mkdir()
+    for name in ("images.npy", "labels.npy"):
+        (tmp_path / "linked" / name).symlink_to(tmp_path / "images" / name)
+    (tmp_path / "linked" / "self").symlink_to(tmp_path / "linked")
+    with service(tmp_path) as where:
+        assert len(list(millpond.data.stream(f"{where}/linked", batch=SAMPLES))) == 1
+
+
+def test_an_error_of_a_library_names_the_sample() -> None:
+    def read(indices: Ints) -> Packed:
+        if 7 in indices:
+            raise KeyError("pixels")
+        return Packed(b"", (), 0)
+
+    assert naming(read)(np.arange(7)) == Packed(b"", (), 0)
+    with pytest.raises(LocalError, match=r"^sample 7: KeyError: 'pixels'$"):
+        naming(read)(np.arange(32))
+
+
+def test_a_sample_that_cannot_be_read_is_told_by_name_and_others_go_on(tmp_path: Path) -> None:
+    def broken(sample: tuple[Tensor, Tensor]) -> Tensor:
+        if int(sample[1]) == 57:
+            raise OSError("broken data stream")
+        return sample[0]
+
+    images(tmp_path / "images")
+    with service(tmp_path, transforms={"broken": broken}) as where:
+        other = iter(millpond.data.stream(f"{where}/images", batch=8, memory=2000))
+        found = next(other)[1].tolist()
+        told = r"sample 57: the transform of a sample failed: OSError"
+        with pytest.raises(Refused, match=told):
+            list(millpond.data.stream(f"{where}/images", batch=8, transform="broken", patience=2.0))
+        found += [label for _, batch in other for label in batch.tolist()]
+    assert sorted(found) == list(range(SAMPLES))
+
+
+def test_a_file_that_is_damaged_is_told_by_name(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "rows").mkdir()
+    offsets, text = np.array([0, 1, 2], np.int32), b"a\xff"
+    buffers = pyarrow.py_buffer(offsets.tobytes()), pyarrow.py_buffer(text)
+    column = pyarrow.StringArray.from_buffers(2, *buffers)
+    parquet.write_table(pyarrow.table({"name": column}), tmp_path / "rows" / "0.parquet")
+    with service(tmp_path) as where, pytest.raises(Refused, match=r"0\.parquet is not a whole Parquet file"):
+        list(millpond.data.stream(f"{where}/rows", batch=8, patience=2.0))
+
+
+@pytest.mark.expected_log("data service: internal error")
+def test_a_set_that_a_library_cannot_open_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_arguments: object) -> None:
+        raise KeyError("magic")
+
+    images(tmp_path / "images")
+    monkeypatch.setattr(server, "open_set", fails)
+    with service(tmp_path) as where, pytest.raises(Refused, match="has failed: KeyError: 'magic'"):
+        list(millpond.data.stream(f"{where}/images", patience=2.0))
+
+
+def test_a_kept_run_of_a_set_that_has_changed_is_refused_each_time(tmp_path: Path) -> None:
+    images(tmp_path / "images")
+    with service(tmp_path, state=tmp_path / "state") as where:
+        next(iter(millpond.data.stream(f"{where}/images", batch=8, run="kept")))
+        state = millpond.data.stream(f"{where}/images", run="other").state_dict()
+    images(tmp_path / "images", SAMPLES - 20)
+    with service(tmp_path, state=tmp_path / "state") as where:
+        for _ in range(2):
+            with pytest.raises(Refused, match="'images' has changed since the run 'kept' began: it has 180"):
+                list(millpond.data.stream(f"{where}/images", batch=8, run="kept"))
+            stream = millpond.data.stream(f"{where}/images", batch=8)
+            stream.load_state_dict(state)
+            with pytest.raises(Refused, match="is of 200 samples; the data set 'images' has 180"):
+                list(stream)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of a client that gathers small writes to new files, which nothing sends by the clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.client import async_create, write_behind
+from millpond.fs.server import preallocation
+from millpond.fs.vfs.inode_api import Node
+from millpond.fs.vfs.path_api import Handle
+
+from .caching_client import Client, Device, hold, make, shared
+from .support import Cutting, Server
+
+LEASE = 1.5
+
+
+@pytest.fixture(autouse=True)
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server reserves no room for contents: what is gathered is sent at the close."""
+    monkeypatch.setattr(preallocation, "ROOM", 0)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with shared(tmp_path, LEASE) as made:
+        yield made
+        Cutting.cut_after = None
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent by the clock, or for its number."""
+    for module in (async_create, write_behind):
+        monkeypatch.setattr(module, "_TICK_SECONDS", 1000.0)
+    monkeypatch.setattr(write_behind, "_JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(async_create, "_JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(async_create, "_MANY", 1000)
+
+
+@pytest.fixture
+def device(server: Server) -> Device:
+    return Device(server)
+
+
+@pytest.fixture
+def client(server: Server, device: Device, patience: None) -> Iterator[Client]:
+    made = Client(server)
+    hold(made)
+    yield made
+    with contextlib.suppress(OSError):
+        made.close()
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    return tmp_path / "public"
+
+
+def written(client: Client, name: bytes = b"f", data: bytes = b"data") -> tuple[Node, Handle]:
+    """A new file with data that the server does not have."""
+    node, handle = make(client, name)
+    assert client.gather(node, data)
+    return node, handle
+
+
+def sent(client: Client, kind: str = "fs.gathered") -> int:
+    return sum(client.tree.rpc.meter.kinds.get(kind, ()))
+
+
+def close(client: Client, handle: Handle) -> None:
+    """As the kernel does for the last descriptor."""
+    try:
+        client.tree.write_behind.close_descriptor(handle)
+    finally:
+        client.tree.release(handle)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel is told to forget files when it knows too many, or a lookup has found no descriptor."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.coherence.device_cache import DeviceCache
+from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.coherence.device_fs import DeviceFs
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.vfs import kernel_memory
+from millpond.fs.vfs.inode_api import ROOT, KnownFile, Node
+from millpond.fs.vfs.kernel_memory import KernelMemory
+
+from ..waiting import eventually
+from .caching_client import Kernel
+from .support import SOON, errno_of
+
+
+class Remembering(Kernel):
+    """A kernel that knows files 1 to ``count`` and forgets what it is told to once it ``may``."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.known = [(Node(number), ROOT, b"") for number in range(1, count + 1)]
+        self.may, self.rounds = threading.Event(), 0
+        self.may.set()
+
+    def prune(self, files: Sequence[KnownFile]) -> None:
+        assert self.may.wait(SOON)
+        self.rounds += 1
+        self.known = [file for file in self.known if file not in files]
+
+
+def memory_of(kernel: Remembering, most: int) -> KernelMemory:
+    made = KernelMemory(most, lambda: len(kernel.known), lambda: kernel.known)
+    made.start(kernel)
+    return made
+
+
+def test_the_least_needed_are_forgotten_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_memory, "_AT_ONCE", 10)
+    kernel = Remembering(101)
+    memory = memory_of(kernel, 100)
+    kernel.may.clear()
+    for count in (100, 101, 101, 102):  # nothing at first, then one round at a time
+        memory.check(count)
+    kernel.may.set()
+    eventually(lambda: not memory._lock.locked(), "the round is over")
+    assert kernel.known == [(Node(number), ROOT, b"") for number in range(31, 102)] and kernel.rounds == 3
+
+
+def test_files_that_are_all_in_use_are_tried_again() -> None:
+    kernel, tried = Remembering(3), list[int]()
+
+    def in_use() -> tuple[KnownFile, ...]:
+        tried.append(len(kernel.known))
+        return ((Node(99), ROOT, b""),)
+
+    memory = KernelMemory(2, lambda: len(kernel.known), in_use)
+    memory.check(3)
+    assert not tried, "no mount is up yet"
+    memory.start(kernel)
+    for rounds in (1, 2):
+        memory.check(3)
+        eventually(lambda: not memory._lock.locked(), "the round is over")
+        assert len(tried) == kernel.rounds == rounds
+
+
+def test_a_lookup_without_a_descriptor_has_the_kernel_forget(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    root = os.open(tmp_path, os.O_PATH)
+    tree, kernel = BackingFs(root), Remembering(3)
+    tree.last_descriptor = -1
+    nobody = tmp_path / "no manager"
+    cache = DeviceCache(nobody, tree.knows, lambda _inode: False)
+    mount = DeviceFs(tree, DeviceDelegationBreaker(nobody), cache, memory_of(kernel, 3))
+    assert errno_of(mount.lookup, ROOT, b"f") == errno.EMFILE
+    eventually(lambda: not kernel.known, "the kernel is told")
+    os.close(root)

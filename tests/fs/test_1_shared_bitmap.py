@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared bitmap: memory of the confined server that the device's mount maps."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.coherence.shared_bitmap import SharedBitmap, SharedBitmapView
+
+from .support import errno_of
+
+
+@pytest.fixture
+def memfd() -> Iterator[int]:
+    descriptor = os.memfd_create("other", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_both_ends_see_the_same_marks() -> None:
+    bitmap = SharedBitmap()
+    bitmap.add(5)
+    view = SharedBitmapView(os.dup(bitmap.descriptor()))
+    assert view.has(5) and not view.has(6)
+    bitmap.add(6)
+    bitmap.remove(5)
+    assert view.has(6) and not view.has(5)
+
+
+@pytest.mark.parametrize("size", [0, mmap.PAGESIZE, 1 << 20])
+def test_the_size_of_the_memory_cannot_be_changed(size: int) -> None:
+    """A page that is truncated away would kill the device's mount (SIGBUS) when it looks at its marks."""
+    bitmap = SharedBitmap()
+    assert errno_of(os.ftruncate, bitmap.descriptor(), size) == errno.EPERM
+
+
+def test_memory_that_may_shrink_is_refused(memfd: int) -> None:
+    os.ftruncate(memfd, 1 << 20)
+    assert errno_of(SharedBitmapView, os.dup(memfd)) == errno.EPROTO
+
+
+def test_memory_that_is_too_small_is_refused(memfd: int) -> None:
+    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    assert errno_of(SharedBitmapView, os.dup(memfd)) == errno.EPROTO
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    """It has no seals."""
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(descriptor, 1 << 20)
+    assert errno_of(SharedBitmapView, descriptor) == errno.EPROTO

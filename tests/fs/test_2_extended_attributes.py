@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extended attributes and birth times over connections."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.proto import extended as x
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.inode_api import ROOT, Node
+from millpond.fs.vfs.xattr_names import MAX_VALUE
+
+from .caching_client import LONG_LEASE, Client, Device, shared
+from .support import Cutting, Doing, Server, errno_of
+from .test_2_listings import listed
+
+_MANY = 300
+OTHERS = (b"security.capability", b"security.selinux", b"trusted.x", b"system.posix_acl_access")
+
+
+@pytest.fixture
+def node(tree: RemoteFs, top: Path) -> Node:
+    (top / "f").touch()
+    return tree.lookup(ROOT, b"f").node
+
+
+@pytest.fixture
+def volume(top: Path) -> Iterator[Server]:
+    with shared(top, LONG_LEASE) as made:
+        (top / "public" / "f").touch()
+        yield made
+
+
+@pytest.fixture
+def client(volume: Server) -> Iterator[Client]:
+    made = Client(volume)
+    made.await_lease()
+    yield made
+    made.close()
+
+
+def asked(tree: RemoteFs, kind: type[p.Message]) -> int:
+    """How many requests of this kind the server has answered."""
+    return sum(tree.rpc.meter.kinds.get(kind.NAME, ()))
+
+
+def test_they_are_the_files_own(tree: RemoteFs, node: Node, top: Path) -> None:
+    large = os.urandom(2000)
+    tree.extended.set(node, b"user.a", large, 0)
+    tree.extended.set(node, b"user.empty", b"", os.XATTR_CREATE)
+    assert os.getxattr(top / "f", "user.a") == large
+    assert (tree.extended.get(node, b"user.a"), tree.extended.get(node, b"user.empty")) == (large, b"")
+    assert sorted(tree.extended.names(node)) == [b"user.a", b"user.empty"]
+    tree.extended.remove(node, b"user.a")
+    assert os.listxattr(top / "f") == ["user.empty"]
+
+
+def test_errors(tree: RemoteFs, node: Node) -> None:
+    extended = tree.extended
+    assert errno_of(extended.get, node, b"user.a") == errno.ENODATA
+    assert errno_of(extended.remove, node, b"user.a") == errno.ENODATA
+    assert errno_of(extended.set, node, b"user.a", b"", os.XATTR_REPLACE) == errno.ENODATA
+    extended.set(node, b"user.a", b"1", 0)
+    assert errno_of(extended.set, node, b"user.a", b"", os.XATTR_CREATE) == errno.EEXIST
+    assert errno_of(extended.set, node, b"user.a", bytes(MAX_VALUE + 1), 0) == errno.E2BIG
+    assert errno_of(extended.set, node, b"user.a", b"", 4) == errno.EINVAL
+
+
+def test_other_namespaces_cost_no_message(tree: RemoteFs, node: Node) -> None:
+    for name in OTHERS:
+        assert errno_of(tree.extended.get, node, name) == errno.EOPNOTSUPP
+        assert errno_of(tree.extended.set, node, name, b"1", 0) == errno.EOPNOTSUPP
+        assert errno_of(tree.extended.remove, node, name) == errno.EOPNOTSUPP
+    assert not any(asked(tree, kind) for kind in (x.GetXattr, x.SetXattr, x.RemoveXattr))
+
+
+def test_a_hostile_host_sets_no_other_either(server: Server, top: Path) -> None:
+    (top / "f").touch()
+    with server.talk() as talk:
+        file = talk.find(b"f")
+        for name in (*OTHERS, b"user", b"", b"user.\0", b"user." + b"n" * 300):
+            answer = talk.call(x.SetXattr(file, name), p.Error, b"\1\0\0\2" + bytes(16))
+            assert answer.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ERANGE), name
+        assert talk.call(x.SetXattr(file, b"user.a"), p.Error, bytes(MAX_VALUE + 1)).errno == errno.E2BIG
+    assert os.listxattr(top / "f") == []
+
+
+def test_a_repeated_request(tree: RemoteFs, node: Node, top: Path) -> None:
+    Cutting.cut_after = x.SetXattr.NAME
+    tree.extended.set(node, b"user.a", b"1", os.XATTR_CREATE)
+    Cutting.cut_after = x.GetXattr.NAME
+    assert tree.extended.get(node, b"user.a") == b"1"
+    Cutting.cut_after = x.RemoveXattr.NAME
+    tree.extended.remove(node, b"user.a")
+    assert os.listxattr(top / "f") == []
+
+
+def test_a_change_recalls_what_others_cache(volume: Server, client: Client) -> None:
+    device, node = Device(volume), client.find(b"f")
+    before = client.tree.getattr(node)
+    assert before.seconds and client.tree.extended.names(node) == ()
+    device.tree.extended.set(device.find(b"f"), b"user.a", b"1", 0)
+    assert client.tree.getattr(node).attributes.ctime > before.attributes.ctime
+    assert client.tree.extended.names(node) == (b"user.a",)
+    device.tree.extended.remove(device.find(b"f"), b"user.a")
+    assert errno_of(client.tree.extended.get, node, b"user.a") == errno.ENODATA
+
+
+def test_a_change_of_its_own_is_seen(client: Client) -> None:
+    node, extended = client.find(b"f"), client.tree.extended
+    before = client.tree.getattr(node).attributes
+    assert extended.names(node) == ()
+    extended.set(node, b"user.a", b"1", 0)
+    assert client.tree.getattr(node).attributes.ctime > before.ctime
+    assert extended.names(node) == (b"user.a",) and extended.get(node, b"user.a") == b"1"
+
+
+def test_what_a_file_has_not_is_asked_for_once(client: Client) -> None:
+    node, extended = client.find(b"f"), client.tree.extended
+    for _ in range(5):
+        assert extended.names(node) == ()
+        assert errno_of(extended.get, node, b"user.a") == errno.ENODATA
+    assert (asked(client.tree, x.ListXattrs), asked(client.tree, x.GetXattr)) == (1, 0)
+
+
+@pytest.fixture
+def files(volume: Server, client: Client, top: Path) -> dict[bytes, Node]:
+    """As a listing has shown them; one of them has an attribute."""
+    folder = top / "public" / "d"
+    folder.mkdir()
+    for number in range(_MANY):
+        (folder / f"{number:03}").touch()
+    os.setxattr(folder / "007", "user.a", b"1")
+    found = list_again(client)
+    assert found[b"005"] in client.tree.rpc.inodes.listed
+    return found
+
+
+def neighbours(files: dict[bytes, Node]) -> tuple[bytes, bytes, bytes]:
+    """Files that were listed one after the other, and have no attribute."""
+    one, two, three, *_ = sorted(files.keys() - {b".", b"..", b"007"}, key=lambda name: files[name])
+    return one, two, three
+
+
+def list_again(client: Client) -> dict[bytes, Node]:
+    return {entry.name: entry.node for entry in listed(client.tree, client.find(b"d"))}
+
+
+def test_listed_files_are_asked_for_many_at_once(client: Client, files: dict[bytes, Node]) -> None:
+    extended, before = client.tree.extended, client.tree.rpc.inodes.count
+    names = {name: extended.names(files[name]) for name in sorted(files) if name.isdigit()}
+    assert {name for name in names if names[name]} == {b"007"} and len(names) == _MANY
+    assert errno_of(extended.get, files[b"006"], b"user.a") == errno.ENODATA
+    assert extended.get(files[b"007"], b"user.a") == b"1"
+    assert asked(client.tree, x.FindBare) <= 10 and asked(client.tree, x.ListXattrs) == 1
+    assert client.tree.rpc.inodes.count == before and len(client.tree.rpc.inodes.listed) == _MANY - 1
+
+
+def test_a_change_of_a_listed_file_is_seen(volume: Server, client: Client, files: dict[bytes, Node]) -> None:
+    device, extended = Device(volume), client.tree.extended
+    one, two, three = neighbours(files)
+    assert not any(extended.names(files[name]) for name in (one, two, three))
+    theirs = device.tree.walk(device.public, (b"d", one)).node
+    device.tree.extended.set(theirs, b"user.a", b"1", 0)
+    extended.set(files[two], b"user.b", b"2", 0)
+    for node in (files, list_again(client)):
+        assert extended.names(node[one]) == (b"user.a",) and extended.names(node[two]) == (b"user.b",)
+        assert extended.names(node[three]) == ()
+
+
+@pytest.mark.parametrize("whose", ["device", "own"])
+def test_a_late_answer_does_not_count_for_a_file_that_has_changed(
+    volume: Server, client: Client, files: dict[bytes, Node], whose: str
+) -> None:
+    device, extended, (one, two, _) = Device(volume), client.tree.extended, neighbours(files)
+    client.gate.shut(x.BareAre.NAME)
+    asking = Doing(extended.names, files[one])
+    client.gate.reached()
+    if whose == "own":
+        extended.set(files[two], b"user.a", b"1", 0)
+    else:
+        theirs = device.tree.walk(device.public, (b"d", two)).node
+        device.tree.extended.set(theirs, b"user.a", b"1", 0)
+    again = list_again(client)
+    client.gate.open()
+    assert asking.result() == ()
+    assert extended.names(files[two]) == extended.names(again[two]) == (b"user.a",)
+
+
+def test_a_late_answer_does_not_count_for_a_later_grant(
+    volume: Server, client: Client, files: dict[bytes, Node]
+) -> None:
+    """The kernel and the client forget a file, it changes, and a listing brings it again."""
+    device, extended, (one, two, _) = Device(volume), client.tree.extended, neighbours(files)
+    client.gate.shut(x.BareAre.NAME)
+    asking = Doing(extended.names, files[one])
+    client.gate.reached()
+    client.tree.forget(files[two], 1)
+    theirs = device.tree.walk(device.public, (b"d", two)).node
+    device.tree.extended.set(theirs, b"user.a", b"1", 0)
+    again = list_again(client)
+    assert again[two] in client.tree.rpc.inodes.listed
+    client.gate.open()
+    assert asking.result() == ()
+    assert extended.names(again[two]) == (b"user.a",)
+
+
+def test_a_hostile_host_asks_for_names_that_no_file_has(server: Server, top: Path) -> None:
+    (top / "f").touch()
+    with server.talk() as talk:
+        root = talk.find(b"f") and ROOT
+        for name in (b"../secret", b"/etc/passwd", b".", b"..", b"", b"f\0"):
+            assert talk.call(x.FindBare(root, (b"f", name)), p.Error).errno == errno.EINVAL, name
+        inode = (top / "f").stat().st_ino
+        assert talk.call(x.FindBare(root, (b"f", b"none")), x.BareAre).inodes == (inode,)
+
+
+def test_of_a_file_that_the_server_does_not_know_yet(volume: Server, client: Client, top: Path) -> None:
+    made = []
+    for name in (b"one", b"two", b"three"):
+        found, handle = client.tree.create(client.public, name, os.O_RDWR, 0o644, None)
+        client.tree.extended.set(found.node, b"user.a", name, 0)
+        made.append((found.node, handle))
+    assert [os.getxattr(top / "public" / name, "user.a") for name in ("one", "two", "three")] == [
+        *(b"one", b"two", b"three")
+    ]
+    for _, handle in made:
+        client.tree.release(handle)
+
+
+def test_the_birth_time(tree: RemoteFs, node: Node, server: Server) -> None:
+    below = server.tree.lookup(ROOT, b"f").node
+    assert tree.extended.birth_time(node) == server.tree.extended.birth_time(below) is not None

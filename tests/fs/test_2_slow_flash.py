@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A flash that takes long fails no operation as long as its server answers; one that has stopped does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.base.deadline import Deadline
+from millpond.fs.client import rpc_pool
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server import sessions
+from millpond.fs.server.connection import serve
+from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.vfs.operation import Operation, current
+from millpond.fs.vfs.path_api import Handle
+from millpond.wire.channel import Channel
+
+from ..waiting import eventually
+from .support import LANE, NAME, SOON, Doing, Server, _tcp_pair, errno_of, lasts
+
+SILENCE = 0.4
+
+
+class Sync:
+    """The fsync of a server's flash, which takes until ``done``."""
+
+    def __init__(self, server: Server) -> None:
+        self.begun, self.done = threading.Event(), threading.Event()
+        server.tree.fsync = self  # type: ignore[method-assign, assignment]
+        server.forget()
+
+    def __call__(self, _handle: Handle, _data_only: bool) -> None:
+        self.begun.set()
+        assert self.done.wait(8 * SOON)
+
+
+@pytest.fixture
+def flash(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sync]:
+    monkeypatch.setattr(rpc_pool, "SILENT_SECONDS", SILENCE)
+    made = Sync(server)
+    yield made
+    made.done.set()
+
+
+def opened(tree: RemoteFs, name: bytes = b"f") -> Handle:
+    handle = tree.create(ROOT, name, os.O_RDWR, 0o644, None)[1]
+    tree.write(handle, b"x", 0)
+    return handle
+
+
+def test_an_fsync_may_take_long_while_the_server_answers(server: Server, flash: Sync) -> None:
+    tree = RemoteFs(server.dial, timeout=8 * SOON)
+    syncing = Doing(tree.fsync, opened(tree), False)
+    assert flash.begun.wait(SOON)
+    assert lasts(lambda: not syncing.done, 5 * SILENCE)
+    flash.done.set()
+    syncing.result()
+    tree.close()
+
+
+def test_a_server_that_says_nothing_has_stopped(server: Server, flash: Sync) -> None:
+    """However long an operation may take."""
+    tree = RemoteFs(server.dial, timeout=100 * SOON)
+    handle = opened(tree)
+    server.refusing = True  # there is no connection but that of the fsync: no keep-alive is answered
+    assert errno_of(tree.fsync, handle, False) == errno.ETIMEDOUT
+    server.refusing = False
+    tree.close()
+
+
+def test_another_operation_does_not_wait_for_one_that_was_given_up(server: Server, flash: Sync) -> None:
+    """Its session slot still performs it: the next operation has another one."""
+    tree = RemoteFs(server.dial, timeout=SILENCE)
+    handle = opened(tree)
+    assert errno_of(tree.fsync, handle, False) == errno.ETIMEDOUT
+    assert flash.begun.is_set() and not flash.done.is_set()
+    tree.statfs()  # over the same slot, as far as the client is concerned
+    tree.write(handle, b"y", 1)
+    assert tree.read(handle, 5, 0) == b"xy"
+    flash.done.set()
+    tree.fsync(handle, False)
+    tree.close()
+
+
+def test_an_interrupted_fsync_ends_at_once(server: Server, flash: Sync) -> None:
+    tree = RemoteFs(server.dial, timeout=100 * SOON)
+    handle, operation = opened(tree), Operation()
+    syncing = Doing(_sync, tree, handle, operation)
+    assert flash.begun.wait(SOON)
+    assert lasts(lambda: not syncing.done)
+    operation.interrupt()
+    assert syncing.result() == errno.EINTR
+    tree.statfs()
+    flash.done.set()
+    tree.fsync(handle, False)
+    tree.close()
+
+
+def test_slots_that_were_given_up_make_room(server: Server, flash: Sync) -> None:
+    flash.done.set()
+    tree = RemoteFs(server.dial, timeout=SOON)
+    handle = opened(tree)
+    for _ in range(100):  # more than a client may have
+        tree.rpc._free[True][-1].disconnect()
+        tree.rpc._free[True][-1].renew()
+        tree.fsync(handle, False)
+    assert tree.read(handle, 5, 0) == b"x"
+    tree.close()
+
+
+def test_requests_that_were_abandoned_delay_others_at_most(
+    server: Server, flash: Sync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flash still performs them: with all slots of the client taken, another request waits for one."""
+    monkeypatch.setattr(sessions, "_MAX_SLOTS", 4)
+    tree = RemoteFs(server.dial, timeout=100 * SOON)
+    handle = opened(tree)
+    for _ in range(4):
+        flash.begun.clear()
+        operation = Operation()
+        syncing = Doing(_sync, tree, handle, operation)
+        assert flash.begun.wait(SOON)
+        operation.interrupt()
+        assert syncing.result() == errno.EINTR
+    asking = Doing(tree.statfs)
+    assert lasts(lambda: not asking.done, 3 * SILENCE)  # the server answers keep-alives all the time
+    flash.done.set()
+    asking.result()
+    tree.close()
+
+
+def _sync(tree: RemoteFs, handle: Handle, operation: Operation) -> int | None:
+    current.set(operation)
+    return errno_of(tree.fsync, handle, False)
+
+
+def test_a_request_is_not_given_up_for_the_one_before_it(server: Server, flash: Sync) -> None:
+    """The thread of the keep-alives has seen one that waited in vain; by now its slot performs another."""
+    tree = RemoteFs(server.dial, timeout=100 * SOON)
+    handle = opened(tree)
+    first = Doing(tree.fsync, handle, False)
+    assert flash.begun.wait(SOON)
+    (seen,) = tree.rpc._keep_alive._waiting
+    flash.done.set()
+    first.result()
+    flash.begun.clear()
+    flash.done.clear()
+    second = Doing(tree.fsync, handle, False)
+    assert flash.begun.wait(SOON)
+    seen.give_up()
+    flash.done.set()
+    second.result()
+    tree.close()
+
+
+def test_the_time_of_a_request_is_not_that_of_its_reply(server: Server, flash: Sync, top: Path) -> None:
+    """The server gives a client so long to take a reply, however long it took to perform the request."""
+    (top / "f").touch()
+    ours, theirs = _tcp_pair()
+    thread = threading.Thread(
+        target=serve, args=(Channel(theirs, "a client"), server.sessions), kwargs={"transfer": 0.2}
+    )
+    thread.start()
+    with Channel(ours, "server") as channel:
+        deadline = Deadline.after(8 * SOON)
+        channel.call(p.SessionHello(NAME, LANE), p.SessionWelcome, deadline)
+        found = channel.call(p.Walk(ROOT, (b"f",)), p.FoundIs, deadline)
+        handle = channel.call(p.Open(found.node, os.O_RDWR), p.Opened, deadline).handle
+        channel.send(p.Sync(handle, False), deadline)
+        assert flash.begun.wait(SOON)
+        assert lasts(lambda: thread.is_alive(), 0.5)
+        flash.done.set()
+        channel.expect(p.Done, deadline)
+    thread.join(SOON)
+    eventually(lambda: not thread.is_alive(), "the connection has ended")

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client gathers small writes to new files; whoever else looks sees them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.client import dir_delegations, write_behind
+from millpond.fs.client.cache.gathered import EXTENT
+from millpond.fs.vfs.inode_api import Node, SetAttr
+from millpond.fs.vfs.lock_types import HERE, Family, Lock, LockOwner, Mode
+from millpond.fs.vfs.path_api import Handle
+
+from ..waiting import eventually
+from .caching_client import Client, Device, hold, make
+from .gathering_clients import client, close, device, no_room, patience, public, sent, server, written
+from .support import SOON, Doing, Server, errno_of
+
+__all__ = ["client", "device", "no_room", "patience", "public", "server"]
+
+
+def test_create_write_attributes_and_close_are_one_request(client: Client, public: Path) -> None:
+    node, handle = make(client, b"f")
+    before = {kind: sum(counts) for kind, counts in client.tree.rpc.meter.kinds.items()}
+    assert client.gather(node, b"abc") and client.gather(node, b"def", 3)
+    assert client.tree.setattr(node, SetAttr(mtime=5)).attributes.size == 6
+    known = client.tree.setattr(node, SetAttr(mode=0o604)).attributes
+    assert (known.size, known.mtime, known.mode) == (6, 5, stat.S_IFREG | 0o604)
+    assert not (public / "f").exists()
+    Doing(close, client, handle, may_wait=False).result()
+    after = {kind: sum(counts) for kind, counts in client.tree.rpc.meter.kinds.items()}
+    changed = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind)}
+    assert changed in ({"fs.gathered": 1}, {"fs.gathered": 1, "fs.hello": changed.get("fs.hello")})
+    there = (public / "f").stat()
+    assert (there.st_size, there.st_mtime_ns, stat.S_IMODE(there.st_mode)) == (6, 5, 0o604)
+    assert (public / "f").read_bytes() == b"abcdef"
+    assert client.tree.getattr(node).attributes.ctime == there.st_ctime_ns and "fs.getattr" not in after
+
+
+def test_new_attributes_leave_the_contents_cached(client: Client, device: Device) -> None:
+    """git's clone sets the times of each object that it has copied, and reads it when it checks out."""
+    node, handle = written(client)
+    close(client, handle)
+    for changes in (SetAttr(mtime=5), SetAttr(mode=0o604)):
+        client.tree.setattr(node, changes)
+    before = sent(client, "fs.read") + sent(client, "fs.readfile")
+    assert client.read(node) == b"data" and client.tree.getattr(node).attributes.mtime == 5
+    assert sent(client, "fs.read") + sent(client, "fs.readfile") == before
+    node, handle = written(client, b"cut")
+    close(client, handle)
+    client.tree.setattr(node, SetAttr(size=2, mtime=5))
+    assert client.read(node) == b"da"
+    node, handle = written(client, b"theirs")
+    close(client, handle)
+    client.tree.setattr(node, SetAttr(mtime=5))
+    device.does(b"theirs", b"other").result()
+    assert client.read(node) == b"other"
+
+
+def test_what_was_just_written_is_read_without_a_request(client: Client, device: Device) -> None:
+    node, handle = written(client)
+    close(client, handle)
+    before = dict(client.tree.rpc.meter.kinds)
+    assert client.read(node) == b"data" and client.tree.rpc.meter.kinds == before
+    node, handle = written(client, b"h")
+    assert client.gather(node, b"xx", 1) or client.tree.write(handle, b"xx", 1)
+    close(client, handle)
+    assert client.read(node) == b"dxxa"
+    node, handle = written(client, b"g")
+    close(client, handle)
+    Doing(device.put, b"g", b"other").result()
+    assert client.read(node) == b"other"
+
+
+@pytest.mark.parametrize("how", ["find", "read", "names", "write", "remove", "rename"])
+def test_the_device_sees_what_is_gathered(client: Client, device: Device, public: Path, how: str) -> None:
+    node, handle = written(client)
+    client.tree.async_create.flush()  # the name alone
+    assert (public / "f").stat().st_size == 0
+    looking = {
+        "find": lambda: device.tree.getattr(device.find(b"f")).attributes.size,
+        "read": lambda: bytes(device.tree.read(device.tree.open(device.find(b"f"), os.O_RDONLY), 9, 0)),
+        "names": lambda: list(device.tree.readdir(device.tree.opendir(device.public), 0)),
+        "write": lambda: device.put(b"f", b"other"),
+        "remove": lambda: device.tree.unlink(device.public, b"f"),
+        "rename": lambda: device.tree.rename(device.public, b"f", device.public, b"g"),
+    }[how]
+    seen = Doing(looking).result()
+    assert {"find": 4, "read": b"data"}.get(how, seen) == seen
+    if how in ("names", "rename"):
+        assert (public / ("g" if how == "rename" else "f")).read_bytes() == b"data"
+    assert not client.gather(node, b"more", 4)
+    assert client.tree.write(handle, b"MORE", 4) == 4
+    if how == "find":
+        assert (public / "f").read_bytes() == b"dataMORE"
+    if how == "write":
+        assert (public / "f").read_bytes() == b"otheMORE"[:4] + b"MORE"
+
+
+def test_another_host_sees_it(client: Client, server: Server) -> None:
+    written(client)
+    other = Client(server)
+    assert other.read(other.find(b"f")) == b"data"
+    other.close()
+
+
+def test_what_a_write_takes_set_id_bits_from_is_written_through(client: Client, public: Path) -> None:
+    node, _ = written(client)
+    client.tree.setattr(node, SetAttr(mode=0o6755))
+    assert not client.gather(node, b"more", 4)
+    assert (public / "f").stat().st_mode & 0o7777 == 0o6755 and (public / "f").read_bytes() == b"data"
+    assert not client.gather(make(client, b"g", mode=0o4755)[0], b"data")
+
+
+def test_a_file_that_is_not_new_is_written_through(client: Client) -> None:
+    node, handle = written(client)
+    close(client, handle)
+    for name in (b"first", b"f"):
+        node = client.find(name)
+        with client.opened(node, os.O_RDWR):
+            assert not client.gather(node, b"data")
+
+
+@pytest.mark.parametrize("flags", [os.O_SYNC, os.O_DSYNC, os.O_DIRECT])
+def test_what_must_be_written_at_once_is(client: Client, public: Path, flags: int) -> None:
+    node, handle = written(client, data=b"abc")
+    assert not client.gather(node, b"def", 3, os.O_RDWR | flags)
+    client.tree.write(handle, b"def", 3)
+    assert (public / "f").read_bytes() == b"abcdef"
+
+
+READERS: dict[str, Callable[[Client, Node, Handle], object]] = {
+    "read": lambda c, _, handle: bytes(c.tree.read(handle, 9, 0)) == b"data",
+    "another handle": lambda c, node, _: c.read(node) == b"data",
+    "stat": lambda c, node, _: c.size(node) == 4,
+    "lookup": lambda c, _, _h: c.tree.lookup(c.public, b"f").attributes.size == 4,
+    "walk": lambda c, _, _h: c.tree.walk(c.public, [b"f"]).attributes.size == 4,
+    "list": lambda c, _, _h: "f" in c.names(),
+    "truncate": lambda c, node, _: c.tree.setattr(node, SetAttr(size=2)).attributes.size == 2,
+    "chmod": lambda c, node, _: c.tree.setattr(node, SetAttr(uid=os.geteuid())).attributes.size == 4,
+    "seek": lambda c, _, handle: c.tree.seek(handle, 0, os.SEEK_HOLE) == 4,
+    "allocate": lambda c, _, handle: c.tree.allocate(handle, 0, 0, 4) is None,
+    "fsync": lambda c, _, handle: c.tree.fsync(handle, True) is None,
+    "link": lambda c, node, _: c.tree.link(node, c.public, b"g").attributes.size == 4,
+    "rename": lambda c, _, _h: c.tree.rename(c.public, b"f", c.public, b"g") is None,
+    "open": lambda c, node, _: c.tree.open(node, os.O_WRONLY),
+    "descriptor": lambda c, _, handle: c.tree.write_behind.close_descriptor(handle) is None,
+    "release": lambda c, _, handle: c.tree.release(handle) is None,
+    "write": lambda c, _, handle: c.tree.write(handle, b"", 0) == 0,
+    "end": lambda c, _, _h: c.close() is None,
+}
+
+
+@pytest.mark.parametrize("how", READERS)
+def test_what_the_client_does_with_the_file_comes_after_it(client: Client, public: Path, how: str) -> None:
+    node, handle = written(client)
+    assert READERS[how](client, node, handle)
+    path = public / ("g" if how == "rename" else "f")
+    assert path.read_bytes() == (b"da" if how == "truncate" else b"data")
+
+
+@pytest.mark.parametrize("how", ["link", "rename"])
+def test_what_has_another_name_is_written_through(client: Client, how: str) -> None:
+    node, handle = written(client)
+    READERS[how](client, node, handle)
+    assert not client.gather(node, b"more", 4)
+
+
+@pytest.mark.parametrize("mode", [Mode.WRITE, Mode.UNLOCK])
+def test_a_lock_is_told_after_what_was_written_under_it(client: Client, public: Path, mode: Mode) -> None:
+    node, _ = make(client, b"f")
+    owner = LockOwner(HERE, 1)
+    if mode is Mode.UNLOCK:
+        assert client.tree.locks.lock(node, Family.POSIX, Lock(owner, Mode.WRITE, 0, 9, 1), None) == 0
+    assert client.gather(node, b"data")
+    assert client.tree.locks.lock(node, Family.POSIX, Lock(owner, mode, 0, 9, 1), None) == 0
+    assert (public / "f").read_bytes() == b"data"
+    assert fcntl.F_WRLCK == Mode.WRITE
+
+
+def test_appends_and_two_handles_keep_their_order(client: Client, public: Path) -> None:
+    node, handle = make(client, b"f")
+    second = client.tree.open(node, os.O_WRONLY | os.O_APPEND)
+    for number in range(50):
+        flags = os.O_WRONLY | os.O_APPEND if number % 3 else os.O_RDWR
+        if not client.gather(node, b"%02d" % number, 2 * number, flags):
+            client.tree.write(second, b"%02d" % number, 0, append=True)
+    close(client, handle)
+    close(client, second)
+    assert (public / "f").read_bytes() == b"".join(b"%02d" % number for number in range(50))
+
+
+def test_writes_here_and_there_keep_their_order(client: Client, public: Path) -> None:
+    node, handle = make(client, b"f")
+    for offset, data in ((0, b"aaaa"), (2, b"bb"), (9, b"c"), (0, b"d"), (1, b"e")):
+        assert client.gather(node, data, offset) or client.tree.write(handle, data, offset)
+    close(client, handle)
+    assert (public / "f").read_bytes() == b"deb" + b"b" + bytes(5) + b"c"
+
+
+def test_it_is_sent_before_long(server: Server, public: Path) -> None:
+    client = Client(server)
+    hold(client)
+    node, handle = written(client)
+    eventually(lambda: (public / "f").exists() and (public / "f").read_bytes() == b"data", "it is sent")
+    eventually(lambda: client.gather(node, b"more", 4), "gathered again")
+    eventually(lambda: (public / "f").read_bytes() == b"datamore", "it is sent")
+    close(client, handle)
+    client.close()
+
+
+def test_much_is_sent_while_more_is_gathered(client: Client, public: Path) -> None:
+    node, handle = make(client, b"f")
+    block, at = bytes(range(256)) * 512, 0
+    while at < 12 * EXTENT:
+        if not client.tree.write_behind.add(node, os.O_RDWR, block, at):
+            assert client.tree.write_behind.add_when_sent(node, os.O_RDWR, block, at)
+        at += len(block)
+        assert client.tree.write_behind._bytes <= write_behind.MOST_BYTES
+    close(client, handle)
+    assert (public / "f").read_bytes() == block * (at // len(block))
+    assert sent(client) == 12
+
+
+def test_all_files_together_have_a_bound(
+    client: Client, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_behind, "MOST_BYTES", 10)
+    (one, first), (other, second) = make(client, b"f"), make(client, b"g")
+    assert client.gather(one, b"123456") and not client.gather(other, b"12345")
+    assert client.gather(other, b"1234")
+    close(client, first)
+    assert client.gather(other, b"56", 4)
+    close(client, second)
+    assert (public / "g").read_bytes() == b"123456" and not client.tree.write_behind._bytes
+
+
+@pytest.mark.parametrize("time", [1 << 64, -(1 << 63) - 1])
+def test_times_that_no_message_holds_are_refused_at_once(client: Client, public: Path, time: int) -> None:
+    node, handle = written(client)
+    assert errno_of(client.tree.setattr, node, SetAttr(mtime=time)) == errno.EINVAL
+    assert (public / "f").read_bytes() == b"data"
+    close(client, handle)
+
+
+def test_a_directory_whose_descriptor_the_server_has_closed_is_still_held(
+    client: Client, server: Server, public: Path
+) -> None:
+    _, handle = written(client)
+    client.tree.async_create.flush()
+    known, remote = (
+        server.sessions.find(client.tree.rpc.client),
+        client.tree.rpc.inodes.file(client.public).remote,
+    )
+    assert known
+    del known.handlers._nodes[Node(remote)]  # as it does when it has no descriptors left
+    server.tree.forget(Node(remote), 1)
+    close(client, handle)
+    assert (public / "f").read_bytes() == b"data"
+
+
+def test_a_file_without_its_name_is_written_yet(client: Client, public: Path) -> None:
+    node, handle = written(client)
+    client.tree.unlink(client.public, b"f")
+    assert bytes(client.tree.read(handle, 9, 0)) == b"data" and client.gather(node, b"more", 4)
+    assert client.size(node) == 8
+    close(client, handle)
+    assert not (public / "f").exists()
+
+
+def test_a_directory_asked_for_anew_has_what_is_gathered_first(client: Client, public: Path) -> None:
+    _, handle = written(client)
+    directory = client.tree.rpc.inodes.file(client.public)
+    with client.tree.rpc.lock:
+        directory.name_doubts += 1
+    client.tree.release(make(client, b"g")[1])
+    close(client, handle)
+    assert (public / "f").read_bytes() == b"data"
+
+
+def test_a_directory_is_not_given_back_while_something_is_gathered(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(client)
+    client.tree.async_create.flush()
+    monkeypatch.setattr(dir_delegations, "_IDLE_SECONDS", -1.0)
+    client.tree.async_create._tick(0)
+    assert client.public in client.tree.async_create.names.held
+    client.tree.write_behind.flush_below(None)
+    client.tree.async_create._tick(0)
+    assert client.public not in client.tree.async_create.names.held
+
+
+def test_several_threads_write_a_file_each(server: Server, public: Path) -> None:
+    client = Client(server)
+    hold(client)
+    wrong: list[str] = []
+
+    def fill(name: bytes) -> None:
+        node, handle = make(client, name)
+        for number in range(200):
+            data = b"%s %05d\n" % (name, number)
+            if not client.gather(node, data, number * len(data)):
+                client.tree.write(handle, data, number * len(data))
+            if number % 50 == 7 and client.size(node) != (number + 1) * len(data):
+                wrong.append(f"{name!r}: {number}")
+        close(client, handle)
+
+    threads = [threading.Thread(target=fill, args=(b"t%d" % number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(4 * SOON)
+    for number in range(4):
+        lines = (public / f"t{number}").read_text().splitlines()
+        assert lines == [f"t{number} {line:05}" for line in range(200)]
+    assert not wrong
+    client.close()

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mount's requests overlap, within bounds, and end when their programs are interrupted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.client import readahead, rpc_pool
+from millpond.fs.fuse import threads
+from millpond.fs.fuse.device import FuseDevice
+from millpond.fs.fuse.server import FuseServer
+from millpond.fs.server import sessions
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import prepare
+from millpond.fs.vfs.inode_api import CachedAttributes, CacheMode, Node, WouldBlock, may_block
+from millpond.fs.vfs.operation import about_to_wait, current
+from millpond.fs.vfs.path_api import Handle, os_error
+
+from ..waiting import eventually
+from .conftest import InNamespace, World
+from .support import Doing, errno_of
+
+LONG = 60.0
+_BACKGROUND = 5  # threads: recalls, names, fetching, file locks, interrupts
+WithTree = Callable[["Waits", Callable[[Path], None]], None]
+
+
+class Waits(BackingFs):
+    """A flash at which whoever asks for the attributes of a file of ``slow`` waits until ``go``; by a recall
+    if ``recalls``, and without saying so unless ``says``.
+    """
+
+    def __init__(self, root: int) -> None:
+        super().__init__(root)
+        self.slow: set[Node] = set()
+        self.says, self.recalls, self.asked = True, False, 0
+        self.go, self.waiting = threading.Event(), 0
+        self._count = threading.Lock()
+
+    def getattr(self, node: Node) -> CachedAttributes:
+        self.asked += 1
+        if node in self.slow and not self.go.is_set():
+            self._wait()
+        return super().getattr(node)
+
+    def fsync(self, handle: Handle, data_only: bool) -> None:
+        if not self.go.is_set():
+            self._wait()
+        super().fsync(handle, data_only)
+
+    def _wait(self) -> None:
+        if self.recalls and not may_block.get():
+            raise WouldBlock
+        with self._count:
+            self.waiting += 1
+        if self.says:
+            about_to_wait()
+        operation, woken = current.get(), threading.Event()
+        assert operation
+        operation.add_wake(woken.set)
+        try:
+            while not self.go.wait(0.01):
+                if woken.is_set():
+                    raise os_error(errno.EINTR)
+        finally:
+            operation.remove_wake(woken.set)
+            with self._count:
+                self.waiting -= 1
+
+    def cache_mode(self, _handle: Handle) -> CacheMode:
+        return CacheMode.DIRECT
+
+
+@contextmanager
+def served(world: World, kind: type[Waits] = Waits) -> Iterator[tuple[Waits, Path]]:
+    """A mount of such a flash, served by this process: no operation of this thread may wait for it."""
+    prepare(world.backing)
+    tree = kind(os.open(world.backing / "public", os.O_PATH))
+    kernel = FuseDevice(world.device, "csd0", os.open(world.backing, os.O_PATH))
+    binding = FuseServer(kernel, tree)
+    serving = Doing(binding.serve)
+    try:
+        yield tree, world.device
+    finally:  # a process that waits for itself could not even be killed
+        tree.go.set()
+        has_ended = binding.close()
+        kernel.unmount()
+    assert has_ended
+    serving.result()
+    kernel.close()
+
+
+def make_slow(tree: Waits, top: Path, names: int) -> list[Path]:
+    """Files whose attributes are waited for."""
+    paths = [top / str(number) for number in range(names)]
+    for path in paths:
+        path.touch()
+    tree.slow = {tree.lookup(Node(1), path.name.encode()).node for path in paths}
+    return paths
+
+
+def test_requests_overlap(world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        with served(world) as (tree, top):
+            paths = make_slow(tree, top, 40)
+            (top / "quick").touch()
+            looking = [Doing(os.stat, path) for path in paths]
+            eventually(lambda: tree.waiting == len(paths), "all wait at once")
+            assert (top / "quick").stat().st_size == 0
+            tree.go.set()
+            for each in looking:
+                each.result()
+
+    in_namespace(body)
+
+
+def test_more_than_the_bound_wait_their_turn(
+    world: World, in_namespace: InNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body() -> None:
+        for kind in threads.RequestKind:
+            monkeypatch.setattr(kind, "limit", 3)
+        with served(world) as (tree, top):
+            looking = [Doing(os.stat, path) for path in make_slow(tree, top, 20)]
+            eventually(lambda: tree.waiting == 3, "as many wait as there may be")
+            tree.go.set()
+            for each in looking:
+                each.result()
+
+    in_namespace(body)
+
+
+def test_a_wait_of_which_nothing_is_said_holds_up_nobody(world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        with served(world) as (tree, top):
+            tree.says = False
+            looking = [Doing(os.stat, path) for path in make_slow(tree, top, 5)]
+            (top / "quick").touch()
+            eventually(lambda: tree.waiting == 5, "all wait at once")
+            assert (top / "quick").stat().st_size == 0
+            tree.go.set()
+            for each in looking:
+                each.result()
+
+    in_namespace(body)
+
+
+def test_recalls_and_the_flash_have_threads_of_their_own(world: World, in_namespace: InNamespace) -> None:
+    """Neither takes those of the other, nor of all others."""
+
+    def body() -> None:
+        with served(world) as (tree, top):
+            tree.recalls = True
+            paths = make_slow(tree, top, 2 * threads.RequestKind.RECALL.limit)
+            looking = [Doing(os.stat, path) for path in paths]
+            eventually(
+                lambda: tree.waiting == threads.RequestKind.RECALL.limit, "as many wait as there may be"
+            )
+            files = [os.open(top / f"f{number}", os.O_RDWR | os.O_CREAT) for number in range(20)]
+            syncing = [Doing(os.fsync, file) for file in files]
+            both = threads.RequestKind.RECALL.limit + threads.RequestKind.SYNC.limit
+            eventually(lambda: tree.waiting == both, "the flash is waited for, too")
+            (top / "quick").touch()
+            tree.go.set()
+            for each in (*looking, *syncing):
+                each.result()
+            for file in files:
+                os.close(file)
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGKILL])
+def test_a_signal_ends_a_wait(world: World, in_namespace: InNamespace, number: signal.Signals) -> None:
+    def body() -> None:
+        with served(world) as (tree, top):
+            (path, other) = make_slow(tree, top, 2)
+            program = subprocess.Popen(["stat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            looking = Doing(os.stat, other)
+            eventually(lambda: tree.waiting == 2, "both wait")
+            program.send_signal(number)
+            assert program.wait(LONG) == -number
+            eventually(lambda: tree.waiting == 1, "the other still waits")
+            assert not looking.done
+            tree.go.set()
+            looking.result()
+
+    in_namespace(body)
+
+
+def test_a_signal_ends_the_wait_for_a_turn(
+    world: World, in_namespace: InNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body() -> None:
+        for kind in threads.RequestKind:
+            monkeypatch.setattr(kind, "limit", 1)
+        with served(world) as (tree, top):
+            (path, other) = make_slow(tree, top, 2)
+            looking = Doing(os.stat, other)
+            eventually(lambda: tree.waiting == 1, "one waits")
+            program = subprocess.Popen(["stat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            wchan = Path(f"/proc/{program.pid}/syscall")
+            eventually(lambda: "running" not in wchan.read_text(), "the program waits")
+            program.send_signal(signal.SIGKILL)
+            assert program.wait(LONG) == -signal.SIGKILL
+            tree.go.set()
+            looking.result()
+
+    in_namespace(body)
+
+
+def test_a_signal_just_before_the_reply_is_no_error(world: World, in_namespace: InNamespace) -> None:
+    """As on a local file system, where no operation fails by a signal."""
+
+    def body() -> None:
+        with served(world) as (tree, top):
+            (path,) = make_slow(tree, top, 1)
+            caught = threading.Event()
+            signal.signal(signal.SIGUSR1, lambda *_: caught.set())
+
+            def disturb() -> None:
+                eventually(lambda: tree.waiting == 1, "it waits")
+                os.kill(os.getpid(), signal.SIGUSR1)
+                tree.go.set()
+
+            helper = Doing(disturb)
+            assert path.stat().st_size == 0
+            helper.result()
+            eventually(caught.is_set, "the signal came")
+
+    in_namespace(body)
+
+
+def test_a_mount_ends_under_load(world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        over = threading.Event()
+        with served(world) as (tree, top):
+            (path,) = make_slow(tree, top, 1)
+            tree.slow.clear()
+            file = os.open(path, os.O_RDONLY)
+
+            def load() -> None:
+                while not over.is_set() and errno_of(os.fstat, file) is None:
+                    pass
+
+            loading = [Doing(load) for _ in range(3)]
+            eventually(lambda: tree.asked > 100, "there is load")
+        over.set()
+        for each in loading:
+            each.result()
+        errno_of(os.close, file)  # the mount has gone
+
+    in_namespace(body)
+
+
+def test_the_server_has_a_slot_for_all_that_wait() -> None:
+    """A client's requests that may block, those that share slots, readahead, keep-alives and threads."""
+    blocking = sum(kind.limit for kind in threads.RequestKind if kind is not threads.RequestKind.ORDINARY)
+    others = rpc_pool._MOST_SHARED + readahead._LANES + 1 + _BACKGROUND
+    assert blocking + others <= sessions._MAX_SLOTS
+
+
+class TooMuch(Waits):
+    """A file system that returns more than it was asked for."""
+
+    def read(self, handle: Handle, size: int, offset: int) -> bytes:
+        return bytes(size + 1)
+
+
+def test_a_reply_that_the_kernel_refuses_does_not_end_the_mount(
+    world: World, in_namespace: InNamespace
+) -> None:
+    def body() -> None:
+        with served(world, TooMuch) as (_tree, top):
+            (top / "f").write_bytes(b"x" * 100)
+            with (top / "f").open("rb", buffering=0) as file:
+                assert errno_of(os.pread, file.fileno(), 10, 0) in (errno.EINVAL, errno.EIO)
+            assert (top / "f").stat().st_size == 100
+
+    in_namespace(body)
+
+
+def test_many_asynchronous_requests_may_be_under_way(world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        with served(world) as (_tree, top):
+            number = os.minor(top.stat().st_dev)
+            connections = Path("/sys/fs/fuse/connections")
+            if not connections.joinpath(str(number)).exists():
+                subprocess.run(["mount", "-t", "fusectl", "fusectl", connections], check=False)
+            about = connections / str(number)
+            if not about.exists():
+                pytest.skip("the kernel's FUSE connections cannot be seen here")
+            assert int((about / "max_background").read_text()) == 64
+            assert int((about / "congestion_threshold").read_text()) == 48
+
+    in_namespace(body)

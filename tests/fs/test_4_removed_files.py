@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real mounts: what a host removes takes no room on the flash, whatever the device's kernel remembers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.fuse import abi
+
+from ..waiting import eventually
+from .conftest import World
+from .test_4_coherence import WithBoth
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+
+
+def holds_removed(world: World) -> bool:
+    """Whether the device's mount has a descriptor of a file of the flash that has no name."""
+    flash = world.backing.stat().st_dev
+    for descriptor in Path(f"/proc/{world.device_pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            status = descriptor.stat()
+            if status.st_dev == flash and not status.st_nlink:
+                return True
+    return False
+
+
+def free(place: Path) -> int:
+    """Bytes. A host that asks for them has itself forgotten what it has removed by then."""
+    there = os.statvfs(place)
+    return there.f_bavail * there.f_frsize
+
+
+def looked_at(file: Path) -> None:
+    file.stat()
+
+
+def read(file: Path) -> None:
+    assert len(file.read_bytes()) == SIZE
+
+
+def written(file: Path) -> None:
+    with file.open("r+b") as there:
+        there.write(b"data")
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+def replace(file: Path) -> None:
+    (file.parent / "new").touch()
+    (file.parent / "new").rename(file)
+
+
+def remove_elsewhere(file: Path) -> None:
+    (file.parent / "d").mkdir(exist_ok=True)
+    file.rename(file.parent / "d" / "g")
+    (file.parent / "d" / "g").unlink()
+
+
+def remove_after_a_change(file: Path) -> None:
+    file.chmod(0o600)  # of which nothing is cached any more
+    file.unlink()
+
+
+@pytest.mark.parametrize("prunes", [True, False])
+def test_what_a_host_removes_gives_its_room_back(
+    world: World, with_both: WithBoth, monkeypatch: pytest.MonkeyPatch, prunes: bool
+) -> None:
+    if not prunes:
+        monkeypatch.setattr(abi, "PRUNE_SINCE", 1000)
+
+    def body() -> None:
+        device, host = world.device / "public", world.host / "public"
+        (host / "first").touch()
+        before = free(host)
+        uses: list[Callable[[Path], None]] = [looked_at, read, written]
+        removals = [remove, replace, remove_after_a_change, *([remove_elsewhere] if prunes else [])]
+        for use in uses:
+            for away in removals:
+                (host / "f").write_bytes(bytes(SIZE))
+                use(device / "f")
+                assert free(host) < before - SIZE // 2
+                away(host / "f")
+                what = f"room for what was {use.__name__}, {away.__name__}"
+                eventually(lambda: free(host) > before - MIB, what)
+                eventually(lambda: not holds_removed(world), what)
+
+    with_both(body, "64m")
+
+
+def test_a_file_that_a_program_has_open_is_there_until_it_is_closed(
+    world: World, with_both: WithBoth
+) -> None:
+    def body() -> None:
+        device, host = world.device / "public", world.host / "public"
+        before = free(host)
+        (host / "f").write_bytes(bytes(SIZE))
+        with (device / "f").open("rb") as opened:
+            (host / "f").unlink()
+            assert not (device / "f").exists()
+            assert len(opened.read()) == SIZE and free(host) < before - SIZE // 2
+        eventually(lambda: free(host) > before - MIB, "room")
+
+    with_both(body, "64m")
+
+
+def test_what_was_removed_while_no_server_was_there_gives_its_room_back(
+    world: World, with_both: WithBoth
+) -> None:
+    world.lease = 1.0
+
+    def body() -> None:
+        before = free(world.backing)
+        (world.host / "public" / "f").write_bytes(bytes(SIZE))
+        read(world.device / "public" / "f")
+        world.kill(world.server_pid)
+        (world.backing / "public" / "f").unlink()
+        assert free(world.backing) < before - SIZE // 2
+        world.start_server()
+        eventually(lambda: free(world.backing) > before - MIB, "room", seconds=20)
+
+    with_both(body, "64m")

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real mounts: small writes of the host are gathered; the device sees them, and no error is lost."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.client import write_behind
+from millpond.fs.fuse.mounts import unmount
+
+from ..waiting import eventually
+from .conftest import World
+from .support import errno_of
+from .test_4_async_create import asked, begin
+
+WithBoth = Callable[..., None]
+BLOCK = 8 << 10
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent by the clock."""
+    monkeypatch.setattr(write_behind, "_TICK_SECONDS", 1000.0)
+
+
+def make(path: Path, flags: int = os.O_RDWR) -> int:
+    return os.open(path, os.O_CREAT | os.O_EXCL | flags, 0o644)
+
+
+def gathered(world: World, path: Path, data: bytes = b"data", flags: int = os.O_RDWR) -> int:
+    """A new file of the host with data that the device does not have. The device may just have looked."""
+
+    def made() -> int | None:
+        path.unlink(missing_ok=True)
+        file = make(path, flags)
+        before = asked(world, "fs.write")
+        os.write(file, data)
+        if asked(world, "fs.write") == before:
+            return file
+        os.close(file)
+        return None
+
+    return eventually(made, "the host gathers", every=0.05)
+
+
+def test_small_writes_are_few_requests(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        device, host = begin(world)
+        file = gathered(world, host / "f", b"")
+        data = os.urandom(BLOCK)
+        for number in range(1024):
+            assert os.pwrite(file, data, number * BLOCK) == BLOCK
+        os.fsync(file)
+        assert asked(world, "fs.write") == 0 and asked(world, "fs.gathered") < 100
+        assert (device / "f").read_bytes() == data * 1024
+        os.close(file)
+
+    with_both(body)
+
+
+@pytest.mark.parametrize("how", ["read", "stat", "append", "map"])
+def test_the_device_sees_it_at_once(world: World, with_both: WithBoth, patience: None, how: str) -> None:
+    def body() -> None:
+        device, host = begin(world)
+        file = gathered(world, host / "f")
+        if how == "read":
+            assert (device / "f").read_bytes() == b"data"
+        elif how == "stat":
+            assert (device / "f").stat().st_size == 4
+        elif how == "append":
+            with (device / "f").open("ab", buffering=0) as other:
+                other.write(b"more")
+            os.pwrite(file, b"D", 0)
+            assert os.pread(file, 9, 0) == b"Datamore" == (device / "f").read_bytes()
+        else:
+            with (device / "f").open("rb") as other:
+                assert mmap.mmap(other.fileno(), 4, prot=mmap.PROT_READ)[:] == b"data"
+        os.close(file)
+
+    with_both(body)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY, os.O_WRONLY | os.O_APPEND])
+def test_the_host_reads_what_it_has_gathered(
+    world: World, with_both: WithBoth, patience: None, flags: int
+) -> None:
+    def body() -> None:
+        device, host = begin(world)
+        file = gathered(world, host / "f", b"one ", flags)
+        os.write(file, b"two ")
+        assert os.fstat(file).st_size == 8 and (host / "f").stat().st_size == 8
+        os.write(file, b"three")
+        assert (host / "f").read_bytes() == b"one two three"
+        os.write(file, b"four")
+        os.truncate(host / "f", 3)
+        os.lseek(file, 0, os.SEEK_END)
+        os.write(file, b"!")
+        assert (host / "f").read_bytes() == b"one!" == (device / "f").read_bytes()
+        os.close(file)
+
+    with_both(body)
+
+
+def test_times_and_permissions_go_with_it(world: World, with_both: WithBoth, patience: None) -> None:
+    def body() -> None:
+        device, host = begin(world)
+        file = gathered(world, host / "f")
+        before = asked(world, "fs.setattr")
+        os.utime(file, ns=(5, 7))
+        os.fchmod(file, 0o600)
+        os.close(file)
+        assert asked(world, "fs.setattr") == before
+        for path in (host / "f", device / "f"):
+            status = path.stat()
+            assert (status.st_atime_ns, status.st_mtime_ns, status.st_mode & 0o777) == (5, 7, 0o600)
+        assert (device / "f").read_bytes() == b"data"
+
+    with_both(body)
+
+
+def arrives(flash: Path, found: bytes) -> bool:
+    return flash.exists() and flash.read_bytes() == found
+
+
+@pytest.mark.parametrize("how", ["close", "dup", "fork", "killed", "lock", "map"])
+def test_whoever_ends_first_has_it_sent(world: World, with_both: WithBoth, patience: None, how: str) -> None:
+    """With the name of the file, which is flushed in a moment; at once if the file is locked or mapped."""
+
+    def body() -> None:
+        _, host = begin(world)
+        flash = world.backing / "public" / "d" / "f"
+        if how == "killed":
+            pid = os.fork()
+            if pid == 0:
+                gathered(world, host / "f")
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.waitpid(pid, 0)
+            eventually(lambda: arrives(flash, b"data"), "it is sent")
+            return
+        file = gathered(world, host / "f")
+        if how == "close":
+            os.close(file)
+        elif how == "dup":
+            os.close(os.dup(file))
+        elif how == "fork":
+            if (pid := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+        elif how == "lock":
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            os.write(file, b"more")
+            fcntl.lockf(file, fcntl.LOCK_UN)
+        else:
+            shared = mmap.mmap(file, 4)
+            shared[:2] = b"DA"
+            shared.flush()
+        found = {"lock": b"datamore", "map": b"DAta"}.get(how, b"data")
+        if how in ("lock", "map"):
+            assert flash.read_bytes() == found
+        eventually(lambda: arrives(flash, found), "it is sent")
+
+    with_both(body)
+
+
+@pytest.mark.parametrize("flags", [os.O_SYNC, os.O_DSYNC])
+def test_what_is_to_be_on_the_flash_is(world: World, with_both: WithBoth, patience: None, flags: int) -> None:
+    def body() -> None:
+        _, host = begin(world)
+        file = make(host / "f", os.O_WRONLY | flags)
+        os.write(file, b"data")
+        assert (world.backing / "public" / "d" / "f").read_bytes() == b"data"
+        os.close(file)
+
+    with_both(body)
+
+
+def test_a_full_flash_is_told_at_the_latest_at_the_close(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        os.umask(0)
+        _, host = begin(world)
+        file, written, seen = gathered(world, host / "f", b""), 0, 0
+        try:
+            while written < 128 << 20:
+                written += os.write(file, bytes(1 << 16))
+        except OSError as error:
+            seen = error.errno or 0
+        if not seen:
+            seen = errno_of(os.close, file) or 0
+        assert seen == errno.ENOSPC
+
+    with_both(body, size="100m")
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_what_was_just_closed_is_whole_or_missing(world: World, with_both: WithBoth, synced: bool) -> None:
+    """As after a power cut on any file system: the last that was not synced."""
+
+    def body() -> None:
+        _, host = begin(world)
+        files = {f"n{number:02}": os.urandom(100 + number) for number in range(40)}
+        for name, data in files.items():
+            with (host / name).open("xb", buffering=0) as file:
+                file.write(data)
+        if synced:
+            os.fsync(os.open(host, os.O_RDONLY))
+        world.kill(world.host_pid)
+        unmount(world.host)
+        flash = world.backing / "public" / "d"
+        there = {path.name: path.read_bytes() for path in sorted(flash.glob("n*"))}
+        assert list(there.items()) == list(files.items())[: len(files) if synced else len(there)]
+
+    with_both(body)
+
+
+@pytest.mark.parametrize("victim", ["host", "server"])
+def test_what_was_closed_outlives_everyone(world: World, with_both: WithBoth, victim: str) -> None:
+    """Once it has been sent, which takes a moment."""
+
+    def body() -> None:
+        _, host = begin(world)
+        flash = world.backing / "public" / "d"
+        files = {f"n{number}": os.urandom(100) for number in range(20)}
+        for name, data in files.items():
+            with (host / name).open("xb", buffering=0) as file:
+                file.write(data[:50])
+                file.write(data[50:])
+        eventually(lambda: {path.name for path in flash.iterdir()} >= files.keys(), "all is sent")
+        left = gathered(world, host / "open")
+        if victim == "host":
+            world.kill(world.host_pid)
+            unmount(world.host)
+        else:
+            world.kill(world.server_pid)
+            world.start_server()
+            os.umask(0)
+            eventually(lambda: errno_of(os.stat, host) is None, "the server is back")
+            assert errno_of(os.close, left) in (errno.EIO, errno.ESTALE, None)
+        assert {name: (flash / name).read_bytes() for name in files} == files
+
+    with_both(body)
+
+
+def test_both_sides_append_without_a_gap(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        device, host = begin(world)
+        os.close(gathered(world, host / "f", b"h0000\n", os.O_WRONLY | os.O_APPEND))
+
+        def fill(path: Path, who: str) -> None:
+            file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            for number in range(1, 100):
+                os.write(file, f"{who}{number:04}\n".encode())
+            os.close(file)
+
+        threads = [
+            threading.Thread(target=fill, args=arguments)
+            for arguments in ((host / "f", "h"), (device / "f", "d"))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        lines = (device / "f").read_text().splitlines()
+        for who in "hd":
+            found = [line for line in lines if line[0] == who]
+            assert found == [f"{who}{number:04}" for number in range(who == "d", 100)]
+
+    with_both(body)

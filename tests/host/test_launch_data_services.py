@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's part in streams of a launch: it starts each service once, and refuses what cannot be."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost
+from millpond.host.fleet.device import Device
+from millpond.host.fleet.directory import DeviceConfig
+from millpond.host.launch.data_services import DataRequests
+from millpond.host.launch.workers import LaunchWorker, Over
+from millpond.wire.channel import Channel
+from millpond.wire.data_service_messages import DataFound, DataServiceReady, FindData, StartDataService
+from millpond.wire.launch_messages import Launch
+from millpond.wire.messages import Failure, Message
+
+
+@dataclass(slots=True)
+class NearAgent:
+    """A device whose agent answers each control connection once."""
+
+    config: DeviceConfig
+    answer: Message
+    secrets: list[str] = field(default_factory=list)
+    ends: list[Channel] = field(default_factory=list)
+
+    def control(self, _deadline: Deadline) -> Channel:
+        near, far = socket.socketpair()
+        self.ends.append(Channel(far, "host"))
+        threading.Thread(target=self._serve, args=(self.ends[-1],)).start()
+        return Channel(near, self.config.name)
+
+    def _serve(self, host: Channel) -> None:
+        self.secrets.append(host.expect(StartDataService, Deadline.after(10)).secret)
+        host.send(self.answer, Deadline.after(10))
+
+
+def worker(rank: int, name: str) -> LaunchWorker:
+    address = f"10.77.0.{4 * rank + 2}"
+    return LaunchWorker(name, Launch("a.py", (), {}, rank, 3, "", 0, address, worker=name), "lo")
+
+
+@pytest.fixture
+def agents() -> dict[str, NearAgent]:
+    return {
+        "csd0": NearAgent(DeviceConfig("csd0"), DataServiceReady(4000)),
+        "csd1": NearAgent(DeviceConfig("csd1", encrypt="always"), DataServiceReady(4000)),
+        "csd2": NearAgent(DeviceConfig("csd2"), DataServiceReady(70_000)),
+        "csd3": NearAgent(DeviceConfig("csd3"), Failure("policy", "privacy.encrypt is set")),
+    }
+
+
+@pytest.fixture
+def services(agents: dict[str, NearAgent]) -> Iterator[DataRequests]:
+    workers = [worker(rank, name) for rank, name in enumerate(("host", *agents))]
+    made = DataRequests(workers, cast("dict[str, Device]", agents), Over())
+    yield made
+    made.close()
+    for agent in agents.values():
+        for end in agent.ends:
+            with pytest.raises(ConnectionLost):
+                end.receive(Deadline.after(10))
+            end.close()
+
+
+def test_a_service_is_started_once_for_all(services: DataRequests, agents: dict[str, NearAgent]) -> None:
+    found = [services.answer(name, FindData("csd0")) for name in ("host", "csd0", "csd2")]
+    (secret,) = agents["csd0"].secrets
+    assert len(secret) == 64
+    assert found == [DataFound("10.77.0.6", 4000, secret)] * 3
+
+
+@pytest.mark.parametrize(
+    ("asker", "device", "code", "text"),
+    [
+        ("host", "csd9", "unknown", "csd9: no device of this launch, which has csd0, csd1, csd2, csd3"),
+        ("csd0", "host", "unknown", "host: no device of this launch, which has csd0, csd1, csd2, csd3"),
+        ("host", "csd1", "policy", 'csd1: the link of csd1 has encrypt = "always"'),
+        ("csd1", "csd0", "policy", 'csd0: the link of csd1 has encrypt = "always"'),
+        ("host", "csd2", "device", "csd2: it listens at port 70000"),
+        ("host", "csd3", "policy", "csd3: privacy.encrypt is set"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    services: DataRequests, asker: str, device: str, code: str, text: str
+) -> None:
+    found = services.answer(asker, FindData(device))
+    assert isinstance(found, Failure)
+    assert found.code == code and found.text.startswith(text) and "\n" not in found.text

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States and means that devices pass on among themselves: the engine and nodes in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millpond.aggregate.kernels import Vector
+from millpond.aggregate.messages import Advance, NodeReady, SetPeers, StartNode
+from millpond.aggregate.node import ReductionNode
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, MillpondError, Refused
+from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
+from millpond.host.jobs.training.late_policy import LatePolicy
+from millpond.host.jobs.training.shards import Shard, WholeShards
+from millpond.host.workers.dispatcher import Dispatcher
+from millpond.host.workers.node_reduction import NodeReduction, StateLost
+from millpond.host.workers.worker import DeviceWorker, ModelState
+from millpond.linux import memory
+from millpond.train.protocol import SPREAD, Update, Work, state_digest
+from millpond.wire.channel import Channel
+
+from ..waiting import eventually
+from .steps import Given
+
+SIZE, ADDED = 1000, (900, 1000)
+STEP = Advance((ADDED,))
+SAMPLES = (10, 30, 20)
+DROPS = LatePolicy(counts=False)
+
+
+class Device(DeviceWorker):
+    """A device whose node runs in this process; it takes and refuses states as a device's worker does."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.name, self.rank, self.world = f"csd{rank}", rank, world
+        self.holds, self.spread, self.node = False, None, None
+        self.update, self.state = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
+        self.offered = -1
+        self.reduction = ReductionNode(
+            self.name, self.update, self.state, world.dial, lambda exchange: exchange == self.offered
+        )
+        self.node = Control(self)  # type: ignore[assignment]
+        self.permits: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.waits = False
+        self.began: list[tuple[int, Vector, str]] = []  # exchange, state, and where it came from
+        self._next = 0
+
+    def train(self, request: Work, state: ModelState, _deadline: Deadline) -> Update:
+        spread, how, base = self.spread, "host", state.values.copy()
+        if spread and spread.state is state:
+            if state_digest(self.state.data) == spread.digest:
+                how, base = "node", self.state.copy()
+            elif spread.ahead:
+                raise Refused(self.name, SPREAD, "another state")
+        self.offered = -1
+        self.began.append((request.exchange, base, how))
+        if self.waits:
+            self.permits.get(timeout=60)
+        samples = SAMPLES[self.rank]
+        optimum = np.float32(self.rank + 1)
+        self.update[:] = np.float32(0.1) * (base - optimum) * samples
+        self.update[slice(*ADDED)] = (
+            samples if request.exchange > 3 else 0
+        )  # a buffer that begins to move late
+        self.offered, self.holds = request.exchange, False
+        largest, norm = float(np.abs(self.update).max()), float(np.linalg.norm(self.update))
+        told = {"loss": (1.0, float(samples))}
+        return Update(request.exchange, samples, samples, largest, norm, 0.1, math.nan, 0, told)
+
+    def fetch(self, _stop: int, _deadline: Deadline) -> None:
+        self._next = 0
+
+    def read(self, out: Vector, _deadline: Deadline) -> None:
+        out[:] = self.update[self._next : self._next + len(out)]
+        self._next += len(out)
+
+    def close(self) -> None:
+        self.permits.put(None)
+
+
+class Control:
+    """A NodeControl of a device in this process."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.parents: tuple[str, ...] = ()
+
+    def start(self, _request: StartNode, _deadline: Deadline) -> NodeReady:
+        return NodeReady("127.0.0.1", 1, True)
+
+    def allow(self, peers: SetPeers, _deadline: Deadline) -> None:
+        self.parents = peers.parents
+
+    def connect(self, _deadline: Deadline) -> Channel:
+        return self.device.world.dial(self.device.name)
+
+
+class World:
+    """A host's engine and parameter server, and devices. ``step`` is what the parameter server declares."""
+
+    def __init__(self, shape: str = "star", step: Advance | None = STEP, *, ahead: bool = True) -> None:
+        self.devices = [Device(self, rank) for rank in range(len(SAMPLES))]
+        self.slots = [ModelState(memory.map_first(memory.make("state"), 4 * SIZE)) for _ in range(4)]
+        self.state, self.mean = self.slots[0], np.zeros(SIZE, np.float32)
+        self.log: list[str] = []
+        log = logging.Logger("nodes")
+        log.addFilter(lambda record: self.log.append(record.getMessage()) or True)
+        self.nodes = NodeReduction("csd0", shape, log, step, self if ahead else None)
+        shards = WholeShards(len(SAMPLES))
+        self.on_wait: Callable[[], None] = lambda: None
+        self.engine = ExchangeEngine(
+            len(SAMPLES), self.mean, shards, lambda: self.on_wait(), late=DROPS, nodes=self.nodes
+        )
+        shards.begin(1)
+        for rank, device in enumerate(self.devices):
+            shards.add(rank, [Shard(device.name, False, SAMPLES[rank])])
+            self.engine.dispatchers[rank] = Dispatcher(rank, device, self.engine.events)
+        self.number = 0
+
+    def reload(self) -> None:
+        """See StateHolder."""
+
+    def dial(self, name: str) -> Channel:
+        ours, theirs = socket.socketpair()
+        node = next(device for device in self.devices if device.name == name).reduction
+
+        def serve() -> None:
+            with Channel(theirs, "a parent") as channel, contextlib.suppress(MillpondError, OSError):
+                node.serve(channel)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return Channel(ours, name)
+
+    def step(self, deadline: float = math.inf) -> ExchangeOutcome:
+        self.number += 1
+        plan = Given(*SAMPLES, deadline=deadline)
+        outcome = self.engine.run(self.number, 7, self.state, plan, np.zeros(len(SAMPLES), np.int64))
+        if not self.nodes.advanced:
+            self._apply()
+        return outcome
+
+    def _apply(self) -> None:
+        values = self.state.values - self.mean
+        values[slice(*ADDED)] = self.state.values[slice(*ADDED)] + self.mean[slice(*ADDED)]
+        self.state = next(slot for slot in self.slots if slot not in self.engine.states_in_use)
+        self.state.values[:] = values
+
+    def model(self) -> bytes:
+        self.nodes.catch_up()
+        return self.state.values.tobytes()
+
+    def close(self) -> None:
+        for dispatcher in self.engine.dispatchers.values():
+            dispatcher.worker.close()
+            dispatcher.end()
+        self.nodes.close()
+
+
+Made = Callable[..., World]
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    with contextlib.ExitStack() as stack:
+
+        def make(*arguments: Any, **options: Any) -> World:
+            world = World(*arguments, **options)
+            stack.callback(world.close)
+            return world
+
+        yield make
+
+
+def trained(world: World, exchanges: int = 7) -> bytes:
+    for _ in range(exchanges):
+        assert world.step().counted == dict(enumerate(SAMPLES))
+    return world.model()
+
+
+@pytest.mark.parametrize("shape", ["star", "tree", "ring"])
+def test_devices_make_the_states_of_the_host(made: Made, shape: str) -> None:
+    """Also of a buffer that moves for the first time when the devices are ahead."""
+    expected = trained(made(shape, None, ahead=False))
+    assert trained(made(shape, ahead=False)) == expected
+    world = made(shape)
+    assert trained(world) == expected
+    assert world.nodes.advanced is (shape != "ring") and len(world.log) == 1
+    for device in world.devices:
+        assert [how for *_, how in device.began] == 7 * ["node"]
+
+
+def test_a_declared_step_that_is_wrong_is_not_made_again(made: Made) -> None:
+    wrong = made(step=Advance(((0, SIZE),)))
+    assert trained(wrong) == trained(made(step=None, ahead=False))
+    assert not wrong.nodes.advanced
+
+
+def test_nodes_answer_their_parents_alone(made: Made) -> None:
+    world = made("star")
+    world.step()
+    assert [device.node.parents for device in world.devices] == [(), ("csd0",), ("csd0",)]  # type: ignore[union-attr]
+
+
+def test_a_device_that_begins_in_mid_exchange_has_the_newest_state(made: Made) -> None:
+    """It owed an answer that does not count any more; the others are ahead of the host meanwhile."""
+    world = made()
+    others, late = world.devices[:2], world.devices[2]
+    late.waits = True
+    for _ in range(5):
+        world.step(deadline=0.2)
+    assert world.nodes.ahead and len(late.began) == 1
+    state = others[0].state.tobytes()
+    for device in others:
+        device.waits = True
+
+    def let_others_answer() -> None:
+        if len(late.began) == 2:
+            for device in world.devices:
+                device.permits.put(None)
+
+    world.on_wait = let_others_answer
+    late.permits.put(None)
+    outcome = world.step(deadline=30)
+    assert outcome.counted.keys() == {0, 1, 2}
+    assert {device.began[-1][1].tobytes() for device in world.devices} == {state}
+
+
+def test_a_device_that_was_left_out_has_no_older_state(made: Made) -> None:
+    """The host uses its memory of states again: what a device was told about one is not true of the next."""
+    world = made(ahead=False)
+    late = world.devices[2]
+    late.waits = True
+    for number in range(2, 8):
+        world.step(deadline=0.1)
+        late.permits.put(None)
+        eventually(lambda number=number: len(late.began) >= number - 1, "it begins")
+    states = {exchange: base.tobytes() for exchange, base, _ in world.devices[0].began}
+    for exchange, base, _ in late.began:
+        assert states[exchange] == base.tobytes()
+
+
+def test_a_new_state_that_only_the_root_has_is_fetched(made: Made) -> None:
+    """The node of a leaf dies while the root passes the state on."""
+    world = made("star")
+    for _ in range(4):
+        world.step()
+    leaf = world.devices[2].reduction
+
+    def die(*_: object) -> None:
+        raise ConnectionLost("the node has died")
+
+    leaf._pass_on = die  # type: ignore[method-assign]
+    leaf._describe = die  # type: ignore[method-assign]
+    world.step()
+    assert "a device has the new state" in world.log[-1] and not world.nodes.ahead
+    assert world.model() == trained(made(step=None, ahead=False), 5)
+
+
+def test_a_state_that_no_device_has_any_more_is_lost_by_name(made: Made) -> None:
+    world = made("star")
+    for _ in range(4):
+        world.step()
+    for device in world.devices:
+        device.state[0] += 1
+    with pytest.raises(StateLost, match="no device has the state of the last exchange"):
+        world.model()

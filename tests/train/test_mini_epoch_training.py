@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local training in mini-epochs: what is read how often, in which batches, and in how much memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from millpond.train.compute.local_trainer import LocalTrainer
+from millpond.train.compute.mini_epochs import MiniEpochReader
+from millpond.train.compute.prefetch import ReadingMeter
+from millpond.train.compute.selection import SampleFolders, Selection
+from millpond.train.data.errors import DataError
+from millpond.train.determinism import generators
+from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.protocol import Folder, Work
+from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.task.structure import size_of
+from millpond.train.task.task import Task
+
+WIDTH, GROUP = 6, 4
+WORK = WorkSpec(
+    "tests", ModelSpec("none:none"), optimizer=OptimizerSpec("sgd", 0.05), passes=5, batch=8, mini_epoch=40
+)
+
+
+class Flash:
+    """A data set that counts what is read; each sample is its own number."""
+
+    def __init__(self, count: int, first: int = 0, broken: int = -1) -> None:
+        self.count, self.first, self.broken = count, first, broken
+        self.reads: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.broken:
+            raise DataError("a sample is torn")
+        self.reads[index] += 1
+        return torch.full((WIDTH,), float(self.first + index)), index % 2
+
+
+class InBatches(Flash):
+    """The same, a whole batch at a time."""
+
+    def __getitems__(self, wanted: Sequence[int]) -> dict[str, torch.Tensor]:
+        found = [self[index] for index in wanted]
+        return {"x": torch.stack([x for x, _ in found]), "y": torch.tensor([y for _, y in found])}
+
+
+class Recorded:
+    """A task whose loss notes the samples of each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    @staticmethod
+    def model() -> nn.Module:
+        return nn.Linear(WIDTH, 2)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        inputs, labels = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+        self.batches.append([int(value) for value in inputs[:, 0]])
+        return nn.functional.cross_entropy(model(inputs / 100), labels, reduction="sum"), len(labels)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deterministic() -> None:
+    generators.be_deterministic(1)
+
+
+def trained(
+    parts: Sequence[Flash], fast: int = 1 << 20, work: WorkSpec = WORK
+) -> tuple[Recorded, LocalTrainer]:
+    user = Recorded()
+    task = Task(user)
+    folders = SampleFolders(task, 0, [Folder(f"p{n}", "csd0", group=GROUP) for n in range(len(parts))], parts)
+    torch.manual_seed(0)
+    one = LocalTrainer(FlatParameters(user.model()), task, folders, work, fast=fast)
+    ranges = tuple(((0, len(part)),) for part in parts)
+    one.run(Work(0, 3, 1, ranges), one.parameters.state.copy())
+    return user, one
+
+
+@pytest.mark.parametrize("kind", [Flash, InBatches])
+def test_each_sample_is_read_once_and_trained_on_in_each_epoch(kind: type[Flash]) -> None:
+    parts = [kind(100), kind(53, first=1000)]
+    user, one = trained(parts)
+    visits = Counter(value for batch in user.batches for value in batch)
+    assert set(visits.values()) == {WORK.passes} and len(visits) == 153
+    few = sum(part.reads.total() for part in parts) - 153
+    assert 0 < few <= 8  # those that the size of a sample is measured with
+    _, plain = trained([kind(100), kind(53, first=1000)], work=replace(WORK, mini_epoch=0))
+    assert one.parameters.sums.shape == plain.parameters.sums.shape
+    again, _ = trained([kind(100), kind(53, first=1000)])
+    assert again.batches == user.batches
+
+
+def test_mini_epochs_and_their_batches_are_of_whole_groups_from_all_over_the_storage() -> None:
+    part = Flash(120)
+    user, _ = trained([part])
+    steps = len(user.batches) // 3  # three mini-epochs of 40
+    slices = [user.batches[start : start + steps] for start in range(0, 3 * steps, steps)]
+    members = [{value for batch in each for value in batch} for each in slices]
+    assert [len(each) for each in members] == [40, 40, 40]
+    assert len(set.union(*members)) == 120
+    assert all(max(each) - min(each) > 80 for each in members)
+    groups = {frozenset(b[start : start + GROUP]) for b in user.batches for start in range(0, len(b), GROUP)}
+    assert len(groups) == 30, "the groups of samples are the same in all batches"
+
+
+def test_a_small_fast_tier_has_smaller_mini_epochs() -> None:
+    sample = size_of(Flash(1)[0])
+    fast = 2 * 16 * sample
+    user = Recorded()
+    task, part = Task(user), Flash(120)
+    every = np.arange(120)
+    chosen = Selection(task, [part], [every], np.full(120, 1))
+    found = []
+    for each in MiniEpochReader(40, fast, ReadingMeter()).slices(chosen, torch.Generator().manual_seed(1)):
+        found.append(len(each))
+        begun = part.reads.total() - sum(found) - 8
+        assert begun <= 16, "no more than the next mini-epoch is read ahead"
+    assert sum(found) == 120 and max(found) <= 16 and max(found) - min(found) <= 1
+    with pytest.raises(IndexError):
+        each.batch(np.arange(2))  # its memory was given back
+
+
+def test_mini_epochs_are_even_and_a_group_has_to_fit() -> None:
+    task, part, every = Task(Recorded()), Flash(1000), np.arange(1000)
+    chosen = Selection(task, [part], [every], np.full(10, 100))
+    shuffle = torch.Generator().manual_seed(1)
+    assert sorted(
+        len(each) for each in MiniEpochReader(350, 1 << 20, ReadingMeter()).slices(chosen, shuffle)
+    ) == [
+        300,
+        300,
+        400,
+    ]
+    sample = size_of(part[0])
+    with pytest.raises(DataError, match=r"\[tier\] fast holds 50 samples twice, and a group of them is 100"):
+        next(MiniEpochReader(350, 2 * 50 * sample, ReadingMeter()).slices(chosen, shuffle))
+
+
+def test_errors_of_the_data_set_are_raised() -> None:
+    with pytest.raises(DataError, match="a sample is torn"):
+        trained([Flash(120, broken=100)])
