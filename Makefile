@@ -27,7 +27,7 @@ ARGS =
 EFFORT = quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate conformance
+.PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data conformance
 .PHONY: image image-lock qemu test-image bench-image other-python
 
 help:  ## this list
@@ -104,6 +104,9 @@ bench-task: $(STAMP) system  ## what tasks, large data and adapters cost: tables
 bench-aggregate: $(STAMP) system  ## what aggregations cost: tables and .bench/aggregate.json (ARGS=--help)
 	@PYTHONPATH=tests .venv/bin/python -m bench.aggregate $(ARGS)
 
+bench-data: $(STAMP) system  ## what data in a slow tier costs: tables and .bench/data.json (ARGS=--help)
+	@PYTHONPATH=tests .venv/bin/python -m bench.data $(ARGS)
+
 conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .bench/conformance.json (PJDFSTEST=DIR FSX=DIR)
 	@PYTHONPATH=tests .venv/bin/python -m conformance $(if $(PJDFSTEST),--pjdfstest "$(PJDFSTEST)") \
 	  $(if $(FSX),--fsx "$(FSX)") $(if $(FSSTRESS),--fsstress "$(FSSTRESS)") $(ARGS)
@@ -141,8 +144,10 @@ install:  ## the daemons for good, as systemd services: sudo make install
 	@for command in $(COMMANDS); do ln -sfn "$(PREFIX)/bin/$$command" "$(BINDIR)/$$command"; done
 	@for unit in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@CONFDIR@|$(CONFDIR)|g' "$$unit" \
 	  > "$(UNITDIR)/$$(basename "$$unit")"; done
+	@images/prerequisites.sh group millpond "$(UNITDIR)"
 	@images/prerequisites.sh reload "$(UNITDIR)"
 	@echo "millpond is installed. On the host:    millpond init, then systemctl enable --now millpond-host"
+	@echo "                                       users of the group millpond may train: usermod -aG millpond USER"
 	@echo "                       On a device:    copy FLEET/devices/NAME/etc from the host to $(CONFDIR),"
 	@echo "                                       mount its flash at /flash,"
 	@echo "                                       then systemctl enable --now millpond-agent"
@@ -157,7 +162,7 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@rmdir "$(CONFDIR)" 2>/dev/null || test ! -d "$(CONFDIR)" || echo "millpond: kept $(CONFDIR), it was changed"
 	@rm -rf "$(PREFIX)"
 	@images/prerequisites.sh reload "$(UNITDIR)"
-	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond"
+	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond, and the group millpond"
 
 clean:  ## removes what the other targets made in this folder
 	rm -rf .venv .demo .bench .guest .image .coverage-data .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
