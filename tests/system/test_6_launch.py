@@ -207,7 +207,7 @@ def test_a_device_that_is_lost_ends_the_launch(ready: Emulation, victim: str) ->
     assert re.fullmatch(lost if victim == "all tunnels" else lost.replace("[01]", "1"), errors)
     if victim == "all tunnels":  # until they are new, some devices still pass for ready
         eventually(lambda: len(interfaces(ready) - before) == 3, "all tunnels are new", every=0.1)
-    ready.wait({"csd1": "ready"})
+    ready.wait_ready()
 
 
 def test_a_killed_daemon_leaves_nothing_running_or_open(ready: Emulation) -> None:
