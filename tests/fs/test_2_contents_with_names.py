@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,21 +54,21 @@ def closed(client: Client, name: bytes = b"f", data: bytes = b"data") -> Node:
 
 def test_many_files_are_one_request(client: Client, public: Path) -> None:
     files = {b"f%d" % number: os.urandom(100 + number) for number in range(60)}
-    nodes = {}
+    nodes, seen = {}, {}
     for name, data in files.items():
         nodes[name], handle = make(client, name)
         assert client.gather(nodes[name], data)
-        assert client.tree.setattr(nodes[name], SetAttr(mtime=5, mode=0o604)).attributes.mtime == 5
+        seen[name] = client.tree.setattr(nodes[name], SetAttr(mtime=5, mode=0o604)).attributes
         close(client, handle)
     told = sent(client, "fs.tell")
     client.tree.async_create.flush()
     assert sent(client, "fs.tell") == told + 1 and sent(client, "fs.setattr") == 0
-    before = dict(client.tree.rpc.meter.kinds)
+    before = copy.deepcopy(client.tree.rpc.meter.kinds)
     for name, data in files.items():
         there = (public / os.fsdecode(name)).stat()
         assert (public / os.fsdecode(name)).read_bytes() == data
         assert (there.st_mtime_ns, stat.S_IMODE(there.st_mode)) == (5, 0o604)
-        assert client.tree.getattr(nodes[name]).attributes.ctime == there.st_ctime_ns
+        assert client.tree.getattr(nodes[name]).attributes.ctime >= seen[name].ctime
         assert client.read(nodes[name]) == data
     assert client.tree.rpc.meter.kinds == before  # nothing had to be asked
 
@@ -85,6 +87,54 @@ def test_what_is_too_long_is_sent_at_the_close(client: Client, public: Path) -> 
     assert room >= 4096 and client.gather(node, bytes(room + 1))
     close(client, handle)
     assert (public / "f").stat().st_size == room + 1
+
+
+def test_looking_at_a_file_before_its_close_sends_nothing(
+    client: Client, server: Server, public: Path
+) -> None:
+    """fstat(2) between the last write and the close, as of ``git``, which compares all times later."""
+    node, handle = make(client, b"f")
+    assert client.gather(node, b"data")
+    before = copy.deepcopy(client.tree.rpc.meter.kinds)
+    seen = client.tree.getattr(node).attributes
+    close(client, handle)
+    assert client.tree.getattr(node).attributes == seen and seen.size == 4
+    assert client.tree.rpc.meter.kinds == before and not (public / "f").exists()
+    client.tree.async_create.flush()
+    assert client.tree.getattr(node).attributes == seen
+    other = Client(server)
+    assert other.tree.getattr(other.find(b"f")).attributes == seen
+    other.close()
+    assert (public / "f").stat().st_mtime_ns == seen.mtime
+
+
+def test_a_change_is_seen_by_its_time(client: Client, public: Path) -> None:
+    node = closed(client)
+    before = client.tree.getattr(node).attributes
+    client.tree.async_create.flush()
+    time.sleep(0.02)  # the flash's clock goes by ticks
+    (public / "f").chmod(0o604)
+    after = client.tree.setattr(node, SetAttr(mode=0o604)).attributes
+    assert after.ctime == (public / "f").stat().st_ctime_ns > before.ctime
+
+
+def test_an_empty_file_keeps_the_times_that_were_seen(client: Client, public: Path) -> None:
+    node, handle = make(client, b"f")
+    seen = client.tree.getattr(node).attributes
+    close(client, handle)
+    client.tree.async_create.flush()
+    assert (public / "f").exists()
+    assert client.tree.getattr(node).attributes == seen
+
+
+def test_what_is_written_after_a_look_is_written_through(client: Client, public: Path) -> None:
+    node, handle = make(client, b"f")
+    assert client.gather(node, b"da")
+    assert client.size(node) == 2
+    assert client.tree.write(handle, b"ta", 2) == 2
+    assert (public / "f").read_bytes() == b"data"
+    close(client, handle)
+    assert client.tree.getattr(node).attributes.ctime == (public / "f").stat().st_ctime_ns
 
 
 READERS: dict[str, Callable[[Client, Node], object]] = {
@@ -297,7 +347,7 @@ def test_what_is_reserved_is_used_when_the_flash_is_full(
 @pytest.mark.parametrize("size", [0, 3, 5, -1, 1 << 63])
 def test_contents_of_another_length_are_refused(world: World, size: int) -> None:
     naming = world.naming()
-    flush = n.FlushNames((naming,), contents=(n.Contents(naming.serial, size, 5),))
+    flush = n.FlushNames((naming,), contents=(n.Contents(naming.serial, size, 5, 5),))
     assert world.say(flush, b"data") == p.Error(errno.EINVAL)
     assert isinstance(world.say(replace(flush, contents=())), n.NamesFlushed)  # it had no name yet
 
@@ -305,12 +355,12 @@ def test_contents_of_another_length_are_refused(world: World, size: int) -> None
 def test_contents_that_there_is_no_room_for_are_refused(world: World) -> None:
     naming = world.naming()
     for size in (1 << 14, 1 << 20):
-        flush = n.FlushNames((naming,), contents=(n.Contents(naming.serial, size, 5),))
+        flush = n.FlushNames((naming,), contents=(n.Contents(naming.serial, size, 5, 5),))
         assert world.say(flush, bytes(size)) == p.Error(errno.EFBIG)
-    flush = n.FlushNames((naming,), contents=(n.Contents(naming.serial, 4, -1),))
+    flush = n.FlushNames((naming,), contents=(n.Contents(naming.serial, 4, -1, 5),))
     assert isinstance(world.say(flush, b"data"), p.Error)
-    many = tuple(n.Contents(number, 0, 5) for number in range(n.MAX_BATCH + 1))
+    many = tuple(n.Contents(number, 0, 5, 5) for number in range(n.MAX_BATCH + 1))
     assert isinstance(world.say(n.FlushNames((naming,), contents=many)), p.Error)
-    flush = n.FlushNames((naming,), contents=(n.Contents(naming.serial, 4, 5),))
+    flush = n.FlushNames((naming,), contents=(n.Contents(naming.serial, 4, 5, 5),))
     assert isinstance(told := world.say(flush, b"data"), n.NamesFlushed) and told.files[0].size == 4
     assert world.say(flush, b"more") == n.NamesFlushed()  # which was told already

@@ -85,7 +85,9 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     p.Seek: lambda w: p.Seek(w.own, 0, os.SEEK_DATA),
     p.Release: lambda w: p.Release(w.open()),
     n.Preallocate: lambda w: n.Preallocate(w.directory, 0, 3),
-    n.FlushNames: lambda w: n.FlushNames((w.naming(),), (n.Touched(w.directory, 1),), (n.Contents(0, 0, 5),)),
+    n.FlushNames: lambda w: n.FlushNames(
+        (w.naming(),), (n.Touched(w.directory, 1),), (n.Contents(0, 0, 5, 5),)
+    ),
     p.Closed: lambda w: p.Closed(w.private_inodes[0]),
     p.GetStatistics: lambda _: p.GetStatistics(),
     FetchMany: lambda w: FetchMany((w.node,), ((b"f",),), 100),

@@ -149,8 +149,8 @@ def test_what_nobody_missed_is_written_after_the_lease(client: Client, public: P
     node, _ = written(client)
     eventually(lambda: not client.gather(node, b"more", 4), "the lease is over")
     client.gate.open()
-    eventually((public / "f").exists, "it is sent")
-    assert (public / "f").read_bytes().startswith(b"data")
+    eventually((public / "f").exists, "its name is sent")
+    eventually(lambda: (public / "f").read_bytes().startswith(b"data"), "it is sent")
 
 
 def test_a_server_that_cannot_be_reached_loses_nothing_yet(

@@ -205,7 +205,7 @@ class RemoteFs:
     def getattr(self, node: Node) -> CachedAttributes:
         """Return the attributes of a file, from the cache if they are valid."""
         file = self._file(node)
-        self.write_behind.flush(file, names=False)
+        self.write_behind.settle(file)
         with self._lock:
             if file.attributes and (seconds := self._attribute_ttl(file)):
                 return CachedAttributes(file.attributes, seconds)

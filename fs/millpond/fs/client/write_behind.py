@@ -219,9 +219,10 @@ class WriteBehind:
 
     def _tell(self, made: PendingFile, attributes: Attributes) -> Attributes | None:
         """With the lock: have a file get these attributes with its name. None if no message holds them."""
-        if not all(0 <= time <= MAX_TIME for time in (attributes.atime, attributes.mtime)):
+        if not all(0 <= time <= MAX_TIME for time in (attributes.atime, attributes.mtime, attributes.ctime)):
             return None
-        made.mode, made.time, made.accessed = attributes.mode & 0o777, attributes.mtime, attributes.atime
+        made.mode, made.changed = attributes.mode & 0o777, attributes.ctime
+        made.time, made.accessed = attributes.mtime, attributes.atime
         made.file.attributes = attributes
         return attributes
 
@@ -248,6 +249,13 @@ class WriteBehind:
             made = self._async_create.names.files.get(node)
             if made and made.contents:
                 self._async_create.flush(deadline=deadline)
+
+    def settle(self, file: CachedInode) -> None:
+        """Have the attributes of a file be those that it keeps: what is gathered of it is flushed with its
+        name, if there is room for it on the server, or sent. Raises as ``flush``.
+        """
+        if file.node in self._dirty and not self._hand_over(file):
+            self.flush(file, names=False)
 
     def flush_below(self, directory: CachedInode | None, deadline: Deadline | None = None) -> None:
         """Send what is gathered of the files of one directory, or of all. Raises as ``flush``."""
@@ -291,9 +299,7 @@ class WriteBehind:
         file's name, if there is room for it on the server. Raises OSError: the reason of a loss or a refusal,
         too.
         """
-        file = self._files.get(handle).file
-        if not self._hand_over(file):
-            self.flush(file)
+        self.settle(self._files.get(handle).file)
         self.report(handle, closing=True)
 
     def _hand_over(self, file: CachedInode) -> bool:

@@ -36,12 +36,14 @@ class NameUpdate:
 @dataclass(frozen=True, slots=True)
 class Contents:
     """The next ``size`` bytes of the payload are all that the file holds which gets its name by the update
-    ``serial``, and ``accessed`` is its access time, in nanoseconds since 1970.
+    ``serial``. ``accessed`` is its access time, and ``changed`` the change time that programs may have seen,
+    in nanoseconds since 1970.
     """
 
     serial: int
     size: int
     accessed: int
+    changed: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from millpond.fs.coherence.coherent_fs import CoherentFs
 from millpond.fs.coherence.delegation_table import Holder
@@ -38,7 +38,7 @@ _MIN_FREE_BYTES = 64 << 20  # on the flash, below which nothing is preallocated:
 _MIN_FREE_FILES = 1024  # likewise
 Keep = Callable[[FoundEntry, Handle], int]
 Close = Callable[[Node, Handle], None]
-_Contents = tuple[memoryview, int]
+_Contents = tuple[memoryview, int, int]
 _Made = tuple[FoundEntry, Handle, int]
 """A preallocated file, its handle, and the grant of its attributes."""
 
@@ -234,10 +234,11 @@ class PreallocatedFiles:
         names: Sequence[NameUpdate],
         node_of: Callable[[int], Node],
         touched: Sequence[Touched] = (),
-        contents: Mapping[int, _Contents] = MappingProxyType({}),
+        contents: Mapping[int, _Contents] | None = None,
     ) -> list[Node]:
         """Give preallocated files their names, with their contents by serial number, and update the times of
-        the ``touched`` directories. Returns the files that had contents. Raises OSError.
+        the ``touched`` directories. None as contents: they follow, and change the files again. Returns the
+        files that had contents. Raises OSError.
         """
         if max(len(names), len(touched)) > MAX_BATCH:
             raise os_error(errno.EMSGSIZE)
@@ -252,9 +253,11 @@ class PreallocatedFiles:
             grants = {inodes[each.directory]: each.granted for each in places}
             with self._delegations.flushing(self._holder, grants):
                 for each in new:
-                    what = contents.get(each.serial)
+                    what = (contents or {}).get(each.serial)
                     self._link(each, directories[each.directory], inodes[each.directory], what)
                     filled += [Node(each.node)] if what else []
+                    if contents is not None:
+                        self._keep_time(Node(each.node), what[2] if what else each.time)
                 for one in touched:
                     self._tree.touch(directories[one.directory])
         return filled
@@ -266,7 +269,7 @@ class PreallocatedFiles:
         if file is None or file.directory != inode:
             raise os_error(errno.ESTALE)
         time = within(naming.time, 0, MAX_TIME)
-        data, accessed = what or (b"", time)
+        data, accessed, _ = what or (b"", time, time)
         if len(data) > self._tree.reservation.contents:
             raise os_error(errno.EFBIG)
         if data:
@@ -276,15 +279,20 @@ class PreallocatedFiles:
         self._remove(node)
         self._last_serial = naming.serial
 
+    def _keep_time(self, node: Node, changed: int) -> None:
+        """Have hosts be told this change time of a file that nobody else can change yet."""
+        with self._tree.pinned(node) as place:
+            self._tree.identity.times.keep(os.fstat(place), changed)
+
 
 def _unpack_contents(contents: Sequence[n.Contents], payload: Buffer) -> dict[int, _Contents]:
-    """Return each file's contents and access time by the serial number of its name. Raises OSError: EINVAL if
-    the payload is of another length.
+    """Return each file's contents, access and change time by the serial number of its name. Raises OSError:
+    EINVAL if the payload is of another length.
     """
     left, found = memoryview(payload), {}
     for each in contents:
         size = within(each.size, 0, len(left))
-        found[each.serial] = left[:size], each.accessed
+        found[each.serial] = left[:size], each.accessed, each.changed
         left = left[size:]
     if left:
         raise os_error(errno.EINVAL)

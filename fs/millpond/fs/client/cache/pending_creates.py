@@ -104,8 +104,9 @@ class ExclusiveDirectory:
 class PendingFile:
     """A file whose name is not flushed yet. ``closed``: its handle on the server is of use only if the
     preallocated file is used again. ``contents`` is all that was written to it, if a descriptor of it was
-    closed and there is room for that on the server; ``time`` and ``accessed`` are its times then, and
-    ``found`` its attributes as the server has them since, and ``InodeCache.changes`` of the request.
+    closed, or a program looked at it, and there is room for that on the server; ``time``, ``accessed`` and
+    ``changed`` are its times then, and ``found`` its attributes as the server has them since, and
+    ``InodeCache.changes`` of the request.
     """
 
     serial: int
@@ -118,6 +119,7 @@ class PendingFile:
     closed: bool = False
     contents: bytes = b""
     accessed: int = 0
+    changed: int = 0
     found: tuple[Attributes, int] | None = None
 
     def name_update(self) -> NameUpdate:
@@ -127,7 +129,7 @@ class PendingFile:
 
     def contents_update(self) -> Contents:
         """Return the message that tells the server what is in this file."""
-        return Contents(self.serial, len(self.contents), self.accessed)
+        return Contents(self.serial, len(self.contents), self.accessed, self.changed)
 
 
 @dataclass(frozen=True, slots=True)
