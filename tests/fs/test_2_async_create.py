@@ -438,6 +438,7 @@ def test_who_has_waited_for_names_to_be_told_does_not_wait_for_more(
 
     asked = len(client.tree.rpc.meter.kinds)
     monkeypatch.setattr(client.tree.async_create.delegations, "_flush", late)
+    monkeypatch.setattr(dir_delegations, "_MOST_PENDING", 0)
     assert errno_of(make, client, b"f") == errno.ETIMEDOUT
     assert len(client.tree.rpc.meter.kinds) == asked
 

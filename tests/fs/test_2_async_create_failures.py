@@ -126,6 +126,8 @@ def test_the_kernel_hears_of_a_name_that_is_lost_though_nobody_knows_of_the_next
     hold(client)
     for name in (b"third", b"one", b"two"):  # with the third, files are prepared for the others
         client.tree.release(make(client, name)[1])
+        if name == b"third":
+            client.tree.async_create.flush()
     (public / "one").touch()  # by nobody whom the server hears of
     before, tell = client.kernel.names_dropped, client.tree.async_create._send
     tries = iter((tell, tell, cut))  # both; each

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from millpond.fs.client import async_create as edge
+from millpond.fs.client import dir_delegations
 from millpond.fs.proto import async_create as n
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server.preallocation import PreallocatedFiles
@@ -186,6 +187,7 @@ def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
 ) -> None:
     client, go_on = Client(server, timeout=1.0), threading.Event()
     hold(client, client.public)
+    monkeypatch.setattr(dir_delegations, "_MOST_PENDING", 0)
     tree = client.tree
     opened = tree.open(make(client, b"f")[0], os.O_RDWR)
     make(client, b"g")
@@ -213,3 +215,22 @@ def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
     go_on.set()
     tree.async_create.flush()
     client.close()
+
+
+def test_more_files_are_preallocated_without_a_flush_of_the_names(client: Client, tmp_path: Path) -> None:
+    hold(client, client.public)
+    client.tree.async_create.flush()
+    for number in range(40):
+        client.tree.release(make(client, b"f%d" % number)[1])
+    assert len(client.tree.async_create.names.pending) == 40 and not (tmp_path / "public/f0").exists()
+
+
+def test_the_names_that_the_server_lacks_have_a_bound(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dir_delegations, "_MOST_PENDING", 30)
+    hold(client, client.public)
+    client.tree.async_create.flush()
+    for number in range(200):
+        client.tree.release(make(client, b"f%d" % number)[1])
+    assert len(client.tree.async_create.names.pending) <= 30 + 128 and (tmp_path / "public/f0").exists()

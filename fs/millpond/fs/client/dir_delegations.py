@@ -28,6 +28,7 @@ _REFUSED_SECONDS = 0.25  # first back-off; then twice as long each time
 _LONGEST_REFUSED = 30.0
 _MOST_HELD = 256
 _IDLE_SECONDS = 2.0
+_MOST_PENDING = 256  # names that the server may lack when more files are preallocated: it has a bound, too
 _ENOUGH = 2  # files created in a directory before it is requested
 
 
@@ -111,9 +112,11 @@ class DirectoryDelegations:
     def _request(self, directory: CachedInode, deadline: Deadline) -> bool:
         held: ExclusiveDirectory | None = None
         try:
-            self._flush(None, deadline)
             with self._lock:
                 held = self.of(directory)
+                many = len(self._names.pending) > _MOST_PENDING
+            if held is None or many:
+                self._flush(None, deadline)
             if held is None:
                 self.before_grant(directory, deadline)
             return self._preallocate(directory, held, deadline)
