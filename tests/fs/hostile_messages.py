@@ -71,6 +71,7 @@ REPLIES: tuple[Message, ...] = (
     c.FilesStored((0,)),
     n.Preallocated(1, ATTRIBUTES, (5,), (5,), (77,), (1,)),
     n.NamesFlushed((ATTRIBUTES,)),
+    n.NamesReplayed((77,), (0,)),
     r.Regain(1),
     r.LockEpochBegun(1),
     r.LockIs(0),
@@ -127,6 +128,7 @@ def varied(message: M, numbers: Sequence[int] = NUMBERS) -> Iterator[M]:
 
 
 NAMING = n.NameUpdate(1, 2, 1, 5, b"new", 0o644, 5)
+REPLAYED = n.ReplayedName(b"new", 0o644, 5, 5, 0, False)
 _ints = st.sampled_from(NUMBERS) | st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(0, 40)
 _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     "int": _ints,
@@ -142,6 +144,9 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     ).map(tuple),
     "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
     "tuple[NameUpdate, ...]": st.lists(st.sampled_from([NAMING, *varied(NAMING)]), max_size=4).map(tuple),
+    "tuple[ReplayedName, ...]": st.lists(st.sampled_from([REPLAYED, *varied(REPLAYED)]), max_size=4).map(
+        tuple
+    ),
     "SetAttributes | None": st.none() | st.builds(p.SetAttributes, _ints, st.none() | _ints, mtime=_ints),
     "tuple[Contents, ...]": st.lists(st.builds(n.Contents, _ints, _ints, _ints), max_size=4).map(tuple),
     "tuple[Attributes, ...]": st.just(()),

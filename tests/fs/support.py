@@ -126,6 +126,7 @@ class Cutting(Channel):
         if self.lose == message.NAME:
             Cutting.lose = None
             self.sock.shutdown(socket.SHUT_RDWR)
+            Cutting.then()
             return  # it seems to be out
         super().send(message, deadline, payload, before=before)
         if self.cut_after == message.NAME:

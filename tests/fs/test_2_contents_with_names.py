@@ -22,7 +22,7 @@ from millpond.fs.vfs.inode_api import Node, SetAttr
 from millpond.fs.vfs.lock_types import HERE, Family, Lock, LockOwner, Mode
 from millpond.fs.vfs.path_api import os_error
 
-from .caching_client import Client, Device, brisk, hold, make, restart
+from .caching_client import Client, Device, brisk, hold, make
 from .gathering_clients import client, close, device, patience, public, sent, server
 from .support import Cutting, Doing, Server, errno_of
 from .test_2_hostile_client import World, world
@@ -249,20 +249,6 @@ def test_a_lost_reply_does_it_once(client: Client, public: Path) -> None:
     Doing(client.tree.async_create.flush, may_wait=False).result()
     assert Cutting.cut_after is None and (public / "f").read_bytes() == b"data"
     assert client.read(node) == b"data"
-
-
-@pytest.mark.expected_log("new names are lost")
-def test_a_server_that_was_restarted_has_lost_it_and_a_sync_says_so(
-    client: Client, server: Server, public: Path
-) -> None:
-    directory = client.tree.opendir(client.public)
-    closed(client)
-    restart(client)
-    with contextlib.suppress(OSError):
-        client.tree.async_create.flush()
-    assert [errno_of(client.tree.fsync, directory, False) for _ in range(2)] == [errno.EIO, None]
-    assert not (public / "f").exists()
-    assert not client.tree.async_create.names.with_contents
 
 
 @pytest.mark.expected_log("new names are lost")

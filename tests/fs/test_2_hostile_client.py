@@ -38,7 +38,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message
 
 from ..effort import scaled
-from .hostile_messages import NUMBERS, REPLIES, any_of, kinds, others
+from .hostile_messages import NUMBERS, REPLAYED, REPLIES, any_of, kinds, others
 from .hostile_world import HIDDEN, THROWN_OUT, World, world
 from .support import LANE, NAME, SOON, Doing, Server
 
@@ -88,6 +88,7 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     n.FlushNames: lambda w: n.FlushNames(
         (w.naming(),), (n.Touched(w.directory, 1),), (n.Contents(0, 0, 5, 5),)
     ),
+    n.ReplayNames: lambda w: n.ReplayNames(w.directory, (dataclasses.replace(REPLAYED, name=w.fresh()),)),
     p.Closed: lambda w: p.Closed(w.private_inodes[0]),
     p.GetStatistics: lambda _: p.GetStatistics(),
     FetchMany: lambda w: FetchMany((w.node,), ((b"f",),), 100),
@@ -163,7 +164,7 @@ def test_guessed_numbers(world: World, kind: type[Message]) -> None:
 
 def test_more_than_belongs_behind_a_message(world: World) -> None:
     for made in (*(good(world) for good in GOOD.values()), *REPLIES):
-        if not isinstance(made, p.Write | n.FlushNames | x.SetXattr | WriteGathered):
+        if not isinstance(made, p.Write | n.FlushNames | n.ReplayNames | x.SetXattr | WriteGathered):
             assert isinstance(world.say(made, b"12345"), Failure) or isinstance(made, p.Goodbye)
         with Channel(world.server.raw(), "server") as channel, contextlib.suppress(ConnectionLost):
             channel.send(made, Deadline.after(SOON), b"12345")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -30,6 +31,7 @@ from millpond.fs.client.cache.pending_creates import (
     name_updates,
 )
 from millpond.fs.client.dir_delegations import DirectoryDelegations, boottime_ns
+from millpond.fs.client.name_replay import of_earlier_session, replay
 from millpond.fs.client.open_files import NameUpdates, OpenFile, OpenFiles, may_keep, no_name_updates
 from millpond.fs.client.rpc import until
 from millpond.fs.client.rpc_pool import RpcPool, now
@@ -305,14 +307,17 @@ class AsyncCreate:
         return self._flush_each(batch, deadline)
 
     def _flush_each(self, batch: Sequence[PendingFile], deadline: Deadline) -> list[PendingFile]:
-        """Send each name of a batch by itself; return the files that the server has now. The server skips
-        repeated serial numbers.
+        """Replay the names of an earlier session, and send each other of a batch by itself; return the files
+        that the server has now. The server skips repeated serial numbers.
         """
         flushed: list[PendingFile] = []
         lost: list[OSError] = []
+        former = of_earlier_session(self._rpc, batch)
+        others = ((made, self._flush_one(made, deadline)) for made in batch[len(former) :])
         try:
-            for made in batch:
-                if refusal := self._flush_one(made, deadline):
+            for made, refusal in itertools.chain(replay(self._rpc, former, deadline), others):
+                if refusal:
+                    self._lose(made)
                     lost.append(refusal)
                 else:
                     flushed.append(made)
@@ -326,15 +331,16 @@ class AsyncCreate:
         return flushed
 
     def _flush_one(self, made: PendingFile, deadline: Deadline) -> OSError | None:
-        """Send one name. Returns the error if the name is lost. Raises OSError if the outcome is
-        not known.
+        """Send one name. Returns the error for which the name is lost. Raises OSError if the outcome is not
+        known.
         """
         try:
             self._send([made], deadline)
         except OSError as error:
             if error.errno in _IN_DOUBT and not self._is_hopeless:
                 raise
-            self._lose(made)
+            if of_earlier_session(self._rpc, [made]):
+                return next(replay(self._rpc, [made], deadline))[1]
             return error
         return None
 

@@ -121,7 +121,10 @@ class CallbackChannel:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._tree.statfs()  # opens a session, if the server has none
+                # opens a session, if the server has none, and replays all to it: others change nothing before
+                # the lease begins
+                self._tree.write_behind.flush_below(None)
+                self._tree.statfs()
                 self._drop_invalidated()
                 self._serve_recalls()
             except (MillpondError, OSError) as error:

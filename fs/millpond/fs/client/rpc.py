@@ -236,7 +236,8 @@ class RpcSlot:
             require_possible(head.message)
         if not isinstance(head.message, (Error, Pending, reply)):
             self.disconnect()  # a refusal, or the server is out of step
-            raise os_error(errno.EIO)
+            said = f"the device's server said '{head.message.NAME}' to '{request.NAME}'"
+            raise os_error(errno.EIO) from (RemoteError(said) if counted else None)
         if counted:
             self._performed += 1
             self._confirm_posted(len(posted))

@@ -352,10 +352,11 @@ class WriteBehind:
         with self._invalidation(one.file) as change, self._rpc.call(deadline) as call:
 
             def prepare() -> Message:
-                if held.verifier != call.verifier:  # the delegation has ended with the session
+                granted = held.granted if held.verifier == call.verifier else 0
+                if not granted and extent.append:  # the server before may have appended it
                     raise os_error(errno.ESTALE)
                 then = set_attributes(0, extent.changes, None) if extent.changes else None
-                place = (held.file.inode, held.granted, extent.append, updates(call.verifier), then)
+                place = (held.file.inode, granted, extent.append, updates(call.verifier), then)
                 return WriteGathered(self._files.remote(call, opened), extent.offset + extent.written, *place)
 
             reply, _ = call.ask(prepare, p.Written, idempotent=not extent.append, payload=left)

@@ -75,6 +75,11 @@ class PersistentLeases:
         if (place := self._offsets.pop(name, None)) is not None:
             _SLOT.pack_into(self._map, place, name, 0.0)
 
+    def is_former(self, name: bytes) -> bool:
+        """Return whether a client has a lease from an earlier server, and has not come to this one yet."""
+        with self._lock:
+            return self._former.get(name, 0.0) > self._clock()
+
     def has_former(self, but: bytes | None) -> bool:
         """Return whether a lease from an earlier server is still valid, of another client than ``but``."""
         if not self._former:

@@ -236,13 +236,16 @@ class DelegationManager:
 
     @contextlib.contextmanager
     def flushing(self, holder: Holder, grants: Mapping[int, int]) -> Iterator[None]:
-        """Hold off other clients while names made under these exclusive delegations are applied. Raises
-        OSError: ESTALE if one of them is not the client's any more: others may have changed the directory.
+        """Hold off other clients while names made under these exclusive delegations are applied; 0 stands for
+        one of an earlier server. Raises OSError: ESTALE if one of them is not the client's any more: others
+        may have changed the directory.
         """
-        inodes = [Inode(inode) for inode in grants]
+        inodes, holds = [Inode(inode) for inode in grants], self._table.holds_exclusive
         with self._changed:
-            if not all(self._table.holds_exclusive(holder, inode, grants[inode]) for inode in inodes):
-                raise os_error(errno.ESTALE)
+            for inode in inodes:
+                number = grants[inode]
+                if not (holds(holder, inode, number) if number else self.may_reclaim(holder)):
+                    raise os_error(errno.ESTALE)
             self._table.begin_flush(inodes)
         try:
             yield
@@ -250,6 +253,13 @@ class DelegationManager:
             with self._changed:
                 self._table.end_flush(inodes)
                 self._changed.notify_all()
+
+    def may_reclaim(self, holder: Holder) -> bool:
+        """Return whether the client's lease of an earlier server is still valid, and it has not come back yet
+        (grace period): nobody has changed what it had exclusively.
+        """
+        client = self._clients.get(holder)
+        return bool(self._leases and client and client.name and self._leases.is_former(client.name))
 
     def recall_directory(self, holder: Holder, inode: int) -> bool:
         """Recall another client's exclusive delegation of this directory and wait. False: there was none.
@@ -269,9 +279,11 @@ class DelegationManager:
 
     def recall_directories(self, holder: Holder) -> None:
         """Recall all exclusive directory delegations of other clients, and wait until the names made under
-        them are flushed. Raises WouldBlock and OSError.
+        them, or an earlier server's, are flushed. Raises WouldBlock and OSError.
         """
         with self._changed:
+            while self._former_leases_last(holder):
+                self._wait(math.inf)
             directories = self._table.exclusive_directories()
         for directory in directories:
             self.recall_directory(holder, directory)
@@ -332,27 +344,30 @@ class DelegationManager:
 
     @contextlib.contextmanager
     def write_intent(
-        self, holder: Holder, *directories: int, inodes: tuple[int, ...] = ()
+        self, holder: Holder, *directories: int, inodes: tuple[int, ...] = (), reclaim: bool = False
     ) -> Iterator[AnnouncedChange]:
         """Hold a write intent on these directories, which no other intent changes meanwhile, and on other
-        files. Raises WouldBlock and OSError.
+        files. With ``reclaim`` the client says that it had them exclusively: then no other client of an
+        earlier server is waited for. Raises WouldBlock and OSError.
         """
         change = WriteIntent(holder)
         try:
             for found, alone in ((sorted({*directories}), True), (inodes, False)):
                 if found:
-                    self.add(change, [Inode(inode) for inode in found], alone=alone)
+                    self.add(change, [Inode(inode) for inode in found], alone=alone, reclaim=reclaim)
             yield AnnouncedChange(self, change)
         finally:
             self.end(change)
 
-    def add(self, change: WriteIntent, inodes: Collection[Inode], *, alone: bool) -> None:
+    def add(
+        self, change: WriteIntent, inodes: Collection[Inode], *, alone: bool, reclaim: bool = False
+    ) -> None:
         """Add inodes to a write intent, and wait until no other client holds a delegation of them; those to
         be ``alone`` in order, or two intents would deadlock.
         """
         end = self._clock() + _MAX_WAIT_LEASES * self.lease
         with self._changed:
-            while self._former_leases_last(change.holder):
+            while self._former_leases_last(change.holder, reclaim=reclaim):
                 self._wait(end)
             for inode in inodes:
                 if self._table.exclusive_count and self._table.exclusive_holder(change.holder, inode):
@@ -375,8 +390,10 @@ class DelegationManager:
         while not self.mount.is_done(recall):
             self._wait(math.inf)
 
-    def _former_leases_last(self, holder: Holder) -> bool:
-        """Return whether another client may hold a delegation from an earlier server."""
+    def _former_leases_last(self, holder: Holder, *, reclaim: bool = False) -> bool:
+        """Return whether another client may hold a delegation from an earlier server that matters here."""
+        if reclaim and self.may_reclaim(holder):
+            return False
         client = self._clients.get(holder, _Client(MOUNT_NAME if holder == DEVICE else None))
         return self._leases is not None and self._leases.has_former(client.name)
 

@@ -104,3 +104,38 @@ class NamesFlushed(Message):
     """
 
     files: tuple[Attributes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedName:
+    """A name that was made under an exclusive delegation of an earlier server, which may have it if it was
+    ``sent``. The next ``size`` bytes of the payload are the file's contents; its times are in nanoseconds
+    since 1970.
+    """
+
+    name: bytes
+    mode: int
+    time: int
+    accessed: int
+    size: int
+    sent: bool
+
+
+@message("fs.replay", Kind.VOLUME)
+class ReplayNames(Message):
+    """Make files in a directory that an earlier server had no time for, each whole and in place of none.
+    Answered by NamesReplayed.
+    """
+
+    directory: int
+    files: tuple[ReplayedName, ...]
+
+
+@message("fs.replayed", Kind.VOLUME)
+class NamesReplayed(Message):
+    """Reply to ReplayNames: for each file its inode number, and 0; or 0, and the errno for which there is no
+    such file: EEXIST if another one has its name, ESTALE if it may have been made and removed since.
+    """
+
+    inodes: tuple[int, ...]
+    errors: tuple[int, ...]

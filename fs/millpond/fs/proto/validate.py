@@ -15,7 +15,14 @@ from millpond.base.errors import ProtocolError
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.async_create import MAX_BATCH, MAX_TIME, ROOM, NamesFlushed, Preallocated
+from millpond.fs.proto.async_create import (
+    MAX_BATCH,
+    MAX_TIME,
+    ROOM,
+    NamesFlushed,
+    NamesReplayed,
+    Preallocated,
+)
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Mode
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 from millpond.wire.messages import Message
@@ -74,6 +81,13 @@ def _(reply: Preallocated) -> bool:
 @_is_possible.register
 def _(reply: NamesFlushed) -> bool:
     return len(reply.files) <= MAX_BATCH and all(map(are_possible, reply.files))
+
+
+@_is_possible.register
+def _(reply: NamesReplayed) -> bool:
+    is_whole = len(reply.inodes) == len(reply.errors) <= MAX_BATCH and are_outcomes(reply.errors)
+    made = [bool(inode) for inode in reply.inodes]
+    return is_whole and _are_within((0, *reply.inodes), 0, _LONG) and made == [not e for e in reply.errors]
 
 
 def _are_files(reply: Preallocated) -> bool:

@@ -13,7 +13,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.async_create import FlushNames
+from millpond.fs.proto.async_create import FlushNames, ReplayNames
 from millpond.fs.proto.bulk_copy import UNANSWERED, StoreFiles
 from millpond.fs.proto.extended import SetXattr
 from millpond.fs.proto.status import GetStatus
@@ -28,7 +28,7 @@ from millpond.wire.messages import Failure
 
 _TRANSFER_SECONDS = 60.0
 _CALLS_PER_LEASE = 4
-_WITH_PAYLOAD = (p.Write, FlushNames, WriteGathered, StoreFiles, SetXattr)
+_WITH_PAYLOAD = (p.Write, FlushNames, ReplayNames, WriteGathered, StoreFiles, SetXattr)
 
 
 def serve(

@@ -23,6 +23,7 @@ from millpond.fs.proto.write_behind import WriteGathered
 from millpond.fs.server.client_state import ROOT_INODE
 from millpond.fs.server.directories import DirectoryHandlers, Reply
 from millpond.fs.server.extended import perform_extended
+from millpond.fs.server.name_replay import replay_names
 from millpond.fs.store.bulk_files import read_small
 from millpond.fs.store.identity import key_of
 from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node, one_name
@@ -378,6 +379,11 @@ class RequestHandlers(DirectoryHandlers):
     @perform.register
     def _(self, request: n.FlushNames, payload: Buffer) -> Reply:
         return self._preallocated.answer_flush(request, payload, self._writable_node), b""
+
+    @perform.register
+    def _(self, request: n.ReplayNames, payload: Buffer) -> Reply:
+        directory = self._writable_node(request.directory)
+        return replay_names(self._backing, self._delegations, self.holder, directory, request, payload), b""
 
     @perform.register
     def _(self, request: x.ExtendedRequest, payload: Buffer) -> Reply:

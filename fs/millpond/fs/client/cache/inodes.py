@@ -246,6 +246,15 @@ class InodeCache:
         file = self._files[node] = self._by_inode[inode] = CachedInode(node, inode, None, name)
         return file
 
+    def renumber(self, file: CachedInode, inode: int) -> None:
+        """Note that the device has made a file again, by another number. Another file that had this number
+        is not there any more, or has been made again, too.
+        """
+        if self.by_inode(file.inode) is file:
+            del self._by_inode[file.inode]
+        self.by_inode(inode)  # it is not listed by this number any more
+        file.inode, self._by_inode[inode] = inode, file
+
     def reject(self, reply: FoundIs, verifier: int) -> None:
         """Have the server forget a node that it has found and that is not cached."""
         file = self._by_inode.get(reply.attributes.inode)

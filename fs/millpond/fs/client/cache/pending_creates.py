@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.proto.async_create import MAX_BATCH, Contents, NameUpdate
+from millpond.fs.proto.async_create import MAX_BATCH, Contents, NameUpdate, ReplayedName
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
 
@@ -106,7 +106,7 @@ class PendingFile:
     preallocated file is used again. ``contents`` is all that was written to it, if a descriptor of it was
     closed, or a program looked at it, and there is room for that on the server; ``time``, ``accessed`` and
     ``changed`` are its times then, and ``found`` its attributes as the server has them since, and
-    ``InodeCache.changes`` of the request.
+    ``InodeCache.changes`` of the request. ``sent``: the server may have the name.
     """
 
     serial: int
@@ -121,11 +121,17 @@ class PendingFile:
     accessed: int = 0
     changed: int = 0
     found: tuple[Attributes, int] | None = None
+    sent: bool = False
 
     def name_update(self) -> NameUpdate:
         """Return the message that tells the server of this name."""
         into, node = self.directory, self.spare.node
         return NameUpdate(self.serial, into.remote, into.granted, node, self.name, self.mode, self.time)
+
+    def replayed(self) -> ReplayedName:
+        """Return the message that tells another server of this file."""
+        times = self.time, self.accessed if self.contents else self.time
+        return ReplayedName(self.name, self.mode, *times, len(self.contents), self.sent)
 
     def contents_update(self) -> Contents:
         """Return the message that tells the server what is in this file."""
@@ -150,11 +156,13 @@ class Removed:
 
 
 def name_updates(batch: Sequence[PendingFile], verifier: int) -> tuple[NameUpdate, ...]:
-    """Return the messages that tell the server of these names. Raises OSError: ESTALE if the server has lost
-    their session, since ``verifier`` is another one.
+    """Return the messages that tell the server of these names, to be sent now. Raises OSError: ESTALE if the
+    server has lost their session, since ``verifier`` is another one.
     """
     if any(made.directory.verifier != verifier for made in batch):
         raise os_error(errno.ESTALE)
+    for made in batch:
+        made.sent = True
     return tuple(made.name_update() for made in batch)
 
 
