@@ -148,7 +148,9 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
         tuple
     ),
     "SetAttributes | None": st.none() | st.builds(p.SetAttributes, _ints, st.none() | _ints, mtime=_ints),
-    "tuple[Contents, ...]": st.lists(st.builds(n.Contents, _ints, _ints, _ints), max_size=4).map(tuple),
+    "tuple[Contents, ...]": st.lists(st.builds(n.Contents, _ints, _ints, _ints, _ints), max_size=4).map(
+        tuple
+    ),
     "tuple[Attributes, ...]": st.just(()),
     "tuple[Touched, ...]": st.lists(st.builds(n.Touched, _ints, _ints), max_size=4).map(tuple),
     "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
