@@ -134,6 +134,7 @@ def test_who_has_no_samples_left_takes_part_with_none(three: list[dict[str, Any]
     assert states[0] == states[1] == states[2] == by_hand(steps)
 
 
+@pytest.mark.serial
 def test_who_is_slow_gets_less_and_the_others_more(three: list[dict[str, Any]]) -> None:
     batches = three[0]["batches"]
     assert all(sum(step) == BATCH and min(step) >= 2 for step in batches)
