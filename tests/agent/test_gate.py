@@ -174,7 +174,7 @@ def test_a_channel_sends_nothing_of_a_message_with_a_canary() -> None:
     ours, theirs = socket.socketpair()
     with theirs, Channel(ours, "host", outlet=both().outlet()) as channel:
         with pytest.raises(CanaryError):
-            channel.send(Failure("x", CANARY.decode()), Deadline.after(5))
+            channel.send(Failure("x", CANARY.decode()), Deadline.after(30))
         theirs.setblocking(False)
         with pytest.raises(BlockingIOError):
             theirs.recv(1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.agent import job_worker
 from millpond.agent.job_worker import HostLeft
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux.zygote.client import Zygote
@@ -20,10 +21,11 @@ __all__ = ["agent", "module_agent"]
 
 @pytest.mark.expected_log("job steps: the worker process hangs")
 def test_a_worker_that_hangs_is_told_and_a_host_that_leaves_is_not_waited_for(
-    tmp_path: Path, zygote: Zygote
+    tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with agent_in(tmp_path, zygote) as agent:
-        with agent.host() as host:
+        with monkeypatch.context() as patient, agent.host() as host:
+            patient.setattr(job_worker, "HANG_SECONDS", 60.0)  # the host leaves before
             host.send(agent.work(HANG), soon(), bytes(4 * SIZE))
             time.sleep(0.2)
         assert isinstance(agent.error, HostLeft)

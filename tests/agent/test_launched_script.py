@@ -260,7 +260,7 @@ assert pickle.loads(pickle.dumps(Own())).__class__ is Own and sys.path[0] == os.
 import beside
 assert beside.NAME == "beside" and not torch.are_deterministic_algorithms_enabled()
 atexit.register(lambda: print("at exit"))
-threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
 print("drawn", numpy.random.random(), torch.rand(1).item(), random.random())
 print("grüße", os.environ["RANK"])
 sys.exit("an end")

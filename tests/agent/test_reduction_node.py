@@ -182,9 +182,9 @@ def test_what_does_not_come_by_datagrams_is_told_by_name(nodes: Nodes, sink: Tre
 def test_what_is_no_tree_is_refused(nodes: Nodes, children: dict[str, tuple[str, ...]], told: str) -> None:
     bounds = dict.fromkeys(NAMES, (1.0, 10.0))
     with contextlib.closing(nodes["csd0"].connect()) as channel:
-        channel.send(FetchSums("csd0", 3, 0, SIZE, 1.0, children, bounds, 3.0), Deadline.after(5))
+        channel.send(FetchSums("csd0", 3, 0, SIZE, 1.0, children, bounds, 3.0), Deadline.after(30))
         with pytest.raises(RemoteError, match=told):
-            channel.expect(Sums, Deadline.after(5))
+            channel.expect(Sums, Deadline.after(30))
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_a_client_of_a_round_that_cannot_be_is_refused(
 ) -> None:
     sent = nodes["csd1"].tally[2]
     with contextlib.closing(nodes["csd1"].connect()) as channel:
-        channel.send(JoinRound(3, address, 9, client, key, 360), Deadline.after(5))
+        channel.send(JoinRound(3, address, 9, client, key, 360), Deadline.after(30))
         with pytest.raises(RemoteError, match=told):
-            channel.expect(Ok, Deadline.after(5))
+            channel.expect(Ok, Deadline.after(30))
     assert nodes["csd1"].tally[2] == sent
 
 
@@ -213,16 +213,16 @@ def test_other_nodes_than_parents_only_probe_links(nodes: Nodes) -> None:
     process = nodes["csd1"].process
     places = {name: (node.process.ready.address, node.process.ready.port) for name, node in nodes.items()}
     context = _context(nodes["csd0"].authority)
-    secure = tls.connect(socket.create_connection(places["csd1"], 5), context, "csd1", Deadline.after(5))
+    secure = tls.connect(socket.create_connection(places["csd1"], 30), context, "csd1", Deadline.after(30))
     with Channel(secure, "csd1") as parent:
-        parent.call(GetState("csd1"), NodeState, Deadline.after(5))
+        parent.call(GetState("csd1"), NodeState, Deadline.after(30))
         process.allow(SetPeers(places, ("csd2",)))
         try:
-            parent.send(ProbeLink("csd1", 100), Deadline.after(5))
-            parent.expect(LinkBytes, Deadline.after(5), payload=100)
-            parent.receive_payload(100, Deadline.after(5))
+            parent.send(ProbeLink("csd1", 100), Deadline.after(30))
+            parent.expect(LinkBytes, Deadline.after(30), payload=100)
+            parent.receive_payload(100, Deadline.after(30))
             with pytest.raises(RemoteError, match="csd1 has no such parent in a tree of the host"):
-                parent.call(GetState("csd1"), NodeState, Deadline.after(5))
+                parent.call(GetState("csd1"), NodeState, Deadline.after(30))
         finally:
             process.allow(SetPeers(places, NAMES))
 
@@ -272,18 +272,18 @@ def test_a_node_talks_to_named_nodes_of_its_own_authority_alone(nodes: Nodes, si
         other = TreeReduction(lambda _name: stranger.connect())
         with pytest.raises(RemoteError, match="csd1: certificate refused"):
             reduced(nodes, other, topology.tree(NAMES[:2], SIZE))
-        with socket.create_connection((ready.address, ready.port), 5) as plain:
+        with socket.create_connection((ready.address, ready.port), 30) as plain:
             plain.sendall(b"\0" * 64)
-            plain.settimeout(5)
+            plain.settimeout(30)
             with contextlib.suppress(ConnectionResetError):
                 while plain.recv(100):  # an alert, and the end
                     pass
         context = _context(Authority.make("a third"))
         with pytest.raises(RemoteError):
             secure = tls.connect(
-                socket.create_connection((ready.address, ready.port)), context, "csd1", Deadline.after(5)
+                socket.create_connection((ready.address, ready.port)), context, "csd1", Deadline.after(30)
             )
-            Channel(secure, "csd1").receive(Deadline.after(5))
+            Channel(secure, "csd1").receive(Deadline.after(30))
     finally:
         stranger.stop()
     everything = {name: (node.process.ready.address, node.process.ready.port) for name, node in nodes.items()}

@@ -61,7 +61,7 @@ WORK = WorkSpec("streamed", ModelSpec("net:build", ("net.py",)))
 
 @contextmanager
 def served(root: Path, port: int = 0, gate: Gate | None = None) -> Iterator[DataServicePlace]:
-    sock = socket.create_server(("127.0.0.1", port))
+    sock = socket.create_server(("127.7.0.1", port))  # from which nobody connects, and takes its port
     place = DataServicePlace(*sock.getsockname(), SECRET)
     with DataServer(sock, ServiceSettings(root, SECRET), lambda _connection: gate and gate.outlet()):
         yield place

@@ -169,11 +169,12 @@ def test_the_zygote_of_workers_is_tried_while_it_has_some(
         pid = zygote.pid
         assert zygote.is_busy and pid
         assert worker_fault(zygote, OWN, ProcessLimits()) == ""
-        monkeypatch.setattr(client, "ANSWER_SECONDS", 0.5)
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(TimeoutError, match=r"the zygote of .* does not answer"):
-                worker_fault(zygote, OWN, ProcessLimits())
+            with monkeypatch.context() as brief:
+                brief.setattr(client, "ANSWER_SECONDS", 0.5)
+                with pytest.raises(TimeoutError, match=r"the zygote of .* does not answer"):
+                    worker_fault(zygote, OWN, ProcessLimits())
             assert worker_fault(zygote, OWN, ProcessLimits()) == "", "the next worker has another zygote"
         finally:
             os.kill(pid, signal.SIGKILL)  # and with it its worker

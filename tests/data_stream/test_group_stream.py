@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from itertools import chain
@@ -20,6 +19,7 @@ from millpond.base.errors import LocalError
 from millpond.data.streaming.by_index import IndexedStream
 from millpond.train import group
 
+from ..ports import unused_port
 from .served import SAMPLES, images, service
 
 WORKER = Path(__file__).with_name("group_worker.py")
@@ -30,8 +30,7 @@ RANKS = 2
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("data")
     images(folder / "images")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(unused_port())
     common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with service(folder) as where:
         argv = [sys.executable, str(WORKER), where, str(folder)]

@@ -51,7 +51,7 @@ def test_a_link_that_falls_silent_is_left_for_another_connection(tmp_path: Path)
     images(tmp_path / "images")
     with service(tmp_path, keep_alive=0.1) as where, relay(where) as link:
         found = []
-        for label in labels(stream(link.where)):
+        for label in labels(stream(link.where, silence=4.0)):  # of the link alone, on a slow machine, too
             found.append(label)
             if len(found) == 48:
                 link.silence()

@@ -21,7 +21,7 @@ from millpond.fs.vfs.kernel_memory import KernelMemory
 
 from ..waiting import eventually
 from .caching_client import Kernel
-from .support import SOON, errno_of
+from .support import SOON, Doing, errno_of, lasts
 
 
 class Remembering(Kernel):
@@ -84,4 +84,45 @@ def test_a_lookup_without_a_descriptor_has_the_kernel_forget(tmp_path: Path) -> 
     mount = DeviceFs(tree, DeviceDelegationBreaker(nobody), cache, memory_of(kernel, 3))
     assert errno_of(mount.lookup, ROOT, b"f") == errno.EMFILE
     eventually(lambda: not kernel.known, "the kernel is told")
+    os.close(root)
+
+
+class Slow(Remembering):
+    """A kernel that takes a while to forget the files of a tree."""
+
+    def __init__(self, tree: BackingFs) -> None:
+        super().__init__(0)
+        self._tree = tree
+        self.may.clear()
+
+    def prune(self, files: Sequence[KnownFile]) -> None:
+        super().prune(files)
+        for node, _, _ in files:
+            self._tree.forget(node, 1)
+
+
+def test_a_lookup_without_a_descriptor_waits_for_one(tmp_path: Path) -> None:
+    """Before: it failed with EMFILE if the kernel was not told in time."""
+    for name in "abc":
+        (tmp_path / name).touch()
+    root = os.open(tmp_path, os.O_PATH)
+    tree = BackingFs(root)
+    kernel, nobody = Slow(tree), tmp_path / "no manager"
+
+    def found() -> Sequence[KnownFile]:
+        return [(node, ROOT, b"") for node in tree.nodes_of(None)]
+
+    memory = KernelMemory(1000, lambda: len(found()), found)
+    memory.start(kernel)
+    cache = DeviceCache(nobody, tree.knows, lambda _inode: False)
+    mount = DeviceFs(tree, DeviceDelegationBreaker(nobody), cache, memory)
+    first = [mount.lookup(ROOT, name) for name in (b"a", b"b")]
+    with tree.pinned(first[-1].node) as last:
+        tree.last_descriptor = last
+    looking = Doing(mount.lookup, ROOT, b"c")
+    assert lasts(lambda: not looking.done)
+    kernel.may.set()
+    assert looking.result().attributes.size == 0
+    assert not tree.knows(first[0].node) and not tree.knows(first[1].node)
+    tree.close()
     os.close(root)

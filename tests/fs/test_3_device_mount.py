@@ -82,7 +82,7 @@ def test_a_mount_without_descriptors_recovers(world: World, in_namespace: InName
             errno_of(os.stat, top / "d" / str(number))
             if few - len(os.listdir(f"/proc/{world.device_pid}/fd")) == 1:  # noqa: PTH208
                 break
-        eventually(lambda: errno_of(os.listdir, top / "d") is None, "no descriptor for it", seconds=5)
+        eventually(lambda: errno_of(os.listdir, top / "d") is None, "a descriptor for it")
 
     in_namespace(body)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.fs.fuse import mounts
+from millpond.fs.fuse import fusermount, mounts
 from millpond.fs.fuse.libfuse2 import mount_and_serve
 from millpond.fs.fuse.mounts import read_ahead, unmount
 from millpond.fs.mount.stats_socket import read_stats
@@ -320,24 +320,30 @@ def test_the_host_survives_a_restart_of_the_server(world, with_both: WithBoth) -
 
 
 def test_a_stuck_server_does_not_hang_the_host(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
-    world.timeout = 1.5
+    world.timeout = 3.0
 
     def body() -> None:
-        (world.host / "public" / "f").write_text("x")
+        (world.device / "public" / "f").write_text("x")
         (world.device / "public" / "d").mkdir()  # the host knows no name of it, whatever was delegated to it
         os.kill(world.server_pid, signal.SIGSTOP)
         os.waitid(os.P_PID, world.server_pid, os.WSTOPPED | os.WNOWAIT)  # all threads: one could still answer
         start = time.monotonic()
         assert errno_of(os.stat, world.host / "public" / "d" / "not asked for yet") == errno.ETIMEDOUT
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 12  # not since the device is silent
         os.kill(world.server_pid, signal.SIGCONT)
-        assert (world.host / "public" / "f").read_text() == "x"
+        there = world.host / "public" / "f"
+        eventually(lambda: errno_of(there.read_text) is None, "the server answers in time again")
+        assert there.read_text() == "x"
 
     with_both(body)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_dead_mount_is_taken_away(world, with_both: WithBoth, kind: str, how: signal.Signals) -> None:  # type: ignore[no-untyped-def]
+def test_a_dead_mount_is_taken_away(
+    world: World, with_both: WithBoth, kind: str, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fusermount, "_SECONDS", 90.0)
+
     def body() -> None:
         path, pid = getattr(world, kind), getattr(world, f"{kind}_pid")
         os.kill(pid, how)
@@ -347,7 +353,7 @@ def test_a_dead_mount_is_taken_away(world, with_both: WithBoth, kind: str, how: 
         start = time.monotonic()
         unmount(path)
         unmount(path)  # nothing there any more
-        assert time.monotonic() - start < 4  # it gives a helper five seconds
+        assert time.monotonic() - start < 60  # it would wait longer for a helper
         assert not mounted(path)
         assert list(path.iterdir()) == []
 

@@ -52,6 +52,8 @@ def as_changed(top: Path) -> bool:
 
 
 def test_a_host_that_was_killed_is_not_waited_for(world: World, with_both: WithBoth) -> None:
+    world.lease = 60.0  # much longer than the changes take on a slow machine
+
     def body() -> None:
         here, there = parts(world)
         (here / "f").write_bytes(OLD)
@@ -242,6 +244,7 @@ def test_a_server_that_was_started_again_waits_for_a_host_that_was_cut_off(
 
 def test_what_the_kernel_keeps_is_used(world: World, with_both: WithBoth) -> None:
     """Or all of this would prove nothing: it asks nobody of what it was told, until it is changed."""
+    world.lease = 60.0  # as above
 
     def body() -> None:
         here, there = parts(world)

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ..waiting import eventually
 from .guest import Guest, GuestFailed
 from .repository import ROOT
 
@@ -109,7 +109,11 @@ def test_it_ends_with_the_process_that_started_it(guest_works: None, tmp_path: P
         qemu = psutil.Process(int(owner.stdout.readline()))
         assert qemu.name().startswith("qemu")
         owner.kill()
-    deadline = time.monotonic() + 10
-    while qemu.is_running() and qemu.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "QEMU outlived its owner"
-        time.sleep(0.01)
+    eventually(lambda: not _lives(qemu), "the end of QEMU, with its owner")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

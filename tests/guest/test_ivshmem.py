@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -144,8 +145,8 @@ def plain_board(plain_machine: Board) -> Iterator[Board]:
         yield plain_machine
 
 
-def exchange(board: Board, side: Namespace, total: int) -> tuple[GuestProgram, Program]:
-    return board.serve("serve", total), side.traffic("exchange", DEVICE_ADDRESS, total)
+def exchange(board: Board, side: Namespace, total: int, role: str = "serve") -> tuple[GuestProgram, Program]:
+    return board.serve(role, total), side.traffic("exchange", DEVICE_ADDRESS, total)
 
 
 def check(server: GuestProgram, client: Program, total: int) -> None:
@@ -186,7 +187,7 @@ def test_it_is_woken_by_interrupts(board: Board) -> None:
 def test_a_killed_end_comes_back_and_the_same_connection_finishes(board: Board, victim: str) -> None:
     side, host, device = board.start()
     total = 24 * MB
-    server, client = exchange(board, side, total)
+    server, client = exchange(board, side, total, "pause")
     server.says("begun")
     if victim == "device":
         device.program.kill()
@@ -196,6 +197,7 @@ def test_a_killed_end_comes_back_and_the_same_connection_finishes(board: Board, 
         host.kill()
         assert client.process.poll() is None and server.code is None, "all was sent before the kill"
         host = board.host(side)
+    server.signal(signal.SIGCONT)
     host.wait_up(after=1, seconds=PATIENCE)
     device.wait_up(after=1)
     check(server, client, total)

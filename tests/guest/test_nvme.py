@@ -7,6 +7,7 @@ QEMU and the target share a network namespace; the guest reaches the target as 1
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -93,9 +94,9 @@ class Rack:
         argv = ["python3", "-m", "millpond.tunnel", "host", "--nvme", "auto", "--interface", INTERFACE]
         return self.guest.start([*argv, "--address", f"{HOST}/30", "--status-fd", "1"])
 
-    def exchange(self, total: int) -> tuple[Program, GuestProgram]:
+    def exchange(self, total: int, role: str = "serve") -> tuple[Program, GuestProgram]:
         """Streams both ways at once."""
-        server = self.namespace.traffic("serve", DEVICE, total)
+        server = self.namespace.traffic(role, DEVICE, total)
         server.says("listening")
         argv = ["python3", "/millpond/tests/tunnel/traffic.py", "exchange", DEVICE, "7000", str(total)]
         return server, self.guest.start(argv)
@@ -179,10 +180,11 @@ def test_idle_receives_do_not_outlast_the_drivers_patience(rack: Rack, connected
 def test_a_stream_outlives_a_controller_reset(rack: Rack, connected: End) -> None:
     with rack.host():
         connected.wait_up(seconds=30)
-        server, client = rack.exchange(16 * MB)
+        server, client = rack.exchange(16 * MB, "pause")
         server.says("begun", 30)
         rack.guest.run(["sh", "-c", "echo 1 >/sys/class/nvme/nvme0/reset_controller"])
         assert client.code is None and server.process.poll() is None, "all was sent before the reset"
+        server.process.send_signal(signal.SIGCONT)
         connected.wait_up(after=1, seconds=30)
         check(server, client, 16 * MB)
 
@@ -190,10 +192,11 @@ def test_a_stream_outlives_a_controller_reset(rack: Rack, connected: End) -> Non
 def test_a_stream_outlives_its_target(rack: Rack, connected: End) -> None:
     with rack.host():
         connected.wait_up(seconds=30)
-        server, client = rack.exchange(16 * MB)
+        server, client = rack.exchange(16 * MB, "pause")
         server.says("begun", 30)
         connected.kill()
         assert client.code is None and server.process.poll() is None, "all was sent before the kill"
+        server.process.send_signal(signal.SIGCONT)
         second = rack.target()
         second.wait_up(after=1, seconds=30)
         check(server, client, 16 * MB)
@@ -204,10 +207,11 @@ def test_a_stream_outlives_its_target(rack: Rack, connected: End) -> None:
 def test_a_stream_outlives_its_host_end(rack: Rack, connected: End) -> None:
     host = rack.host()
     connected.wait_up(seconds=30)
-    server, client = rack.exchange(16 * MB)
+    server, client = rack.exchange(16 * MB, "pause")
     server.says("begun", 30)
     host.kill()
     assert client.code is None and server.process.poll() is None, "all was sent before the kill"
+    server.process.send_signal(signal.SIGCONT)
     with rack.host():
         connected.wait_up(after=1, seconds=30)
         check(server, client, 16 * MB)

@@ -186,6 +186,21 @@ class Team:
             self.counted.update({place: times for place, times in enumerate(often.tolist()) if times})
         return outcome
 
+    def run_until_late(self, policy: Given, *late: int) -> ExchangeOutcome:
+        """Run an exchange whose deadline passes as soon as these workers alone have not answered, however
+        long that takes.
+        """
+
+        def pass_deadline() -> None:
+            if [dispatcher.rank for dispatcher in self.engine.outstanding()] == [*late]:
+                self.engine._collection._deadline = 0.0
+
+        before, self.on_wait = self.on_wait, pass_deadline
+        try:
+            return self.run(policy)
+        finally:
+            self.on_wait = before
+
     def finish(self, policy: Given) -> list[ExchangeOutcome]:
         """Run exchanges until the epoch is over."""
         outcomes = []

@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from millpond.base.errors import ConnectionLost
+from millpond.host.fleet.directory import FleetConfig
 from millpond.host.jobs.context import JobContext
 from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.membership import Membership
@@ -33,6 +34,7 @@ class NoDevices:
 
     def __init__(self) -> None:
         self.devices: dict[str, object] = {}
+        self.fleet = SimpleNamespace(config=FleetConfig("tests"))
 
     def check_stop(self) -> None:
         pass
@@ -44,7 +46,7 @@ def team() -> Iterator[Team]:
     made = Team([40, 10, 40])
     try:
         made.workers[1].hold_at(1)
-        assert made.run(Given(4, 10, 4, deadline=0.5)).counted == {0: 4, 2: 4}
+        assert made.run_until_late(Given(4, 10, 4, deadline=600.0), 1).counted == {0: 4, 2: 4}
         yield made
     finally:
         made.close()

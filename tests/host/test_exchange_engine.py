@@ -297,7 +297,7 @@ def test_exactly_once_whatever_happens(make: Make, seed: int) -> None:
 def test_where_late_updates_do_not_count_they_are_dropped_and_their_samples_asked_again(make: Make) -> None:
     team = make(4, 10, late=LatePolicy(counts=False))
     held = team.workers[1].hold_at(1)
-    outcome = team.run(Given(4, 10, deadline=0.05))
+    outcome = team.run_until_late(Given(4, 10, deadline=600.0), 1)
     assert (outcome.counted, outcome.missing) == ({0: 4}, [1])
     assert sum(team.shards.left.values()) == 10 and not team.engine.outstanding()
     team.shards.begin(2)
@@ -319,7 +319,7 @@ def test_a_worker_that_is_lost_after_its_answer_was_dropped_gives_nothing_back(m
     team = make(4, 10, late=LatePolicy(counts=False))
     held = team.workers[1].hold_at(1)
     team.workers[1].fail_at(1, ConnectionLost("gone"))
-    team.run(Given(4, 10, deadline=0.05))
+    team.run_until_late(Given(4, 10, deadline=600.0), 1)
     team.shards.begin(2)
     held.set()
     outcome = team.run(Given(4, 10, deadline=600.0))

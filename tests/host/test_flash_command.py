@@ -12,11 +12,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -28,6 +28,8 @@ from millpond.images.flash import bluefield
 from millpond.images.flash.block_device import FileMedium, TargetDescription
 from millpond.images.format import locate, seed
 from millpond.images.format.manifest import Manifest, SeedPlace, dumps
+
+from ..waiting import eventually
 
 MIB = 1 << 20
 SIZE = 8 * MIB
@@ -278,6 +280,30 @@ def test_mistakes_are_one_line(millpond: Millpond, image: Path, tmp_path: Path) 
     assert not (tmp_path / "x").exists()
 
 
+STOPPING = """
+import os, signal
+
+from millpond.host.main import main
+
+really, written = os.pwrite, 0
+
+
+def pwrite(*arguments):
+    global written
+    count = really(*arguments)
+    written += count
+    if written > 10 << 20:
+        os.pwrite = really
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return count
+
+
+os.pwrite = pwrite
+main()
+"""
+"""The command line, in a process that stops itself after 10 MiB."""
+
+
 def test_ctrl_c_says_how_it_leaves_the_target(millpond: Millpond, image: Path, tmp_path: Path) -> None:
     with image.open("r+b") as file:  # long enough to be interrupted
         file.truncate(1 << 29)
@@ -289,13 +315,12 @@ def test_ctrl_c_says_how_it_leaves_the_target(millpond: Millpond, image: Path, t
     )
     image.with_suffix(".json").write_text(dumps(manifest))
     target = tmp_path / "disk"
-    argv = [*MILLPOND, str(image), "--to", str(target)]
+    argv = [sys.executable, "-c", STOPPING, "flash", str(image), "--to", str(target)]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        end = time.monotonic() + 120
-        while not target.exists() or target.stat().st_blocks < 20_000:
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.001)
+        about = psutil.Process(process.pid)
+        eventually(lambda: about.status() == psutil.STATUS_STOPPED, "it is in the middle", 120)
         process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.strip() == (

@@ -57,6 +57,8 @@ def test_every_device_has_its_own_network(tmp_path: Path) -> None:
         ("watts = { idle = -3, busy = 2 }\n" + devices("a"), "fleet.toml: watts: idle: -3"),
         ("watts = { idle = 3 }\n" + devices("a"), "busy"),
         ("zygote_idle = 0.5\n" + devices("a"), "fleet.toml: zygote_idle must be 1 to 86400 seconds"),
+        ("silence = 1\n" + devices("a"), "fleet.toml: silence must be 2 to 600 seconds"),
+        ("silence = nan\n" + devices("a"), "fleet.toml: silence must be 2 to 600 seconds"),
         ("[[device", "fleet.toml"),
         ("", "name"),
     ],

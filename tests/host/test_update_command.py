@@ -67,12 +67,14 @@ def test_none_is_begun_after_a_failure() -> None:
 
 
 def test_those_that_have_begun_are_waited_for() -> None:
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def update(name: str) -> UpdateOutcome:
         if name == "dev0":
+            assert begun.wait(30)
             return UpdateOutcome(name, "failed")
-        time.sleep(0.3)
+        begun.set()
+        time.sleep(0.5)  # for the failure to be noted
         ended.set()
         return UpdateOutcome(name, "updated")
 

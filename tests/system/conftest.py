@@ -92,7 +92,7 @@ def ready(fleet: Emulation) -> Iterator[Emulation]:
     yield fleet
     eventually(lambda: not scripts(fleet), "no process of a script is left", 90, 0.1)
     fleet.wait_ready()
-    assert closed(fleet)
+    eventually(lambda: closed(fleet), "nothing is forwarded", every=0.1)
 
 
 @pytest.fixture(scope="session")

@@ -61,10 +61,13 @@ def interfaces(fleet: Emulation) -> set[str]:
 
 
 def closed(fleet: Emulation) -> bool:
-    """Whether nothing is forwarded, by settings and by rules."""
-    rules = on_host(fleet, "ip", "rule").splitlines()
+    """Whether nothing is forwarded, by settings and by rules; not while a tunnel is made anew."""
+    try:
+        rules, settings = on_host(fleet, "ip", "rule").splitlines(), forwarding(fleet)
+    except subprocess.CalledProcessError:
+        return False
     fleets = [line for line in rules if "iif mp-" in line]
-    return forwarding(fleet) == ["0"] * 3 and len(fleets) == 3 and all("prohibit" in line for line in fleets)
+    return settings == ["0"] * 3 and len(fleets) == 3 and all("prohibit" in line for line in fleets)
 
 
 def write(fleet: Emulation, name: str, code: str) -> Path:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,10 @@ MARKS = {"canaries": {"private": CANARY}, "tracers": {"public": TRACER}}
 BAD = {"huge": {"csd1": 3e38}, "bad": {"csd1": np.nan, "csd2": 3e38}}
 """Folders in which all pixels of some devices have one value."""
 START_SECONDS = 120.0
+SILENCE = 10
+"""Seconds, and half of them in jobs: on a busy machine, an agent or a tunnel may stand still for longer than
+the default allows, and a job would do without a device that no test has touched.
+"""
 EVERY = 0.1  # to look at a fleet takes it some time, too
 
 # A model whose training takes as long as a test wants, without using the processor: a tenth of a second for
@@ -246,22 +250,27 @@ class Emulation:
             raise AssertionError(f"{error}; found {found}; {self.logs()}") from None
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Wait until all devices are ready, and answer: one whose agent has just died passes for ready."""
+        """Wait until all devices are ready, by the agents that answer now: one whose agent has just died
+        passes for ready, also when the next agent answers already.
+        """
         names = {device.name for device in self.fleet.config.device}
         end = time.monotonic() + seconds
 
         def answering() -> bool:
-            self.wait(dict.fromkeys(names, "ready"), end - time.monotonic())
-            return self._answers(names)
+            found = self.wait(dict.fromkeys(names, "ready"), end - time.monotonic())
+            greeted = {name: found[name].welcome for name in names}
+            return all(one and self._boot(name) == one.boot for name, one in greeted.items())
 
         eventually(answering, f"answers of {', '.join(sorted(names))}", seconds, EVERY)
 
-    def _answers(self, names: set[str]) -> bool:
+    def _boot(self, device: str) -> str:
+        """Which agent answers on a device, "" if none does."""
         try:
             with self.client() as client:
-                return names <= client.ledgers().keys()
+                position = client.new_log(device, 0, None).position
+                return position.boot if position else ""
         except MillpondError:
-            return False
+            return ""
 
     def logs(self) -> str:
         """The ends of all logs, for a failure's report."""
@@ -276,16 +285,22 @@ class Emulation:
 
     def pid_one(self, device: str) -> psutil.Process:
         """The init of a board: when it dies, all of the board does."""
-        return next(p for p in self.processes() if _hostname(p) == device and _innermost_pid(p) == 1)
+        return self._found(
+            f"the init of {device}", lambda p: _hostname(p) == device and _innermost_pid(p) == 1
+        )
 
     def agent(self, device: str) -> psutil.Process:
         """The main process of a device's agent."""
-        inside = [p for p in self.processes() if _hostname(p) == device]
-        return next(p for p in inside if _parent_pid(p) == 1)
+        return self._found(f"the agent of {device}", lambda p: _hostname(p) == device and _parent_pid(p) == 1)
 
     def daemon(self) -> psutil.Process:
         """The host daemon."""
-        return next(p for p in self.processes() if _command(p)[1:4] == ["-m", "millpond.host.main", "host"])
+        words = ["-m", "millpond.host.main", "host"]
+        return self._found("the host daemon", lambda p: _command(p)[1:4] == words)
+
+    def _found(self, what: str, condition: Callable[[psutil.Process], bool]) -> psutil.Process:
+        """The process of the emulated machine, as soon as there is one: it may be just starting."""
+        return eventually(lambda: next(filter(condition, self.processes()), None), what, every=EVERY)
 
     def begin(self, command: str, *arguments: str | Path) -> Command:
         """Begin a command on this fleet; who calls it closes it."""
@@ -398,6 +413,8 @@ def create(base: Path, names: Iterable[str], *, lan: bool = False) -> Emulation:
     """A fleet with data, switched off."""
     emulation = Emulation(base)
     fleet = provisioning.create(emulation.directory, "tests", list(names), lan=lan)
+    settings = emulation.directory / "fleet.toml"
+    settings.write_text(f"silence = {SILENCE}\n{settings.read_text()}")
     write_data(fleet, base)
     for example in ("digits.toml", "mymodel.toml", "mymodel.py"):
         shutil.copy(EXAMPLES / example, base / example)

@@ -385,13 +385,20 @@ def test_output_that_nobody_reads_ends_a_command_silently(fleet: Emulation) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "y\n", "")
 
 
+def jobs_of(fleet: Emulation, device: str) -> tuple[str, ...]:
+    """Of which jobs a device has told last; that is half a second old, or more."""
+    load = fleet.devices()[device].load
+    assert load, fleet.logs()
+    return tuple(load.jobs)
+
+
 def test_jobs_logs_and_stop(fleet: Emulation) -> None:
     job = fleet.write_job("endless", rounds=500)
     started = document(fleet.millpond("train", "--detach", "--format", "json", job))
     number = started["id"]
     assert started["state"] == "running"
     fleet.wait_for_rounds(number, 1)
-    assert "endless" in fleet.devices()["csd1"].load.jobs  # type: ignore[union-attr]
+    eventually(lambda: "endless" in jobs_of(fleet, "csd1"), "the device's load tells of the job", every=0.1)
     assert document(fleet.millpond("stop", str(number), "--format", "json")) == {
         "id": number,
         "state": "stopped",
@@ -405,8 +412,9 @@ def test_jobs_logs_and_stop(fleet: Emulation) -> None:
     log = document(fleet.millpond("logs", str(number), "--format", "json"))
     assert any("round 1: accuracy" in line for line in log["lines"])
     assert document(fleet.millpond("logs", "csd0", "-n", "3", "--format", "json"))["lines"][-1]
-    assert "job endless: worker ended" in fleet.millpond("logs", "csd0").out
-    eventually(lambda: not fleet.devices()["csd1"].load.jobs, "the end of the worker", every=0.1)  # type: ignore[union-attr]
+    ended = "job endless: worker ended"
+    eventually(lambda: ended in fleet.millpond("logs", "csd0").out, "the end in the device's log", every=0.1)
+    eventually(lambda: not jobs_of(fleet, "csd1"), "the end of the worker", every=0.1)
 
 
 def test_a_failed_job_is_a_document_a_line_and_exit_code_3(fleet: Emulation) -> None:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from millpond.host.model.jobs import Round
@@ -78,7 +80,8 @@ def test_killed_workers_and_a_killed_data_service_lose_no_sample(ready: Emulatio
         lose(ready, number, "csd1", lambda: worker_of(ready, "csd1").kill())
         behind = len(lines(ready, number))
         for process in services(ready):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the one before
+                process.kill()
         for name in ("csd1", "csd2"):
             wait_for_line(ready, number, f"{name} joins; plan:", behind=behind)
         pace.hurry()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from millpond.host.model.jobs import Round
 
 from ..waiting import eventually
+from .launching import name as process_name
 from .support import SLOW_MODEL, Emulation, Trained, descendants
 
 pytestmark = pytest.mark.timeout(240)
@@ -109,7 +111,7 @@ def worker_of(fleet: Emulation, device: str) -> psutil.Process:
     """The process that computes on a device: the innermost of the worker's tree."""
 
     def found() -> psutil.Process | None:
-        workers = [p for p in descendants(fleet.agent(device).pid) if p.name() in WORKERS]
+        workers = [p for p in descendants(fleet.agent(device).pid) if process_name(p) in WORKERS]
         return workers[-1] if workers else None
 
     return eventually(found, f"the worker of {device}", every=0.1)
@@ -117,7 +119,7 @@ def worker_of(fleet: Emulation, device: str) -> psutil.Process:
 
 def own_workers(fleet: Emulation) -> list[psutil.Process]:
     """The innermost process of each worker on the host: those around it have the zygote's name."""
-    return [p for p in descendants(fleet.daemon().pid) if p.name() == "worker.process"]
+    return [p for p in descendants(fleet.daemon().pid) if process_name(p) == "worker.process"]
 
 
 def computing_on_host(fleet: Emulation) -> psutil.Process:
@@ -125,8 +127,10 @@ def computing_on_host(fleet: Emulation) -> psutil.Process:
     volume = str(fleet.fleet.mountpoint("csd0"))
 
     def found() -> psutil.Process | None:
-        seeing = (p for p in own_workers(fleet) if volume in Path(f"/proc/{p.pid}/mountinfo").read_text())
-        return next(seeing, None)
+        with contextlib.suppress(OSError):  # one has ended meanwhile
+            seeing = (p for p in own_workers(fleet) if volume in Path(f"/proc/{p.pid}/mountinfo").read_text())
+            return next(seeing, None)
+        return None
 
     return eventually(found, "the host's worker", every=0.1)
 
@@ -274,8 +278,8 @@ def test_a_model_whose_gradients_are_nan_fails_the_job_in_one_line(fleet: Emulat
     assert result.code == 3, result
     (line,) = result.err.splitlines()
     assert "fewer than 2 devices take part" in line
-    refused = "update refused: its loss is not finite (NaN) in step 1"
-    assert f"csd0, csd1, csd2: {refused}" in line  # the host may be later
+    refused = re.escape("update refused: its loss is not finite (NaN) in step 1")
+    assert re.search(rf"csd\d, (csd\d, )?csd\d: {refused}", line), line  # others may be later
     assert "try a lower learning rate" in line
 
 
@@ -320,7 +324,7 @@ def test_a_device_that_is_switched_off_while_it_is_measured_holds_nobody_up(flee
         wait_for_line(fleet, number, "csd0 is measured")
         fleet.pid_one("csd0").kill()
         line = wait_for_line(fleet, number, "it goes on without csd0", 30)
-        assert line.endswith("its agent was silent for 1.5 s") or "connection" in line, line
+        assert re.search(r"its agent was silent for [0-9.]+ s$", line) or "connection" in line, line
         wait_for_line(fleet, number, "plan: a step", 30)
         pace.hurry()
         info, rounds = fleet.wait_for_end(number)

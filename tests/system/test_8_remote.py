@@ -211,7 +211,7 @@ def test_a_time_limit_ends_also_what_does_not_want_to(fleet: Emulation) -> None:
     script = "trap '' HUP; echo begins; sleep 47111; echo goes on"
     hows = (("csd0",), ("csd0,csd1",), ("--admin", "csd0"))
     with contextlib.ExitStack() as stack:
-        ways = [("run", "--timeout", "2", *how, "--", script) for how in hows]
+        ways = [("run", "--timeout", "8", *how, "--", script) for how in hows]
         for command in [stack.enter_context(running(fleet, *way)) for way in ways]:
             result = command.end()
             assert result.code == 124

@@ -142,7 +142,7 @@ def rounds(fleet: Emulation, number: int) -> int:
     def asked() -> bool:
         with contextlib.suppress(MillpondError, OSError):
             info, results = fleet.progress(number)
-            assert info.state == "running", f"{info.error}\n{fleet.logs()}"
+            assert info.state in ("queued", "running"), f"{info.error}\n{fleet.logs()}"
             found.append(len(results))
         return bool(found)
 

@@ -72,6 +72,7 @@ def exchange(samples: Sleeping, work: WorkSpec, fast: int = 1 << 20) -> Update:
     return trainer.run(Work(0, 3, 1, (((0, SAMPLES),),)), trainer.parameters.state.copy())
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("work", [ROUND, STEP], ids=["round", "step"])
 def test_a_worker_with_slow_data_waits_and_one_with_fast_data_does_not(work: WorkSpec) -> None:
     slow, fast = exchange(Sleeping(LONG, SHORT), work).data, exchange(Sleeping(SHORT, LONG), work).data
@@ -83,12 +84,14 @@ def test_a_worker_with_slow_data_waits_and_one_with_fast_data_does_not(work: Wor
     assert slow.reading >= 0.95 * passes * SAMPLES * LONG
 
 
+@pytest.mark.serial
 def test_threads_that_read_ahead_hide_what_is_faster_than_training() -> None:
     found = exchange(Sleeping(LONG / 4, LONG), replace(ROUND, prefetch=2)).data
     assert found.waited < 40  # the first batch of each pass, and the load of this machine
     assert exchange(Sleeping(LONG / 4, LONG / 40), replace(ROUND, prefetch=1)).data.waited > 60
 
 
+@pytest.mark.serial
 def test_mini_epochs_wait_for_the_flash_once_a_round() -> None:
     work = replace(ROUND, mini_epoch=16)
     slow = exchange(Sleeping(LONG, SHORT), work).data

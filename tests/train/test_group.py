@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,6 +23,7 @@ from millpond.base.errors import LocalError
 from millpond.train import group
 
 from ..forking import server
+from ..ports import unused_port
 from .group_worker import BATCH, CHANGE, EPOCH, EPOCHS, PRIVATE, PUBLIC, Run, data, slowed
 
 WORKER = Path(__file__).with_name("group_worker.py")
@@ -41,8 +41,7 @@ def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 def run(ranks: int, *argv: str | Path) -> list[list[str]]:
     """The lines that each process of a group prints."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = unused_port()
     with ExitStack() as undo:
         workers = []
         for rank in range(ranks):
@@ -134,6 +133,7 @@ def test_who_has_no_samples_left_takes_part_with_none(three: list[dict[str, Any]
     assert states[0] == states[1] == states[2] == by_hand(steps)
 
 
+@pytest.mark.serial
 def test_who_is_slow_gets_less_and_the_others_more(three: list[dict[str, Any]]) -> None:
     batches = three[0]["batches"]
     assert all(sum(step) == BATCH and min(step) >= 2 for step in batches)

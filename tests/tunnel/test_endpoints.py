@@ -178,7 +178,7 @@ def test_reconnecting_leaks_nothing(pair: Any) -> None:
         os.kill(host.pumps()[0], signal.SIGKILL)
         host.wait_up(after=generation)
         device.wait_up(after=generation)
-    assert held() == before
+    eventually(lambda: held() == before, f"as many descriptors as before, {before}")
     for end in (host, device):
         regions = Path(f"/proc/{end.process.pid}/maps").read_text().count("millpond-tunnel")
         assert regions == 1

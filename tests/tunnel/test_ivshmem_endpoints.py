@@ -119,7 +119,7 @@ def test_a_second_end_of_a_role_is_refused_until_the_first_leaves(undo: ExitStac
     other_side = Namespace(undo)
     second = start_end(undo, other_side, "host", board.socket)
     second.wait_down("another host is connected to this device")
-    assert host.status["state"] == device.status["state"] == "up"
+    eventually(lambda: host.status["state"] == device.status["state"] == "up", "the first goes on")
     host.process.terminate()
     second.wait_up(after=1)
 

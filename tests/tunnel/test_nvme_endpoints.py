@@ -71,8 +71,8 @@ class Fabric:
         target.wait_up()
         return target, host
 
-    def exchange(self, total: int) -> tuple[Program, Program]:
-        server = self.device_side.traffic("serve", DEVICE_ADDRESS, total)
+    def exchange(self, total: int, role: str = "serve") -> tuple[Program, Program]:
+        server = self.device_side.traffic(role, DEVICE_ADDRESS, total)
         server.says("listening")
         return server, self.host_side.traffic("exchange", DEVICE_ADDRESS, total)
 
@@ -141,10 +141,11 @@ def test_idle_receives_end_empty_and_the_link_stays(fabric: Fabric) -> None:
 def test_a_killed_end_comes_back_and_the_same_connection_finishes(fabric: Fabric, victim: str) -> None:
     target, host = fabric.start()
     total = 64 * MB
-    server, client = fabric.exchange(total)
+    server, client = fabric.exchange(total, "pause")
     server.says("begun")
     (target if victim == "target" else host).kill()
     assert client.process.poll() is None and server.process.poll() is None, "all was sent before the kill"
+    server.process.send_signal(signal.SIGCONT)
     if victim == "target":
         target = fabric.target()
         host.wait_up(after=1)

@@ -59,6 +59,7 @@ class Sender:
         memory = link.region.queue(self._number, depth)
         self._host = HostQueue(memory) if role == "host" else None
         self._device = None if role == "host" else ControllerQueue(memory, (Opcode.RECV,))
+        self._depth, self._under_way = depth, 0
 
     def send(self, data: bytes) -> None:
         """Give the victim a packet once there is room for one."""
@@ -67,6 +68,7 @@ class Sender:
             meet(lambda: self._reaped(cids))
             self._host.buffers[cids[0]][: len(data)] = data
             self._host.submit(Opcode.SEND, cids[0], len(data))
+            self._under_way += 1
         elif self._device is not None:
             device = self._device
             meet(device.ready)
@@ -76,10 +78,26 @@ class Sender:
             device.complete(command[1], len(data))
         self._notify()
 
-    def _reaped(self, cids: list[int]) -> bool:
+    def drain(self) -> None:
+        """Wait until the victim has taken all packets: it has given back their buffers."""
+        for _ in range(self._depth - 1 if self._device else 0):
+            assert self._device is not None
+            meet(self._device.ready)
+            assert self._device.fetch() is not None
+
+        if self._host is not None:
+            meet(lambda: self._left() == 0)
+
+    def _left(self) -> int:
+        """How many packets the victim, a device, has not taken yet."""
         assert self._host is not None
         while self._host.reap() is not None:
-            pass
+            self._under_way -= 1
+        return self._under_way
+
+    def _reaped(self, cids: list[int]) -> bool:
+        assert self._host is not None
+        self._left()
         cid = self._host.acquire()
         cids.extend([] if cid is None else [cid])
         return cid is not None
@@ -95,7 +113,7 @@ def send_to(victim: str, pair: Pair, packets: list[bytes], *options: str) -> dic
         end.wait_up()
         for data in packets:
             sender.send(data)
-        time.sleep(0.3)
+        sender.drain()
     mallory.close()
     figures: dict[str, Any] = end.wait_down("the peer is gone")
     assert figures["resets"] == 0
@@ -140,7 +158,7 @@ def test_the_kernel_takes_exactly_the_random_headers_that_pass(pair: Pair) -> No
             data = vnet_packets.random_packet(DEVICE_ADDRESS, OUT_PEER, chance)
             sender.send(data)
             sent, allowed = sent + 1, allowed + is_allowed(data[:32], 12, len(data), ALL_OFFLOADS)
-        time.sleep(0.3)
+        sender.drain()
     mallory.close()
     figures = host.wait_down("the peer is gone")
     catcher.process.send_signal(signal.SIGTERM)

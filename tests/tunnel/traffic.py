@@ -2,12 +2,15 @@
 """TCP traffic between two namespaces, as a program: serve, exchange, echo, ping-pong.
 
 ``serve``: accepts one connection, receives and sends BYTES at once, prints the digest of what came.
+``pause``: the same, but this process stops itself (SIGSTOP) when the first bytes have come.
 ``exchange``: the same from the connecting side. ``echo`` and ``pingpong``: one byte there and back, N times.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import socket
 import sys
 import threading
@@ -27,20 +30,22 @@ def send(sock: socket.socket, seed: int, total: int) -> None:
     sock.shutdown(socket.SHUT_WR)
 
 
-def receive(sock: socket.socket) -> tuple[int, str]:
+def receive(sock: socket.socket, pauses: bool = False) -> tuple[int, str]:
     digest, count = hashlib.sha256(), 0
     while data := sock.recv(1 << 18):
         digest.update(data)
         count += len(data)
         if count == len(data):
             print("begun", flush=True)
+            if pauses:
+                os.kill(os.getpid(), signal.SIGSTOP)
     return count, digest.hexdigest()
 
 
-def both_ways(sock: socket.socket, seed: int, total: int) -> None:
+def both_ways(sock: socket.socket, seed: int, total: int, pauses: bool = False) -> None:
     sender = threading.Thread(target=send, args=(sock, seed, total), daemon=True)
     sender.start()
-    count, digest = receive(sock)
+    count, digest = receive(sock, pauses)
     sender.join()
     print(count, digest, flush=True)
 
@@ -71,7 +76,7 @@ def accept(address: str, port: int) -> socket.socket:
 
 
 def main(role: str, address: str, port: str, number: str) -> None:
-    listens = role in ("serve", "echo")
+    listens = role in ("serve", "pause", "echo")
     sock = accept(address, int(port)) if listens else socket.create_connection((address, int(port)), 10)
     # After a link was down TCP tries again as late as twice that time.
     sock.settimeout(90)
@@ -81,7 +86,7 @@ def main(role: str, address: str, port: str, number: str) -> None:
         elif role == "pingpong":
             pingpong(sock, int(number))
         else:
-            both_ways(sock, 1 if listens else 2, int(number))
+            both_ways(sock, 1 if listens else 2, int(number), role == "pause")
 
 
 if __name__ == "__main__":

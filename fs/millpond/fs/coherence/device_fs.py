@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import stat
-import sys
 
 from millpond.fs.coherence.coherent_fs import CoherentFs, DelegationBreaker
 from millpond.fs.coherence.device_cache import DeviceCache
@@ -44,18 +43,25 @@ class DeviceFs(CoherentFs):
         """Return the file with this name."""
         since = self._cache.begin()
         try:
-            found = super().lookup(parent, name)
+            found = self._find(parent, name)
         except FileNotFoundError:
             raise NegativeEntry(self._name_seconds(parent, since)) from None
-        except OSError as error:
-            if error.errno in _OUT_OF_DESCRIPTORS:  # the kernel forgets what a lookup does not find
-                self._cache.drop_names()
-                self._memory.check(sys.maxsize)
-            raise
         with self._tree.pinned(found.node) as place:
             self._memory.check(place)  # a new descriptor has the lowest free number
         seconds = self._seconds(found.node, found.attributes, since)
         return FoundEntry(found.node, found.attributes, seconds, self._name_seconds(parent, since))
+
+    def _find(self, parent: Node, name: bytes) -> FoundEntry:
+        """Return the file with this name, once the kernel has forgotten others if there is no descriptor."""
+        while True:
+            try:
+                return super().lookup(parent, name)
+            except OSError as error:
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    raise
+                self._cache.drop_names()  # the kernel forgets what a lookup does not find
+                if not self._memory.make_room():
+                    raise
 
     def _seconds(self, node: Node, known: Attributes, since: int) -> float:
         return self._cache.seconds(known.inode, node, since, directory=stat.S_ISDIR(known.mode))

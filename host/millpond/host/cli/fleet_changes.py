@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,7 +24,7 @@ from millpond.host.fleet.directory import DeviceConfig
 from millpond.host.terminal import printing
 
 REFUSAL_SECONDS = 20.0
-"""How long a daemon may take to refuse a device: the longest silence of an agent, and more."""
+"""How long a daemon may take to refuse a device, beside the longest silence of its agent."""
 
 
 def add(
@@ -82,8 +81,9 @@ def revoke(
     from millpond.host.fleet import renewal  # imports cryptography, which takes long
 
     directory.check_name(device)
-    count = renewal.revoke(directory.read(fleet_directory, authority), device)
-    taken = _wait_for_refusal(fleet_directory, device)
+    found = directory.read(fleet_directory, authority)
+    count = renewal.revoke(found, device)
+    taken = _wait_for_refusal(found, device)
     if output is Format.JSON:
         printing.print_json({"device": device, "revoked": count, "daemon": taken})
         return
@@ -92,15 +92,15 @@ def revoke(
         print("no host daemon runs, or it does not know the device: the next one refuses it")
 
 
-def _wait_for_refusal(fleet_directory: Path, device: str) -> bool:
+def _wait_for_refusal(fleet: directory.Fleet, device: str) -> bool:
     """Wait until the daemon refuses a device; return False where none runs, or does not have it. Raises
     RemoteError for a daemon that does not.
     """
     try:
-        client = DaemonClient(fleet_directory)
+        client = DaemonClient(fleet.directory)
     except LocalError:
         return False
-    end = time.monotonic() + REFUSAL_SECONDS
+    end = time.monotonic() + fleet.config.silence + REFUSAL_SECONDS
     with client, contextlib.suppress(ConnectionLost):
         while (state := {one.name: one.state for one in client.devices()}.get(device)) != "revoked":
             if state is None:

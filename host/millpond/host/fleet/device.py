@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
 HEARTBEAT_SECONDS = 0.5
-SILENCE_SECONDS = 3.0
 RETRY_SECONDS = 0.25
 RETRY_INCOMPATIBLE_SECONDS = 2.0
 _NO_LINK: dict[str, Any] = {
@@ -271,7 +270,7 @@ class Device:
     def _heartbeat(self, agent: Channel) -> None:
         welcome = self._status.welcome
         assert welcome is not None
-        load = self._get_load(agent, welcome, SILENCE_SECONDS)
+        load = self._get_load(agent, welcome, self._fleet.config.silence)
         if bool(load.fault) is not (self._status.state is DeviceState.FAULTY):
             self._transition(
                 DeviceEvent.FAULT if load.fault else DeviceEvent.GREETED, load.fault, welcome, load

@@ -73,7 +73,9 @@ class JobsConfig:
 class FleetConfig:
     """The contents of ``fleet.toml``. ``network`` has a /30 for each device. ``watts``
     declares the host's power, for hosts without a meter. ``zygote_idle`` is the seconds from the end of the
-    host's last worker to that of the zygote, which holds torch. ``lan`` is the shape of an emulated LAN.
+    host's last worker to that of the zygote, which holds torch. ``silence`` is the seconds without an answer
+    of its agent after which a device is lost; a job goes on without it after half of them. ``lan`` is the
+    shape of an emulated LAN.
     """
 
     name: str
@@ -81,6 +83,7 @@ class FleetConfig:
     device: tuple[DeviceConfig, ...] = field(default_factory=tuple)
     watts: Watts | None = None
     zygote_idle: float = 600.0
+    silence: float = 3.0
     host: HostConfig = field(default_factory=HostConfig)
     lan: LinkShape = field(default_factory=LinkShape)
     jobs: JobsConfig = field(default_factory=JobsConfig)
@@ -269,6 +272,8 @@ def checked(config: FleetConfig) -> FleetConfig:
         joules.check(config.watts, "fleet.toml: watts")
     if not 1 <= config.zygote_idle <= 86400:
         raise ConfigError("fleet.toml: zygote_idle must be 1 to 86400 seconds")
+    if not 2 <= config.silence <= 600:
+        raise ConfigError("fleet.toml: silence must be 2 to 600 seconds")
     if min(config.jobs.keep, config.jobs.mib) < 0:
         raise ConfigError("fleet.toml: jobs: keep and mib must be 0 or more; 0 is without a limit")
     for device in config.device:

@@ -40,7 +40,6 @@ MEMORY_PART = 0.8
 """Part of a machine's free memory that a worker may use."""
 MOST_BATCH = 1 << 16
 """Largest batch of one worker."""
-SILENCE_SECONDS = 1.5
 TICK_SECONDS = 0.2
 MOST_EVENTS = 1000
 """Events that are kept of one epoch: the last ones."""
@@ -160,20 +159,21 @@ class Admission:
             supervisor.lose(dispatcher.worker, reason, pause)
 
     def check_silence(self) -> None:
-        """Close workers on devices that have been silent for SILENCE_SECONDS, so that no exchange waits for
-        them. Silence does not count while this process itself was late to listen. Raises JobStopped.
+        """Close workers on devices that have been silent for half of the fleet's ``silence``, so that no
+        exchange waits for them. Silence does not count while this process itself was late to listen. Raises
+        JobStopped.
         """
         self._group.check_stop()
-        now = time.monotonic()
-        if now - self._looked > TICK_SECONDS + SILENCE_SECONDS / 2:
-            self._trust_after = now + SILENCE_SECONDS
+        now, longest = time.monotonic(), self._context.fleet.config.silence / 2
+        if now - self._looked > TICK_SECONDS + longest / 2:
+            self._trust_after = now + longest
         self._looked = now
         if now < self._trust_after:
             return
         for dispatcher in (*self._engine.outstanding(), *self._profiler.dispatchers):
             device = self._context.devices.get(dispatcher.worker.name)
-            if device is not None and device.silence > SILENCE_SECONDS:
-                dispatcher.abandon(f"its agent was silent for {SILENCE_SECONDS:g} s")
+            if device is not None and device.silence > longest:
+                dispatcher.abandon(f"its agent was silent for {longest:g} s")
 
     def note(self, kind: str, worker: str, text: str) -> None:
         """Note an event of the job."""
