@@ -150,8 +150,8 @@ def exchange(board: Board, side: Namespace, total: int, role: str = "serve") -> 
 
 
 def check(server: GuestProgram, client: Program, total: int) -> None:
-    assert client.result(PATIENCE) == expected(1, total)
-    assert server.result() == expected(2, total)
+    assert client.result(PATIENCE) == expected(total)
+    assert server.result() == expected(total)
 
 
 def engine_works(board: Board, engine: str) -> bool:

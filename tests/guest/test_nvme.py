@@ -19,7 +19,7 @@ import pytest
 
 from millpond.nvmet.vendor_commands import WINDOW
 
-from ..tunnel.conftest import End, Namespace, Program, _libc, eventually
+from ..tunnel.conftest import End, Namespace, Program, _libc, counted_end, eventually
 from ..tunnel.test_endpoints import expected
 from .guest import Guest, GuestProgram
 from .machine import Hardware
@@ -68,13 +68,11 @@ class Rack:
 
     def target(self, *options: str) -> End:
         """A target that listens."""
-        reader, writer = os.pipe()
         argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.nvmet"]
         argv += ["--listen", f"127.0.0.1:{PORT}", "--backing", str(self.backing), "--nqn", NQN]
         argv += ["--host-nqn", "nqn.2014-08.org.nvmexpress:uuid:6d696c6c-706f-4e64-8000-000000000001"]
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE}/30", "--name", "csd0", *options]
-        end = End([*argv, "--status-fd", str(writer)], self.namespace.enter, reader)
-        os.close(writer)
+        end = counted_end(argv, self.namespace.enter)
         self._undo.callback(end.close)
         eventually(lambda: end.statuses, "the target listening", 10)
         return end
@@ -120,9 +118,11 @@ def connected(rack: Rack) -> Iterator[End]:
     target.close()
 
 
-def check(server: Program, client: GuestProgram, total: int) -> None:
-    assert client.result(120) == expected(1, total)
-    assert server.result() == expected(2, total)
+def check(server: Program, client: GuestProgram, total: int, *ends: End | GuestProgram) -> None:
+    found = client.result(120), server.result()
+    assert found == (expected(total), expected(total)), [
+        end.story if isinstance(end, End) else str(end) for end in ends
+    ]
 
 
 def figures_of(target: End) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_idle_receives_do_not_outlast_the_drivers_patience(rack: Rack, connected
 
 
 def test_a_stream_outlives_a_controller_reset(rack: Rack, connected: End) -> None:
-    with rack.host():
+    with rack.host() as host:
         connected.wait_up(seconds=30)
         server, client = rack.exchange(16 * MB, "pause")
         server.says("begun", 30)
@@ -186,11 +186,11 @@ def test_a_stream_outlives_a_controller_reset(rack: Rack, connected: End) -> Non
         assert client.code is None and server.process.poll() is None, "all was sent before the reset"
         server.process.send_signal(signal.SIGCONT)
         connected.wait_up(after=1, seconds=30)
-        check(server, client, 16 * MB)
+        check(server, client, 16 * MB, host, connected)
 
 
 def test_a_stream_outlives_its_target(rack: Rack, connected: End) -> None:
-    with rack.host():
+    with rack.host() as host:
         connected.wait_up(seconds=30)
         server, client = rack.exchange(16 * MB, "pause")
         server.says("begun", 30)
@@ -199,7 +199,7 @@ def test_a_stream_outlives_its_target(rack: Rack, connected: End) -> None:
         server.process.send_signal(signal.SIGCONT)
         second = rack.target()
         second.wait_up(after=1, seconds=30)
-        check(server, client, 16 * MB)
+        check(server, client, 16 * MB, host, second)
         counts = figures_of(second)["opcodes"]
     assert counts["81h"]["bytes"] > 0 and counts["82h"]["bytes"] > 0
 
@@ -212,9 +212,9 @@ def test_a_stream_outlives_its_host_end(rack: Rack, connected: End) -> None:
     host.kill()
     assert client.code is None and server.process.poll() is None, "all was sent before the kill"
     server.process.send_signal(signal.SIGCONT)
-    with rack.host():
+    with rack.host() as second:
         connected.wait_up(after=1, seconds=30)
-        check(server, client, 16 * MB)
+        check(server, client, 16 * MB, second, connected)
 
 
 def test_without_a_controller_the_host_end_waits_and_says_so(rack: Rack) -> None:

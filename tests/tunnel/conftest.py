@@ -24,6 +24,7 @@ import pytest
 from millpond.linux.confinement.sandbox import Sandbox, spawn
 from millpond.linux.syscalls import CLONE_NEWNET, CLONE_NEWUSER
 from millpond.tunnel.datapath import native
+from millpond.tunnel.datapath.stats_shm import make_stats, map_stats
 
 from ..effort import scaled
 from ..waiting import eventually
@@ -67,8 +68,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 class Program:
     """A child process whose output lines are collected."""
 
-    def __init__(self, argv: list[str], enter: Callable[[], None], read: int | None = None) -> None:
-        pass_fds = () if read is None else (int(argv[-1]),)
+    def __init__(
+        self,
+        argv: list[str],
+        enter: Callable[[], None],
+        read: int | None = None,
+        inherited: tuple[int, ...] = (),
+    ) -> None:
+        pass_fds = inherited if read is None else (*inherited, int(argv[-1]))
         self.errors: list[str] = []
         self.lines: list[str] = []
         self.times: list[float] = []
@@ -119,7 +126,19 @@ class Program:
 
 
 class End(Program):
-    """A tunnel end."""
+    """A tunnel end; ``counters`` is the memory file that it counts in, if it was given one."""
+
+    def __init__(
+        self, argv: list[str], enter: Callable[[], None], read: int, counters: int | None = None
+    ) -> None:
+        self._counts = () if counters is None else map_stats(counters)
+        super().__init__(argv, enter, read, () if counters is None else (counters,))
+
+    @property
+    def story(self) -> str:
+        """What it tells of its links and its packets, out and in, for the message of a failure."""
+        counts = [stats.read() for stats in self._counts]
+        return f"{self.process.args!r}: {self.lines[-4:]}, {counts}, {self.errors[-20:]}"
 
     @property
     def statuses(self) -> list[dict[str, Any]]:
@@ -173,6 +192,17 @@ class End(Program):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def counted_end(argv: list[str], enter: Callable[[], None]) -> End:
+    """Start an endpoint, or a target, with descriptors for its status and its counters."""
+    reader, writer = os.pipe()
+    counters = make_stats()
+    argv = [*argv, "--counters-fd", str(counters), "--status-fd", str(writer)]
+    end = End(argv, enter, reader, counters)
+    os.close(writer)
+    os.close(counters)
+    return end
+
+
 class Namespace:
     """A network namespace, and a user namespace around it where that takes one."""
 
@@ -217,12 +247,9 @@ class Namespace:
 
     def end(self, role: str, path: Path, *options: str, interface: str = INTERFACE) -> End:
         address = HOST_ADDRESS if role == "host" else DEVICE_ADDRESS
-        reader, writer = os.pipe()
         argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel", role, "--socket", str(path)]
         argv += ["--interface", interface, "--address", f"{address}/30", "--engine", self.engine]
-        argv += [*options, "--status-fd", str(writer)]
-        end = End(argv, self.enter, reader)
-        os.close(writer)
+        end = counted_end([*argv, *options], self.enter)
         self._undo.callback(end.close)
         return end
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP streams that live for seconds and print their digests: ``serve ADDRESS`` and ``call ADDRESS SEED``.
+"""TCP streams that live for seconds and are checked: ``serve ADDRESS`` and ``call ADDRESS SEED``.
 
-The caller keeps two connections open; each carries random bytes both ways at a steady rate, ends after a few
+The caller keeps two connections open; each carries counted bytes both ways at a steady rate, ends after a few
 seconds and is followed by another, until SIGTERM. Both sides print a JSON object for each connection: its
-number, when it began and ended, and bytes and SHA-256 of what was sent and what came.
+number, when it began and ended, the longest time in which nothing came, and, of what was sent and what came,
+the bytes, whether they are intact, and the error that ended it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import signal
@@ -19,66 +19,80 @@ import threading
 import time
 from collections.abc import Callable
 
+from counted_stream import CountedCheck, counted
+
 PORT = 7001
 CHUNK, PAUSE = 1 << 16, 0.01
 SHORTEST, LONGEST = 4.0, 12.0
-STALLED = 60.0
+STALLED = 150.0
+"""Seconds without progress that end a stream. After a loss TCP tries again later and later, at most 120 s
+apart (TCP_RTO_MAX): a stream whose every attempt met a dead link is not harmed, it goes on with the next one.
+"""
+ANSWERS = 1 << 16
+"""The stream that answers number n is n plus this."""
 
 _ended = threading.Event()
 
 
-class Tally:
-    """Bytes and their digest, and the error that ended the stream, if any."""
+class Sent:
+    """What was sent of a stream."""
 
-    def __init__(self) -> None:
-        self.bytes, self._digest, self.error = 0, hashlib.sha256(), ""
+    def __init__(self, stream: int) -> None:
+        self._stream, self._bytes, self._error = stream, 0, ""
 
-    def add(self, data: bytes) -> bytes:
-        self.bytes += len(data)
-        self._digest.update(data)
-        return data
+    def send(self, sock: socket.socket, done: Callable[[], bool]) -> None:
+        """Send it at a steady rate until ``done``."""
+        try:
+            while not done():
+                data = counted(self._stream, self._bytes, CHUNK)
+                self._bytes += CHUNK
+                sock.sendall(data)
+                time.sleep(PAUSE)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._error = str(error)
 
     def report(self) -> list[object]:
-        return [self.bytes, self._digest.hexdigest(), self.error]
+        return [self._bytes, "intact", self._error]
 
 
-def send(sock: socket.socket, tally: Tally, seed: int, done: Callable[[], bool]) -> None:
-    """Random bytes, no piece like another, at a steady rate until ``done``."""
-    source = random.Random(seed)
-    pool = source.randbytes(1 << 20)
-    while not done():
-        start = source.randrange(len(pool) - CHUNK)
-        sock.sendall(tally.add(pool[start : start + CHUNK]))
-        time.sleep(PAUSE)
-    sock.shutdown(socket.SHUT_WR)
+class Received:
+    """What came of a stream, and the longest ``silence`` before more of it came, in seconds."""
+
+    def __init__(self, stream: int) -> None:
+        self._check, self._error, self.silence = CountedCheck(stream), "", 0.0
+
+    def receive(self, sock: socket.socket) -> None:
+        """Receive it to its end."""
+        data, last = b"x", time.monotonic()
+        try:
+            while data:
+                data = sock.recv(1 << 18)
+                self._check.take(data)
+                self.silence, last = max(self.silence, time.monotonic() - last), time.monotonic()
+        except OSError as error:
+            self._error, self.silence = str(error), max(self.silence, time.monotonic() - last)
+
+    def report(self) -> list[object]:
+        return [self._check.bytes, self._check.verdict, self._error]
 
 
-def receive(sock: socket.socket, tally: Tally) -> None:
-    try:
-        while tally.add(sock.recv(1 << 18)):
-            pass
-    except OSError as error:
-        tally.error = str(error)
-
-
-def report(number: int, began: float, sent: Tally, received: Tally) -> None:
-    figures = {"number": number, "began": began, "ended": time.monotonic()}
-    print(
-        json.dumps(figures | {"sent": sent.report(), "received": received.report()}) + "\n",
-        end="",
-        flush=True,
-    )
+def report(number: int, began: float, sent: Sent, received: Received) -> None:
+    figures = {"number": number, "began": began, "ended": time.monotonic(), "silence": received.silence}
+    found = figures | {"sent": sent.report(), "received": received.report()}
+    print(json.dumps(found) + "\n", end="", flush=True)
 
 
 def answer(sock: socket.socket) -> None:
     """As the server: send for as long as the caller does."""
-    began, sent, received, heard_all = time.monotonic(), Tally(), Tally(), threading.Event()
+    began, heard_all = time.monotonic(), threading.Event()
     with sock:
         sock.settimeout(STALLED)
-        number = struct.unpack("<Q", received.add(sock.recv(8, socket.MSG_WAITALL)))[0]
-        sender = threading.Thread(target=send, args=(sock, sent, number + (1 << 32), heard_all.is_set))
+        number = struct.unpack("<Q", sock.recv(8))[0]
+        sent, received = Sent(number + ANSWERS), Received(number)
+        sender = threading.Thread(target=sent.send, args=(sock, heard_all.is_set))
         sender.start()
-        receive(sock, received)
+        received.receive(sock)
         heard_all.set()
         sender.join()
         report(number, began, sent, received)
@@ -99,13 +113,13 @@ def converse(address: str, number: int, life: float) -> None:
     sock = connect(address)
     if sock is None:
         return
-    began, sent, received = time.monotonic(), Tally(), Tally()
+    began, sent, received = time.monotonic(), Sent(number), Received(number + ANSWERS)
     with sock:
         sock.settimeout(STALLED)
-        sock.sendall(sent.add(struct.pack("<Q", number)))
-        receiver = threading.Thread(target=receive, args=(sock, received))
+        sock.sendall(struct.pack("<Q", number))
+        receiver = threading.Thread(target=received.receive, args=(sock,))
         receiver.start()
-        send(sock, sent, number, lambda: _ended.is_set() or time.monotonic() > began + life)
+        sent.send(sock, lambda: _ended.is_set() or time.monotonic() > began + life)
         receiver.join()
         report(number, began, sent, received)
 

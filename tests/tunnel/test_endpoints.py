@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
@@ -40,13 +39,9 @@ every_combination = pytest.mark.parametrize("engines", each_with_each("python-c"
 every_combination_if_full = pytest.mark.parametrize("engines", each_with_each(), indirect=True)
 
 
-def expected(seed: int, total: int) -> str:
-    """What traffic.py prints for ``total`` bytes, whole chunks, sent with ``seed``."""
-    digest = hashlib.sha256()
-    for offset in range(0, total, 1 << 16):
-        block = hashlib.sha256(b"%d %d" % (seed, offset)).digest()
-        digest.update(block * ((1 << 16) // len(block)))
-    return f"{total} {digest.hexdigest()}"
+def expected(total: int) -> str:
+    """What traffic.py prints when ``total`` bytes came as they were sent."""
+    return f"{total} intact"
 
 
 def start_exchange(pair: Any, total: int) -> tuple[Any, Any]:
@@ -56,8 +51,8 @@ def start_exchange(pair: Any, total: int) -> tuple[Any, Any]:
 
 
 def check_exchange(server: Any, client: Any, total: int) -> None:
-    assert client.result() == expected(1, total)
-    assert server.result() == expected(2, total)
+    assert client.result() == expected(total)
+    assert server.result() == expected(total)
 
 
 @every_combination

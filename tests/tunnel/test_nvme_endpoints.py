@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ..waiting import eventually
-from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program
+from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program, counted_end
 from .nvme_initiator import HOST_NQN, NQN
 from .test_endpoints import expected
 
@@ -52,15 +52,15 @@ class Fabric:
             HOST_NQN,
         ]
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE_ADDRESS}/30", "--name", "csd0", *options]
-        return self._end(self.device_side, [*argv, "--status-fd"])
+        end = counted_end(argv, self.device_side.enter)
+        self._undo.callback(end.close)
+        return end
 
     def host(self, mtu: int = 65520) -> End:
         argv = [sys.executable, "-W", "error", str(INITIATOR), "host", str(self._folder / "dial")]
-        return self._end(self.host_side, [*argv, INTERFACE, f"{HOST_ADDRESS}/30", str(mtu)])
-
-    def _end(self, side: Namespace, argv: list[str]) -> End:
+        argv += [INTERFACE, f"{HOST_ADDRESS}/30", str(mtu)]
         reader, writer = os.pipe()
-        end = End([*argv, str(writer)], side.enter, reader)
+        end = End([*argv, str(writer)], self.host_side.enter, reader)
         os.close(writer)
         self._undo.callback(end.close)
         return end
@@ -82,9 +82,9 @@ def fabric(undo: ExitStack, tmp_path: Path, tun_works: None) -> Fabric:
     return Fabric(undo, tmp_path)
 
 
-def check(server: Program, client: Program, total: int) -> None:
-    assert client.result() == expected(1, total)
-    assert server.result() == expected(2, total)
+def check(server: Program, client: Program, total: int, *ends: End) -> None:
+    found = client.result(), server.result()
+    assert found == (expected(total), expected(total)), [end.story for end in ends]
 
 
 def stopped(target: End) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_a_killed_end_comes_back_and_the_same_connection_finishes(fabric: Fabric
     else:
         host = fabric.host()
         target.wait_up(after=1)
-    check(server, client, total)
+    check(server, client, total, host, target)
     assert host.status["generation"] == target.status["generation"] >= 2
 
 
@@ -170,5 +170,5 @@ def test_a_target_that_is_suspended_is_left_and_found_again(fabric: Fabric) -> N
     os.kill(target.process.pid, signal.SIGSTOP)
     time.sleep(1)
     os.kill(target.process.pid, signal.SIGCONT)
-    check(server, client, 32 * MB)
+    check(server, client, 32 * MB, host, target)
     eventually(lambda: target.status["state"] == host.status["state"] == "up", "up again")

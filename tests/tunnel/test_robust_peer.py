@@ -45,7 +45,7 @@ def exchange(pair: Pair, address: str = DEVICE_ADDRESS) -> None:
     server = pair.device_side.traffic("serve", address, 1 << 20)
     server.says("listening")
     client = pair.host_side.traffic("exchange", address, 1 << 20)
-    assert client.result().startswith("1048576 ") and server.result().startswith("1048576 ")
+    assert client.result() == server.result() == "1048576 intact"
 
 
 @pytest.mark.parametrize("turn", scaled([1], [1, 2]))

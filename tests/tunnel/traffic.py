@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """TCP traffic between two namespaces, as a program: serve, exchange, echo, ping-pong.
 
-``serve``: accepts one connection, receives and sends BYTES at once, prints the digest of what came.
-``pause``: the same, but this process stops itself (SIGSTOP) when the first bytes have come.
-``exchange``: the same from the connecting side. ``echo`` and ``pingpong``: one byte there and back, N times.
+``serve``: accepts one connection, receives and sends BYTES at once, prints how many came and whether they are
+those that were sent. ``pause``: the same, but this process stops itself (SIGSTOP) when the first bytes have
+come. ``exchange``: the same as ``serve`` from the connecting side. ``echo`` and ``pingpong``: one byte there
+and back, N times.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -16,38 +16,34 @@ import sys
 import threading
 import time
 
+from counted_stream import CountedCheck, counted
+
 CHUNK = 1 << 16
 
 
-def pattern(seed: int, offset: int) -> bytes:
-    block = hashlib.sha256(b"%d %d" % (seed, offset)).digest()
-    return block * (CHUNK // len(block))
-
-
-def send(sock: socket.socket, seed: int, total: int) -> None:
+def send(sock: socket.socket, stream: int, total: int) -> None:
     for offset in range(0, total, CHUNK):
-        sock.sendall(pattern(seed, offset)[: total - offset])
+        sock.sendall(counted(stream, offset, min(CHUNK, total - offset)))
     sock.shutdown(socket.SHUT_WR)
 
 
-def receive(sock: socket.socket, pauses: bool = False) -> tuple[int, str]:
-    digest, count = hashlib.sha256(), 0
+def receive(sock: socket.socket, stream: int, pauses: bool = False) -> str:
+    check = CountedCheck(stream)
     while data := sock.recv(1 << 18):
-        digest.update(data)
-        count += len(data)
-        if count == len(data):
+        check.take(data)
+        if check.bytes == len(data):
             print("begun", flush=True)
             if pauses:
                 os.kill(os.getpid(), signal.SIGSTOP)
-    return count, digest.hexdigest()
+    return f"{check.bytes} {check.verdict}"
 
 
-def both_ways(sock: socket.socket, seed: int, total: int, pauses: bool = False) -> None:
-    sender = threading.Thread(target=send, args=(sock, seed, total), daemon=True)
+def both_ways(sock: socket.socket, mine: int, other: int, total: int, pauses: bool = False) -> None:
+    sender = threading.Thread(target=send, args=(sock, mine, total), daemon=True)
     sender.start()
-    count, digest = receive(sock, pauses)
+    found = receive(sock, other, pauses)
     sender.join()
-    print(count, digest, flush=True)
+    print(found, flush=True)
 
 
 def pingpong(sock: socket.socket, rounds: int) -> None:
@@ -86,7 +82,7 @@ def main(role: str, address: str, port: str, number: str) -> None:
         elif role == "pingpong":
             pingpong(sock, int(number))
         else:
-            both_ways(sock, 1 if listens else 2, int(number), role == "pause")
+            both_ways(sock, *((1, 2) if listens else (2, 1)), int(number), role == "pause")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 _NUMBERS: dict[str, tuple[int, int | None]] = {  # x86_64, aarch64
     "brk": (12, 214),
+    "clock_gettime": (228, 113),
     "clock_nanosleep": (230, 115),
     "clone": (56, 220),
     "clone3": (435, 435),
@@ -54,6 +55,7 @@ _NUMBERS: dict[str, tuple[int, int | None]] = {  # x86_64, aarch64
 INTERPRETER = frozenset(
     [
         "brk",
+        "clock_gettime",  # by the vDSO where it cannot read the clock: waits for the GIL need it
         "close",
         "exit",
         "exit_group",
