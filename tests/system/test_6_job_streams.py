@@ -111,7 +111,8 @@ def test_devices_with_private_data_get_no_stream(ready: Emulation, how: str) -> 
     assert [each.samples for each in rounds] == [private + samples(ready)], rounds
     with ready.client() as client:
         after = client.ledgers()
-    assert all(after[name].sent["volume"] == before[name].sent["volume"] for name in ("csd1", "csd2"))
+    sent = [after[name].sent["volume"] - before[name].sent["volume"] for name in ("csd1", "csd2")]
+    assert max(sent) < 16 * samples(ready)  # of 64 bytes each; mounts of other tests tell that they live
 
 
 def test_streams_that_a_job_cannot_have_are_refused_by_name(ready: Emulation) -> None:
