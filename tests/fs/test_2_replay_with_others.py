@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay to the next server beside other hosts, other threads, and programs that go on at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.client import callbacks as recalling
+
+from ..waiting import eventually
+from .caching_client import Client, hold, make
+from .gathering_clients import client, device, patience, public
+from .support import Doing
+from .test_2_replayed_names import BIG, LEASE, Killed, down, server
+
+__all__ = ["client", "device", "patience", "public", "server"]
+pytestmark = pytest.mark.usefixtures("patience")
+
+
+@pytest.fixture
+def by_hand(server: Killed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is told to the next server before the test has it told."""
+    monkeypatch.setattr(recalling, "_AGAIN_SECONDS", 4 * LEASE)
+
+
+def quiet(client: Client, *, expired: bool = False) -> Killed:
+    """Its server is killed, and the thread that hears recalls does nothing more for a long while."""
+    server, channel = down(client, expired=expired), client.recalls._channel
+    assert channel
+    eventually(lambda: channel.sock.fileno() < 0, "the client has seen it")
+    server.refusing = False
+    return server
+
+
+@pytest.fixture
+def others() -> Iterator[list[Client]]:
+    made: list[Client] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_hosts_do_not_wait_for_each_other_with_gathered_data(
+    client: Client, server: Killed, public: Path, others: list[Client]
+) -> None:
+    other = Client(server)
+    others.append(other)
+    for each, name in ((client, b"one"), (other, b"two")):
+        place = each.tree.mkdir(each.public, name, 0o755, None).node
+        hold(each, place)
+        assert each.gather(make(each, b"f", place)[0], BIG)
+        each.tree.async_create.flush()
+    quiet(client)
+    eventually(lambda: not other.tree.rpc.inodes.lease_end, "the other client has seen it")
+    for each in [Doing(each.tree.write_behind.flush_below, None) for each in (client, other)]:
+        each.result(LEASE / 2)
+    assert (public / "one" / "f").read_bytes() == BIG == (public / "two" / "f").read_bytes()
