@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.client import callbacks as recalling
+from millpond.fs.vfs.inode_api import Node, WouldBlock
 
 from ..waiting import eventually
-from .caching_client import Client, hold, make
-from .gathering_clients import client, device, patience, public
-from .support import Doing
+from .caching_client import Client, Device, hold, make
+from .gathering_clients import client, close, device, patience, public
+from .support import Doing, errno_of
 from .test_2_replayed_names import BIG, LEASE, Killed, down, server
 
 __all__ = ["client", "device", "patience", "public", "server"]
@@ -59,3 +60,41 @@ def test_hosts_do_not_wait_for_each_other_with_gathered_data(
     for each in [Doing(each.tree.write_behind.flush_below, None) for each in (client, other)]:
         each.result(LEASE / 2)
     assert (public / "one" / "f").read_bytes() == BIG == (public / "two" / "f").read_bytes()
+
+
+def closed_in(client: Client, directory: Node) -> None:
+    """A file there that the server has not heard of."""
+    node, handle = make(client, b"f", directory)
+    assert client.gather(node, b"data")
+    close(client, handle)
+
+
+def take(other: Client, directory: Node) -> None:
+    """Another host has the directory exclusively."""
+    for name in (b"third", b"fourth"):
+        other.tree.release(make(other, name, directory)[1])
+    assert directory in other.tree.async_create.names.held
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_what_is_made_again_stays_so_if_others_must_be_waited_for(
+    client: Client, device: Device, public: Path, others: list[Client]
+) -> None:
+    """Else its removal by others meanwhile would be told as a loss."""
+    places = [client.tree.mkdir(client.public, name, 0o755, None).node for name in (b"d", b"e")]
+    for place in places:
+        hold(client, place)
+    handle = client.tree.opendir(places[0])
+    client.tree.fsync(handle, False)
+    for place in places:
+        closed_in(client, place)
+    quiet(client, expired=True)
+    others.append(Client(client.server))
+    take(others[0], others[0].find(b"e"))
+    with pytest.raises(WouldBlock):
+        Doing(client.tree.async_create.flush, may_wait=False).result()
+    assert (public / "d" / "f").read_bytes() == b"data" and not (public / "e" / "f").exists()
+    device.tree.unlink(device.tree.lookup(device.public, b"d").node, b"f")
+    client.tree.async_create.flush()
+    assert (public / "e" / "f").read_bytes() == b"data"
+    assert errno_of(client.tree.fsync, handle, False) is None
