@@ -14,8 +14,10 @@ from millpond.fs.vfs.inode_api import Node, WouldBlock
 from ..waiting import eventually
 from .caching_client import Client, Device, hold, make
 from .gathering_clients import client, close, device, patience, public
-from .support import Doing, errno_of
+from .support import Cutting, Doing, errno_of
+from .test_2_contents_with_names import closed
 from .test_2_replayed_names import BIG, LEASE, Killed, down, server
+from .test_2_write_behind_losses import cutting
 
 __all__ = ["client", "device", "patience", "public", "server"]
 pytestmark = pytest.mark.usefixtures("patience")
@@ -97,4 +99,33 @@ def test_what_is_made_again_stays_so_if_others_must_be_waited_for(
     device.tree.unlink(device.tree.lookup(device.public, b"d").node, b"f")
     client.tree.async_create.flush()
     assert (public / "e" / "f").read_bytes() == b"data"
+    assert errno_of(client.tree.fsync, handle, False) is None
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_server_that_did_nothing_proves_nothing_about_the_one_before(
+    client: Client, public: Path, others: list[Client]
+) -> None:
+    """One makes the file and is killed before it answers; for the next one another host must be waited for,
+    within the same request.
+    """
+    handle = client.tree.opendir(client.public)
+    client.tree.fsync(handle, False)
+    closed(client)
+    server = quiet(client, expired=True)
+
+    def next_one() -> None:
+        server.sessions.delegations._leases = None
+        server.drop()
+        server.forget()
+        others.append(Client(server))
+        take(others[0], others[0].public)
+
+    cutting(client)
+    Cutting.then = staticmethod(lambda: Doing(next_one).result())
+    Cutting.cut_after = "fs.replay"
+    with pytest.raises(WouldBlock):
+        Doing(client.tree.async_create.flush, may_wait=False).result()
+    assert Cutting.cut_after is None and (public / "f").read_bytes() == b"data"
+    client.tree.async_create.flush()
     assert errno_of(client.tree.fsync, handle, False) is None
