@@ -24,7 +24,7 @@ from millpond.fs.vfs.path_api import os_error
 
 from .caching_client import Client, Device, brisk, hold, make
 from .gathering_clients import client, close, device, patience, public, sent, server
-from .support import Cutting, Doing, Server, errno_of
+from .support import Cutting, Doing, Server, errno_of, lasts
 from .test_2_hostile_client import World, world
 from .test_2_space_reservation import Limited, limited, until_full
 from .test_2_write_behind_losses import cutting
@@ -125,6 +125,25 @@ def test_an_empty_file_keeps_the_times_that_were_seen(client: Client, public: Pa
     client.tree.async_create.flush()
     assert (public / "f").exists()
     assert client.tree.getattr(node).attributes == seen
+
+
+@pytest.mark.parametrize("how", ["read", "seek"])
+def test_a_look_by_another_thread_does_not_take_the_data_from_a_reader(client: Client, how: str) -> None:
+    node, handle = make(client, b"f")
+    assert client.gather(node, b"data")
+    one = client.tree.write_behind._dirty[node]
+    with one.sending:  # the thread that sends by the clock is about to
+        reading = Doing(
+            lambda: (
+                bytes(client.tree.read(handle, 9, 0))
+                if how == "read"
+                else client.tree.seek(handle, 0, os.SEEK_END)
+            )
+        )
+        assert lasts(lambda: not reading.done)
+        assert client.size(node) == 4
+    assert reading.result() == {"read": b"data", "seek": 4}[how]
+    close(client, handle)
 
 
 def test_what_is_written_after_a_look_is_written_through(client: Client, public: Path) -> None:

@@ -245,10 +245,9 @@ class WriteBehind:
         """Send what is gathered of the file of a node, as ``flush``."""
         if one := self._dirty.get(node):
             self._flush(one, deadline or self._rpc.deadline())
-        elif names and self._async_create.names.with_contents:
-            made = self._async_create.names.files.get(node)
-            if made and made.contents:
-                self._async_create.flush(deadline=deadline)
+        made = self._async_create.names.files.get(node) if names else None  # another thread may hand it over
+        if made and made.contents:
+            self._async_create.flush(deadline=deadline)
 
     def settle(self, file: CachedInode) -> None:
         """Have the attributes of a file be those that it keeps: what is gathered of it is flushed with its
