@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from millpond.fs.client import callbacks as recalling
 from millpond.fs.vfs.inode_api import Node, WouldBlock
+from millpond.fs.vfs.lock_types import HERE, Family, Lock, LockOwner, Mode
+from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
 from .caching_client import Client, Device, hold, make
@@ -129,3 +133,24 @@ def test_a_server_that_did_nothing_proves_nothing_about_the_one_before(
     assert Cutting.cut_after is None and (public / "f").read_bytes() == b"data"
     client.tree.async_create.flush()
     assert errno_of(client.tree.fsync, handle, False) is None
+
+
+USES: dict[str, Callable[[Client, Node, Handle], object]] = {
+    "read": lambda c, _, handle: bytes(c.tree.read(handle, 9, 0)) == b"",
+    "look": lambda c, node, _: c.size(node) == 0,
+    "lock": lambda c, node, _: (
+        c.tree.locks.lock(node, Family.POSIX, Lock(LockOwner(HERE, 1), Mode.WRITE, 0, 9, 1), None) == 0
+    ),
+    "seek": lambda c, _, handle: errno_of(c.tree.seek, handle, 0, os.SEEK_DATA) == errno.ENXIO,
+    "write": lambda c, _, handle: c.tree.write(handle, b"data", 0) == 4,
+}
+
+
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("how", USES)
+def test_an_empty_file_is_used_before_all_else_is_told(client: Client, public: Path, how: str) -> None:
+    node, handle = make(client, b"f")
+    quiet(client)
+    assert USES[how](client, node, handle)
+    assert (public / "f").exists()
+    close(client, handle)

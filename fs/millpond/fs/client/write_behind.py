@@ -246,7 +246,7 @@ class WriteBehind:
         if one := self._dirty.get(node):
             self._flush(one, deadline or self._rpc.deadline())
         made = self._async_create.names.files.get(node) if names else None  # another thread may hand it over
-        if made and made.contents:
+        if made and (made.contents or self._inodes.lease_end <= now()):  # the server may be another one
             self._async_create.flush(deadline=deadline)
 
     def settle(self, file: CachedInode) -> None:
