@@ -127,6 +127,19 @@ def test_an_empty_file_keeps_the_times_that_were_seen(client: Client, public: Pa
     assert client.tree.getattr(node).attributes == seen
 
 
+def test_empty_files_keep_the_times_that_were_seen_beside_a_large_one(client: Client, public: Path) -> None:
+    """Their names go with its data."""
+    node, handle = make(client, b"f")
+    seen = client.tree.getattr(node).attributes
+    close(client, handle)
+    large, handle = make(client, b"g")
+    assert client.gather(large, os.urandom(100_000))
+    Doing(close, client, handle, may_wait=False).result()
+    assert (public / "f").exists() and sent(client, "fs.tell") == 1  # of the directory's first files
+    assert client.tree.getattr(node).attributes == seen
+    assert client.tree.getattr(large).attributes.ctime == (public / "g").stat().st_ctime_ns
+
+
 @pytest.mark.parametrize("how", ["read", "seek"])
 def test_a_look_by_another_thread_does_not_take_the_data_from_a_reader(client: Client, how: str) -> None:
     node, handle = make(client, b"f")

@@ -332,7 +332,7 @@ class RequestHandlers(DirectoryHandlers):
         node = self._node_of(handle)
         flushing = self._delegations.flushing(self.holder, {request.directory: request.granted})
         with flushing, reclaiming(reclaims=not request.granted):
-            self._preallocated.flush(request.updates, self._writable_node)
+            self._preallocated.flush(request.updates, self._writable_node, changed_next=node)
             granted = self._grant_read(node)
             if request.attributes is None:
                 count, refused = self._coherent.write(handle, payload, offset, append=request.append), 0
