@@ -140,6 +140,37 @@ def test_empty_files_keep_the_times_that_were_seen_beside_a_large_one(client: Cl
     assert client.tree.getattr(large).attributes.ctime == (public / "g").stat().st_ctime_ns
 
 
+def test_what_is_written_after_a_look_is_gathered(client: Client, public: Path) -> None:
+    """Somebody looks at a growing file."""
+    node, handle = make(client, b"f")
+    data, told = os.urandom(100_000), sent(client, "fs.tell")
+    for begin in range(0, len(data), 1000):
+        assert client.gather(node, data[begin : begin + 1000], begin)
+        assert begin > 3000 or client.size(node) == begin + 1000
+    assert (sent(client), sent(client, "fs.tell")) == (0, told) and not (public / "f").exists()
+    close(client, handle)
+    assert (public / "f").read_bytes() == data == client.read(node)
+    assert sent(client) == 1 and not client.tree.async_create.names.with_contents
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_times_set_around_a_look_are_not_lost_by_a_write(client: Client, public: Path, when: str) -> None:
+    node, handle = make(client, b"f")
+    assert client.gather(node, b"data")
+    for step in ("before", "look", "after"):
+        if step == "look":
+            assert client.size(node) == 4
+        elif step == when:
+            client.tree.setattr(node, SetAttr(atime=3, mode=0o604))
+    if not client.gather(node, b"more", 4):
+        assert client.tree.write(handle, b"more", 4) == 4
+    close(client, handle)
+    client.tree.async_create.flush()
+    there = (public / "f").stat()
+    assert (there.st_atime_ns, stat.S_IMODE(there.st_mode)) == (3, 0o604)
+    assert (public / "f").read_bytes() == b"datamore"
+
+
 @pytest.mark.parametrize("how", ["read", "seek"])
 def test_a_look_by_another_thread_does_not_take_the_data_from_a_reader(client: Client, how: str) -> None:
     node, handle = make(client, b"f")
