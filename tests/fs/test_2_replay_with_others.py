@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.client import callbacks as recalling
+from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.write_behind import WriteGathered
 from millpond.fs.vfs.inode_api import Node, WouldBlock
 from millpond.fs.vfs.lock_types import HERE, Family, Lock, LockOwner, Mode
 from millpond.fs.vfs.path_api import Handle
@@ -18,7 +20,7 @@ from millpond.fs.vfs.path_api import Handle
 from ..waiting import eventually
 from .caching_client import Client, Device, hold, make
 from .gathering_clients import client, close, device, patience, public
-from .support import Cutting, Doing, errno_of
+from .support import NAME, Cutting, Doing, errno_of
 from .test_2_contents_with_names import closed
 from .test_2_replayed_names import BIG, LEASE, Killed, down, server
 from .test_2_write_behind_losses import cutting
@@ -154,3 +156,15 @@ def test_an_empty_file_is_used_before_all_else_is_told(client: Client, public: P
     assert USES[how](client, node, handle)
     assert (public / "f").exists()
     close(client, handle)
+
+
+def test_a_hostile_client_reclaims_no_file_as_its_own_directory(server: Killed, public: Path) -> None:
+    """The write would wait for itself for three leases, and all that look at the file with it."""
+    (public / "f").write_bytes(b"data")
+    server._leases().renew(NAME)
+    server.sessions.delegations._leases = None
+    server.forget()
+    with server.talk() as talk:
+        handle = talk.call(p.Open(talk.find(b"public", b"f"), os.O_RDWR), p.Opened).handle
+        said = talk.ask(WriteGathered(handle, 0, (public / "f").stat().st_ino, 0), b"DATA")
+    assert said == p.Error(errno.ESTALE) and (public / "f").read_bytes() == b"data"

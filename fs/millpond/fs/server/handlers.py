@@ -330,6 +330,8 @@ class RequestHandlers(DirectoryHandlers):
     def _(self, request: WriteGathered, payload: Buffer) -> Reply:
         handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
         node = self._node_of(handle)
+        if request.directory == self._backing.inode(node):  # the write would wait for itself
+            raise os_error(errno.ESTALE)
         flushing = self._delegations.flushing(self.holder, {request.directory: request.granted})
         with flushing, reclaiming(reclaims=not request.granted):
             self._preallocated.flush(request.updates, self._writable_node, changed_next=node)
