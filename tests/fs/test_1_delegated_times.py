@@ -42,3 +42,20 @@ def test_those_kept_longest_are_forgotten(tmp_path: Path, monkeypatch: pytest.Mo
     for status in files:
         times.keep(status, status.st_ctime_ns - 5)
     assert [times.of(status) - status.st_ctime_ns for status in files] == [0, -5, -5]
+
+
+@pytest.mark.parametrize("what", ["mode", "nlink", "size", "mtime"])
+def test_a_change_within_the_same_tick_ends_it(tmp_path: Path, what: str) -> None:
+    """The name is made just before the change of which its client knows: a coarse clock tells both alike."""
+    times, status = DelegatedTimes(), new(tmp_path, "a")
+    times.keep(status, status.st_ctime_ns - 5)
+    exact = {f"st_{name}_ns": getattr(status, f"st_{name}_ns") for name in ("atime", "mtime", "ctime")}
+    places = ("mode", "ino", "dev", "nlink", "uid", "gid", "size")
+    numbers = [int(getattr(status, f"st_{place}")) for place in places]
+    if what in places:
+        numbers[places.index(what)] += 1
+    else:
+        exact["st_mtime_ns"] += 1
+    changed = os.stat_result((*numbers, 0, 0, 0), exact)
+    assert times.of(status) == status.st_ctime_ns - 5
+    assert times.of(changed) == changed.st_ctime_ns == status.st_ctime_ns

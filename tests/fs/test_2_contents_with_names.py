@@ -24,7 +24,7 @@ from millpond.fs.vfs.path_api import os_error
 
 from .caching_client import Client, Device, brisk, hold, make
 from .gathering_clients import client, close, device, patience, public, sent, server
-from .support import Cutting, Doing, Server, errno_of
+from .support import Cutting, Doing, Server, errno_of, lasts
 from .test_2_hostile_client import World, world
 from .test_2_space_reservation import Limited, limited, until_full
 from .test_2_write_behind_losses import cutting
@@ -125,6 +125,69 @@ def test_an_empty_file_keeps_the_times_that_were_seen(client: Client, public: Pa
     client.tree.async_create.flush()
     assert (public / "f").exists()
     assert client.tree.getattr(node).attributes == seen
+
+
+def test_empty_files_keep_the_times_that_were_seen_beside_a_large_one(client: Client, public: Path) -> None:
+    """Their names go with its data."""
+    node, handle = make(client, b"f")
+    seen = client.tree.getattr(node).attributes
+    close(client, handle)
+    large, handle = make(client, b"g")
+    assert client.gather(large, os.urandom(100_000))
+    Doing(close, client, handle, may_wait=False).result()
+    assert (public / "f").exists() and sent(client, "fs.tell") == 1  # of the directory's first files
+    assert client.tree.getattr(node).attributes == seen
+    assert client.tree.getattr(large).attributes.ctime == (public / "g").stat().st_ctime_ns
+
+
+def test_what_is_written_after_a_look_is_gathered(client: Client, public: Path) -> None:
+    """Somebody looks at a growing file."""
+    node, handle = make(client, b"f")
+    data, told = os.urandom(100_000), sent(client, "fs.tell")
+    for begin in range(0, len(data), 1000):
+        assert client.gather(node, data[begin : begin + 1000], begin)
+        assert begin > 3000 or client.size(node) == begin + 1000
+    assert (sent(client), sent(client, "fs.tell")) == (0, told) and not (public / "f").exists()
+    close(client, handle)
+    assert (public / "f").read_bytes() == data == client.read(node)
+    assert sent(client) == 1 and not client.tree.async_create.names.with_contents
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_times_set_around_a_look_are_not_lost_by_a_write(client: Client, public: Path, when: str) -> None:
+    node, handle = make(client, b"f")
+    assert client.gather(node, b"data")
+    for step in ("before", "look", "after"):
+        if step == "look":
+            assert client.size(node) == 4
+        elif step == when:
+            client.tree.setattr(node, SetAttr(atime=3, mode=0o604))
+    if not client.gather(node, b"more", 4):
+        assert client.tree.write(handle, b"more", 4) == 4
+    close(client, handle)
+    client.tree.async_create.flush()
+    there = (public / "f").stat()
+    assert (there.st_atime_ns, stat.S_IMODE(there.st_mode)) == (3, 0o604)
+    assert (public / "f").read_bytes() == b"datamore"
+
+
+@pytest.mark.parametrize("how", ["read", "seek"])
+def test_a_look_by_another_thread_does_not_take_the_data_from_a_reader(client: Client, how: str) -> None:
+    node, handle = make(client, b"f")
+    assert client.gather(node, b"data")
+    one = client.tree.write_behind._dirty[node]
+    with one.sending:  # the thread that sends by the clock is about to
+        reading = Doing(
+            lambda: (
+                bytes(client.tree.read(handle, 9, 0))
+                if how == "read"
+                else client.tree.seek(handle, 0, os.SEEK_END)
+            )
+        )
+        assert lasts(lambda: not reading.done)
+        assert client.size(node) == 4
+    assert reading.result() == {"read": b"data", "seek": 4}[how]
+    close(client, handle)
 
 
 def test_what_is_written_after_a_look_is_written_through(client: Client, public: Path) -> None:

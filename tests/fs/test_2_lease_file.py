@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.coherence.delegation_table import DEVICE, Holder
-from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
+from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases, reclaiming
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.vfs.inode_api import WouldBlock
 
@@ -141,7 +141,7 @@ def tries(manager: DelegationManager, holder: Holder, *, reclaim: bool) -> int |
     """A change of a directory that must not wait; the errno of names flushed there, of an earlier server."""
 
     def change() -> int | None:
-        with manager.write_intent(holder, F, reclaim=reclaim):
+        with reclaiming(reclaims=reclaim), manager.write_intent(holder, F):
             return errno_of(lambda: manager.flushing(holder, {F: 0}).__enter__())
 
     result: int | None = Doing(change, may_wait=False).result()

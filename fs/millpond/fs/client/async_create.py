@@ -273,22 +273,26 @@ class AsyncCreate:
             batch, touched = self.names.begin_flush(upto), self.names.take_touched()
         flushed: list[PendingFile] = []
         try:
-            flushed = self._flush_batch(batch, touched, deadline)
+            self._flush_batch(batch, touched, deadline, flushed)
         finally:
             with self._lock:
                 self._mark_flushed(flushed)
         return bool(batch)
 
     def _flush_batch(
-        self, batch: Sequence[PendingFile], touched: Sequence[ExclusiveDirectory], deadline: Deadline
-    ) -> list[PendingFile]:
-        """Send a batch in one request, or one by one if the server refuses it; return the files that the
-        server has now.
+        self,
+        batch: Sequence[PendingFile],
+        touched: Sequence[ExclusiveDirectory],
+        deadline: Deadline,
+        flushed: list[PendingFile],
+    ) -> None:
+        """Send a batch in one request, or one by one if the server refuses it; add the files that the server
+        has now to ``flushed``.
 
-        Names that the server refuses are lost. Raises OSError if the outcome is not known.
+        Names that the server refuses are lost. Raises OSError if the outcome of others is not known.
         """
         if not (batch or touched):
-            return []
+            return
         began = now()
         try:
             self._send(batch, deadline, touched)
@@ -303,14 +307,16 @@ class AsyncCreate:
                 raise
         else:
             self._failures = 0
-            return list(batch)
-        return self._flush_each(batch, deadline)
+            flushed += batch
+            return
+        self._flush_each(batch, deadline, flushed)
 
-    def _flush_each(self, batch: Sequence[PendingFile], deadline: Deadline) -> list[PendingFile]:
-        """Replay the names of an earlier session, and send each other of a batch by itself; return the files
-        that the server has now. The server skips repeated serial numbers.
+    def _flush_each(
+        self, batch: Sequence[PendingFile], deadline: Deadline, flushed: list[PendingFile]
+    ) -> None:
+        """Replay the names of an earlier session, and send each other of a batch by itself; add the files
+        that the server has now to ``flushed``. The server skips repeated serial numbers.
         """
-        flushed: list[PendingFile] = []
         lost: list[OSError] = []
         former = of_earlier_session(self._rpc, batch)
         others = ((made, self._flush_one(made, deadline)) for made in batch[len(former) :])
@@ -328,7 +334,6 @@ class AsyncCreate:
                     "new names are lost that did not reach the device in time: %d, the last: %s", number, why
                 )
                 self.on_lost()
-        return flushed
 
     def _flush_one(self, made: PendingFile, deadline: Deadline) -> OSError | None:
         """Send one name. Returns the error for which the name is lost. Raises OSError if the outcome is not

@@ -55,6 +55,7 @@ def _ask(rpc: RpcPool, group: Sequence[PendingFile], deadline: Deadline) -> n.Na
     with rpc.call(deadline) as call:
 
         def request() -> n.ReplayNames:
+            before[:] = [made.sent for made in group]  # anew: a server may have had it in between
             message = n.ReplayNames(
                 call.remote(group[0].directory.file), tuple(made.replayed() for made in group)
             )

@@ -56,7 +56,8 @@ _IN_DOUBT = (errno.EIO, errno.ETIMEDOUT, errno.EINTR)
 class _NewFile:
     """A file that was made under the delegation ``held`` and is open; ``handle`` is the open file by which it
     is written, ``known`` its attributes before the first extent. ``shared``: others may see it by another
-    name. One thread at a time has ``sending`` and sends.
+    name. ``handed_over`` is what goes with its pending name, and may be taken back. One thread at a time has
+    ``sending`` and sends.
     """
 
     file: CachedInode
@@ -67,6 +68,7 @@ class _NewFile:
     end: int = 0
     written_at: int = 0
     shared: bool = False
+    handed_over: Extent | None = None
     sending: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -128,7 +130,7 @@ class WriteBehind:
         append, size = bool(flags & os.O_APPEND), len(data)
         with self._lock:
             held, extents, time = one.held, one.writes.extents, now()
-            if not self._may_gather(one, time) or self._bytes + size > MOST_BYTES:
+            if not self._may_gather(one, time) or self._bytes + size > MOST_BYTES or not self._take_back(one):
                 return False
             if extents and extents[-1].accepts(size, offset, append):
                 extents[-1].data += data
@@ -151,6 +153,21 @@ class WriteBehind:
             and durability.lost_seq <= durability.reported_seq
             and not (one.shared or self._closed.is_set())
         )
+
+    def _take_back(self, one: _NewFile) -> bool:
+        """With the lock: gather again what was to be flushed with a file's name, before more is written.
+        False if that is being flushed, attributes were set since, or a close has promised room for it.
+        """
+        made, extent = self._async_create.names.files.get(one.file.node), one.handed_over
+        if made is None or not made.contents:  # there is nothing, or the server has it
+            return True
+        if extent is None or one.file.attributes is not one.known or not self._may_change(made):
+            return False
+        self._async_create.names.empty(made)
+        one.writes.extents.append(extent)
+        self._bytes += len(extent.data)
+        self._begin_extent(one, extent)
+        return True
 
     def _begin_extent(self, one: _NewFile, extent: Extent) -> None:
         """With the lock: note that a file has another extent, and have the one before sent."""
@@ -205,17 +222,16 @@ class WriteBehind:
         """With the lock: set attributes of a file whose contents are flushed with its name; None if they must
         be set otherwise.
         """
-        made = self._pending_with_contents(file.node)
-        if made is None or not file.attributes or not may_follow(changes):
+        made = self._async_create.names.files.get(file.node)
+        if not made or not self._may_change(made) or not file.attributes or not may_follow(changes):
             return None
         time = boottime_ns() + made.directory.clock_offset
         return self._tell(made, _changed(file.attributes, changes, time, file.attributes.mtime))
 
-    def _pending_with_contents(self, node: Node) -> PendingFile | None:
-        """With the lock: return a file whose contents are to be flushed, and may still be changed."""
-        made = self._async_create.names.files.get(node)
-        is_held = made and self._inodes.lease_end > now() and self._async_create.names.may_change(made)
-        return made if made and made.contents and is_held else None
+    def _may_change(self, made: PendingFile) -> bool:
+        """With the lock: return whether a file's contents are to be flushed, and may still be changed."""
+        may = self._inodes.lease_end > now() and self._async_create.names.may_change(made)
+        return bool(made.contents) and may
 
     def _tell(self, made: PendingFile, attributes: Attributes) -> Attributes | None:
         """With the lock: have a file get these attributes with its name. None if no message holds them."""
@@ -245,10 +261,9 @@ class WriteBehind:
         """Send what is gathered of the file of a node, as ``flush``."""
         if one := self._dirty.get(node):
             self._flush(one, deadline or self._rpc.deadline())
-        elif names and self._async_create.names.with_contents:
-            made = self._async_create.names.files.get(node)
-            if made and made.contents:
-                self._async_create.flush(deadline=deadline)
+        made = self._async_create.names.files.get(node) if names else None  # another thread may hand it over
+        if made and (made.contents or self._inodes.lease_end <= now()):  # the server may be another one
+            self._async_create.flush(deadline=deadline)
 
     def settle(self, file: CachedInode) -> None:
         """Have the attributes of a file be those that it keeps: what is gathered of it is flushed with its
@@ -299,12 +314,15 @@ class WriteBehind:
         file's name, if there is room for it on the server. Raises OSError: the reason of a loss or a refusal,
         too.
         """
-        self.settle(self._files.get(handle).file)
+        file = self._files.get(handle).file
+        self.settle(file)
+        if one := self._new.get(file.node):
+            one.handed_over = None  # there is room for it where it is
         self.report(handle, closing=True)
 
     def _hand_over(self, file: CachedInode) -> bool:
-        """Have what is gathered of a file flushed with its name: then nothing is left here, and what is
-        written later is written through. Returns False if it must be sent by itself.
+        """Have what is gathered of a file flushed with its name: then nothing is left here, until more is
+        written. Returns False if it must be sent by itself.
         """
         with self._lock:
             one, made = self._dirty.get(file.node), self._async_create.names.files.get(file.node)
@@ -317,7 +335,7 @@ class WriteBehind:
                 return False
             self._async_create.fill(made, bytes(extent.data))
             self._remove(one, extent)
-            self._new.pop(file.node, None)
+            one.handed_over = extent
             return True
 
     def _flush(self, one: _NewFile, deadline: Deadline) -> None:

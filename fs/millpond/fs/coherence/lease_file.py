@@ -5,18 +5,40 @@ expired.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 LEASE_SECONDS = 10.0
 SIZE = mmap.PAGESIZE
 _SLOT = struct.Struct("=16sd")  # a client's name, and when its lease ends
 _OFFSETS = range(0, SIZE - _SLOT.size + 1, _SLOT.size)  # far more than there are clients
+
+
+_reclaims: ContextVar[bool] = ContextVar("reclaims", default=False)
+
+
+@contextlib.contextmanager
+def reclaiming(*, reclaims: bool = True) -> Iterator[None]:
+    """Have this thread change nothing but what its client says that it had exclusively, unless not
+    ``reclaims``: then no other client of an earlier server is waited for.
+    """
+    token = _reclaims.set(reclaims)
+    try:
+        yield
+    finally:
+        _reclaims.reset(token)
+
+
+def reclaims() -> bool:
+    """Return whether this thread reclaims."""
+    return _reclaims.get()
 
 
 def since_boot() -> float:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from millpond.fs.coherence.announced_change import AnnouncedChange
 from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
-from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
+from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases, reclaims
 from millpond.fs.coherence.mount_recalls import MOUNT_NAME, MountRecalls
 from millpond.fs.coherence.shared_bitmap import SharedBitmap
 from millpond.fs.filelocks.service import LockService
@@ -344,30 +344,27 @@ class DelegationManager:
 
     @contextlib.contextmanager
     def write_intent(
-        self, holder: Holder, *directories: int, inodes: tuple[int, ...] = (), reclaim: bool = False
+        self, holder: Holder, *directories: int, inodes: tuple[int, ...] = ()
     ) -> Iterator[AnnouncedChange]:
         """Hold a write intent on these directories, which no other intent changes meanwhile, and on other
-        files. With ``reclaim`` the client says that it had them exclusively: then no other client of an
-        earlier server is waited for. Raises WouldBlock and OSError.
+        files. Raises WouldBlock and OSError.
         """
         change = WriteIntent(holder)
         try:
             for found, alone in ((sorted({*directories}), True), (inodes, False)):
                 if found:
-                    self.add(change, [Inode(inode) for inode in found], alone=alone, reclaim=reclaim)
+                    self.add(change, [Inode(inode) for inode in found], alone=alone)
             yield AnnouncedChange(self, change)
         finally:
             self.end(change)
 
-    def add(
-        self, change: WriteIntent, inodes: Collection[Inode], *, alone: bool, reclaim: bool = False
-    ) -> None:
+    def add(self, change: WriteIntent, inodes: Collection[Inode], *, alone: bool) -> None:
         """Add inodes to a write intent, and wait until no other client holds a delegation of them; those to
         be ``alone`` in order, or two intents would deadlock.
         """
         end = self._clock() + _MAX_WAIT_LEASES * self.lease
         with self._changed:
-            while self._former_leases_last(change.holder, reclaim=reclaim):
+            while self._former_leases_last(change.holder):
                 self._wait(end)
             for inode in inodes:
                 if self._table.exclusive_count and self._table.exclusive_holder(change.holder, inode):
@@ -390,9 +387,9 @@ class DelegationManager:
         while not self.mount.is_done(recall):
             self._wait(math.inf)
 
-    def _former_leases_last(self, holder: Holder, *, reclaim: bool = False) -> bool:
+    def _former_leases_last(self, holder: Holder) -> bool:
         """Return whether another client may hold a delegation from an earlier server that matters here."""
-        if reclaim and self.may_reclaim(holder):
+        if reclaims() and self.may_reclaim(holder):
             return False
         client = self._clients.get(holder, _Client(MOUNT_NAME if holder == DEVICE else None))
         return self._leases is not None and self._leases.has_former(client.name)

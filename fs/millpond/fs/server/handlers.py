@@ -12,6 +12,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 from millpond.base.errors import ProtocolError
+from millpond.fs.coherence.lease_file import reclaiming
 from millpond.fs.proto import async_create as n
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
@@ -268,9 +269,9 @@ class RequestHandlers(DirectoryHandlers):
         self._require_room()
         self._await_device(request.cached)
         node = self._node(request.node)
-        handle = self._coherent.open(
-            node, within(request.flags, 0, (1 << 31) - 1) & _CREATE_FLAGS & ~os.O_EXCL
-        )
+        flags = within(request.flags, 0, (1 << 31) - 1) & _CREATE_FLAGS & ~os.O_EXCL
+        with reclaiming(reclaims=not flags & os.O_TRUNC):  # else nothing is changed yet
+            handle = self._coherent.open(node, flags)
         return p.Opened(handle, self._add_open(handle, node, request.cached)), b""
 
     @perform.register
@@ -329,8 +330,11 @@ class RequestHandlers(DirectoryHandlers):
     def _(self, request: WriteGathered, payload: Buffer) -> Reply:
         handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
         node = self._node_of(handle)
-        with self._delegations.flushing(self.holder, {request.directory: request.granted}):
-            self._preallocated.flush(request.updates, self._writable_node)
+        if request.directory == self._backing.inode(node):  # the write would wait for itself
+            raise os_error(errno.ESTALE)
+        flushing = self._delegations.flushing(self.holder, {request.directory: request.granted})
+        with flushing, reclaiming(reclaims=not request.granted):
+            self._preallocated.flush(request.updates, self._writable_node, changed_next=node)
             granted = self._grant_read(node)
             if request.attributes is None:
                 count, refused = self._coherent.write(handle, payload, offset, append=request.append), 0

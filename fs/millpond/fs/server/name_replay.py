@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 
 from millpond.fs.coherence.delegation_table import Holder
+from millpond.fs.coherence.lease_file import reclaiming
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import async_create as n
 from millpond.fs.store.backing_fs import BackingFs
@@ -28,7 +29,7 @@ def replay_names(
     """
     files = _unpack(request.files, payload)
     inodes, errors = [0] * len(files), [0] * len(files)
-    with delegations.write_intent(holder, tree.inode(directory), reclaim=True):
+    with reclaiming(), delegations.write_intent(holder, tree.inode(directory)):
         unchanged = delegations.may_reclaim(holder)
         for number, file in enumerate(files):
             try:

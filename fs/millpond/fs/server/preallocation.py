@@ -235,10 +235,12 @@ class PreallocatedFiles:
         node_of: Callable[[int], Node],
         touched: Sequence[Touched] = (),
         contents: Mapping[int, _Contents] | None = None,
+        *,
+        changed_next: Node | None = None,
     ) -> list[Node]:
         """Give preallocated files their names, with their contents by serial number, and update the times of
-        the ``touched`` directories. None as contents: they follow, and change the files again. Returns the
-        files that had contents. Raises OSError.
+        the ``touched`` directories. No time is kept of the file ``changed_next``, whose data follows. Returns
+        the files that had contents. Raises OSError.
         """
         if max(len(names), len(touched)) > MAX_BATCH:
             raise os_error(errno.EMSGSIZE)
@@ -256,7 +258,7 @@ class PreallocatedFiles:
                     what = (contents or {}).get(each.serial)
                     self._link(each, directories[each.directory], inodes[each.directory], what)
                     filled += [Node(each.node)] if what else []
-                    if contents is not None:
+                    if each.node != changed_next:
                         self._keep_time(Node(each.node), what[2] if what else each.time)
                 for one in touched:
                     self._tree.touch(directories[one.directory])

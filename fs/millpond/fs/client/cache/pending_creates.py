@@ -233,6 +233,11 @@ class PendingNames:
         made.contents = contents
         self.with_contents += 1
 
+    def empty(self, made: PendingFile) -> None:
+        """Have a file's name flushed without contents: these will follow."""
+        made.contents = b""
+        self.with_contents -= 1
+
     def cancel(self, directory: CachedInode, name: bytes) -> PendingFile | None:
         """Remove a name that the server cannot have yet, of a file that is not open. Returns None if it
         cannot be removed locally.
