@@ -36,9 +36,12 @@ def fetch(client: Client, *names: bytes, directory: Node | None = None) -> None:
 
 
 def asked(client: Client, *kinds: str) -> int:
-    """How many requests of these kinds, or of all, the server has answered."""
+    """How many requests of these kinds, or of all that a program's operation sends, the server has answered.
+    What tells it of FORGETs is sent at any time.
+    """
     found = client.tree.rpc.meter.kinds
-    return sum(sum(classes) for kind, classes in found.items() if kind in kinds or not kinds)
+    counted = kinds or found.keys() - {"fs.hello", "fs.statfs"}
+    return sum(sum(found[kind]) for kind in counted if kind in found)
 
 
 def has(client: Client, name: bytes, data: bytes) -> bool:
