@@ -130,6 +130,8 @@ def test_bad_heads_are_refused() -> None:
         [[1, ["tensor", "float32", [5], None, 0, 16]]],
         [[1, ["tensor", "float32", [4], None, 8, 16]]],
         [[1, ["tensor", "none", [4], None, 0, 16]]],
+        [[1, ["int", "float32", [0], None, 0, 0]]],
+        [[1, ["int", "int64", None, [[]], 0, 8]]],
         [[-1, ["int", "", [], None, 0, 8]]],
         [[2, ["array", "|O", [], None, 0, 16]]],
         [[2, ["bytes", "", None, [20, -4], 0, 16]]],

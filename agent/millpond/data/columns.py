@@ -297,6 +297,8 @@ def _read(node: Any, count: int, payload: memoryview) -> tuple[str, list[Any], A
     view = _viewer(kind, dtype)
     if min([0, count, *(shape if shapes is None else ())]) < 0:
         raise ValueError("a negative size")
+    if kind in _NUMBERS and (shape or shapes is not None):
+        raise ValueError("a number that has a shape")
     if shapes is None:
         return kind, [], view(data, [count, *shape])
     if len(shapes) != count or any(each < 0 for shape in shapes for each in shape):
