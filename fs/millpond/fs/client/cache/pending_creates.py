@@ -19,7 +19,7 @@ from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
 
 FIRST = 2
-"""The number of files preallocated with the grant; then four times as many each time."""
+"""The number of files preallocated with the grant; then twice as many each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ExclusiveDirectory:
     used: float
     preallocated: list[PreallocatedFile] = field(default_factory=list)
     pending: dict[bytes, PendingFile] = field(default_factory=dict)
-    next_size: int = 4 * FIRST
+    next_size: int = 2 * FIRST
     estimated: float = 0.0
     gathered: int = 0
     drops: int = field(init=False)
@@ -83,8 +83,8 @@ class ExclusiveDirectory:
         self.attributes, self.clock_offset = attributes, clock_offset
 
     def next_count(self) -> int:
-        """Return how many files to preallocate with the next request: four times as many each time."""
-        count, self.next_size = self.next_size, min(4 * self.next_size, MAX_BATCH)
+        """Return how many files to preallocate with the next request: twice as many each time."""
+        count, self.next_size = self.next_size, min(2 * self.next_size, MAX_BATCH)
         return count
 
     def attributes_of(self, spare: PreallocatedFile, mode: int, time: int, links: int = 1) -> Attributes:
