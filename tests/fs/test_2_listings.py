@@ -289,10 +289,10 @@ def test_a_huge_directory_is_held_by_neither_side(
 
 
 def test_too_many_known_files_are_forgotten_by_the_kernel(client: Client, folder: Path) -> None:
-    client.recalls.memory.most = 100
     node = client.find(b"many")
     found = {entry.name: entry for entry in listed(client.tree, node)}
     with client.opened(found[b"001"].node):
+        client.recalls.memory.most = 100  # not before, or it might be chosen before it is open
         eventually(lambda: len(client.kernel.pruned) >= _MANY - 100, "the kernel is told to forget")
         forgotten = {file[0] for file in client.kernel.pruned}
         assert found[b"001"].node not in forgotten and node not in forgotten
