@@ -295,15 +295,20 @@ def _read(node: Any, count: int, payload: memoryview) -> tuple[str, list[Any], A
     if kind in ("bytes", "str"):
         return kind, [], _texts_in(kind, data, shapes, count)
     view = _viewer(kind, dtype)
+    _check_shapes(kind, count, shape, shapes)
+    if shapes is None:
+        return kind, [], view(data, [count, *shape])
+    return kind, [], _ragged(view, data, shapes)
+
+
+def _check_shapes(kind: str, count: int, shape: Any, shapes: Any) -> None:
+    """Raise ValueError unless a column of this kind may have one ``shape``, or these, one for each sample."""
     if min([0, count, *(shape if shapes is None else ())]) < 0:
         raise ValueError("a negative size")
     if kind in _NUMBERS and (shape or shapes is not None):
         raise ValueError("a number that has a shape")
-    if shapes is None:
-        return kind, [], view(data, [count, *shape])
-    if len(shapes) != count or any(each < 0 for shape in shapes for each in shape):
+    if shapes is not None and (len(shapes) != count or any(each < 0 for shape in shapes for each in shape)):
         raise ValueError("a column of another length")
-    return kind, [], _ragged(view, data, shapes)
 
 
 class _Texts(Sequence[Any]):
