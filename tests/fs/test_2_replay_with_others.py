@@ -20,9 +20,10 @@ from millpond.fs.vfs.path_api import Handle
 from ..waiting import eventually
 from .caching_client import Client, Device, hold, make
 from .gathering_clients import client, close, device, patience, public
+from .killed_servers import LEASE, Killed, down, server
 from .support import NAME, Cutting, Doing, errno_of
 from .test_2_contents_with_names import closed
-from .test_2_replayed_names import BIG, LEASE, Killed, down, server
+from .test_2_replayed_data import BIG
 from .test_2_write_behind_losses import cutting
 
 __all__ = ["client", "device", "patience", "public", "server"]

@@ -6,13 +6,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from millpond.fs.client import callbacks as recalling
-from millpond.fs.coherence.lease_file import PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import async_create as n
 from millpond.fs.proto import file_ops as p
@@ -23,94 +21,18 @@ from millpond.fs.vfs.inode_api import Node, SetAttr, WouldBlock
 from millpond.fs.vfs.path_api import os_error
 
 from ..waiting import eventually
-from .caching_client import Client, Device, brisk, hold, make
+from .caching_client import Client, Device, hold, make
 from .gathering_clients import client, close, device, patience, public, sent
-from .support import Cutting, Doing, Server, errno_of, lasts
+from .killed_servers import LEASE, Killed, back, cut_at, down, flush_in_doubt, server, unreachable, was_cut
+from .support import Doing, errno_of, lasts
 from .test_2_contents_with_names import closed, stock
 from .test_2_hostile_client import World, world
 from .test_2_space_reservation import Limited, limited
-from .test_2_write_behind_losses import cutting
 
-__all__ = ["client", "device", "limited", "patience", "public", "world"]
+__all__ = ["client", "device", "limited", "patience", "public", "server", "world"]
 pytestmark = pytest.mark.usefixtures("patience")
-LEASE = 5.0
 LOST = pytest.mark.expected_log("new names are lost")
 EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-
-
-class Killed(Server):
-    """A server that is killed rather than stopped: the leases that it granted outlive it."""
-
-    def __init__(self, top: Path) -> None:
-        (top / "public").mkdir()
-        super().__init__(top, public=b"public", lease=LEASE)
-        self._file = open_leases(top / "leases")
-        self._mapped: list[PersistentLeases] = []
-        self.forget()
-
-    def restart(self) -> None:
-        self.sessions.delegations._leases = None  # it is given no time to end any
-        super().restart()
-
-    def forget(self) -> None:
-        self.sessions.close()
-        self.sessions = SessionTable(self.tree, DelegationManager(LEASE, leases=self._leases()))
-
-    def _leases(self) -> PersistentLeases:
-        self._mapped.append(PersistentLeases(self._file, LEASE))
-        return self._mapped[-1]
-
-    def end_leases(self) -> None:
-        """As if the time of all were over."""
-        leases = self._leases()
-        for name in list(leases._former):
-            leases.end(name)
-
-    def end(self) -> None:
-        """For good."""
-        self.drop()
-        self.sessions.close()
-        for leases in self._mapped:
-            leases._map.close()
-        os.close(self._file)
-        os.close(self.root)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Killed]:
-    with brisk(LEASE):
-        made = Killed(tmp_path)
-        yield made
-        Cutting.cut_after = Cutting.cut_after_that = Cutting.lose = None
-        Cutting.then = staticmethod(lambda: None)
-        made.end()
-
-
-def unreachable(client: Client) -> None:
-    """Nothing is sent any more, or something would while the server ends."""
-    client.server.refusing = True
-    for lane in client.tree.rpc._all:
-        lane.disconnect()
-
-
-def down(client: Client, *, expired: bool = False) -> Killed:
-    """Its server is killed, and another one started that the client cannot reach yet. Its lease of the one
-    before may be over by then.
-    """
-    server = client.server
-    assert isinstance(server, Killed)
-    unreachable(client)
-    server.sessions.delegations._leases = None
-    server.drop()
-    if expired:
-        server.end_leases()
-    server.forget()
-    return server
-
-
-def back(client: Client) -> None:
-    client.server.refusing = False
-    client.await_lease()
 
 
 def test_what_was_closed_is_there_after_the_server_was_killed(client: Client, public: Path) -> None:
@@ -175,28 +97,6 @@ def test_the_numbers_of_files_may_be_dealt_anew(client: Client, public: Path) ->
     for name, node in nodes.items():
         assert client.find(name) == node and client.read(node) == name
         assert client.inode(node) == (public / os.fsdecode(name)).stat().st_ino
-
-
-def cut_at(client: Client, request: str, *, done: bool) -> None:
-    """The next such request is the last thing that its server hears, which has ``done`` it or not."""
-
-    def refuse() -> None:
-        client.server.refusing = True
-
-    cutting(client)
-    Cutting.then = staticmethod(refuse)
-    Cutting.cut_after, Cutting.lose = (request, None) if done else (None, request)
-
-
-def was_cut() -> bool:
-    return Cutting.cut_after is Cutting.lose is None
-
-
-def flush_in_doubt(client: Client, *, done: bool, expired: bool) -> None:
-    """The names are sent, and then the server is killed, after or before it has ``done`` it."""
-    cut_at(client, "fs.tell", done=done)
-    assert errno_of(client.tree.async_create.flush) == errno.EIO and was_cut()
-    down(client, expired=expired)
 
 
 @pytest.mark.parametrize("expired", [False, True])
@@ -493,57 +393,6 @@ def test_a_reply_that_cannot_be_proves_nothing(
         assert errno_of(client.tree.async_create.flush) == errno.EIO
     back(client)
     assert (public / "f").read_bytes() == (public / "g").read_bytes() == b"data"
-
-
-BIG = os.urandom(100_000)
-
-
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("closing", [True, False])
-def test_gathered_data_of_a_file_that_is_open(
-    client: Client, public: Path, named: bool, closing: bool
-) -> None:
-    node, handle = make(client, b"f")
-    assert client.gather(node, BIG)
-    if named:
-        client.tree.async_create.flush()
-    down(client)
-    if closing:
-        client.server.refusing = False
-        close(client, handle)
-    back(client)
-    assert (public / "f").read_bytes() == BIG == client.read(node)
-    if not closing:
-        close(client, handle)
-
-
-def test_gathered_data_of_which_the_reply_was_lost(client: Client, public: Path) -> None:
-    node, handle = make(client, b"f")
-    assert client.gather(node, BIG)
-    cut_at(client, "fs.gathered", done=True)
-    assert errno_of(client.tree.write_behind.close_descriptor, handle) == errno.EIO and was_cut()
-    down(client)
-    back(client)
-    client.tree.write_behind.close_descriptor(handle)
-    assert (public / "f").read_bytes() == BIG
-    client.tree.release(handle)
-
-
-@pytest.mark.expected_log("are lost that did not reach")
-@pytest.mark.parametrize("why", ["expired", "appended"])
-def test_gathered_data_that_others_may_have_seen_or_may_be_there_twice(
-    client: Client, public: Path, why: str
-) -> None:
-    node, handle = make(client, b"f")
-    assert client.gather(node, BIG, 0, os.O_RDWR | os.O_APPEND if why == "appended" else os.O_RDWR)
-    client.tree.async_create.flush()
-    down(client, expired=why == "expired")
-    back(client)
-    assert [errno_of(client.tree.write_behind.close_descriptor, handle) for _ in range(2)] == [
-        errno.EIO,
-        None,
-    ]
-    assert (public / "f").read_bytes() == b""
 
 
 def replayed(**changes: object) -> n.ReplayedName:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from .support import Emulation, running
+from .processes import running
+from .support import Emulation
 
 
 def scripts(fleet: Emulation) -> list[psutil.Process]:
@@ -24,13 +25,6 @@ def name(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return process.name()
     return ""
-
-
-def command(process: psutil.Process) -> list[str]:
-    """Nothing if it has ended meanwhile."""
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
 
 
 def folder(process: psutil.Process) -> str:

@@ -31,6 +31,8 @@ from millpond.host.model.jobs import ACTIVE, Round
 from millpond.train.job import file
 from millpond.wire.control_messages import Ledger
 
+from .processes import command, descendants, hostname, innermost_pid, parent_pid, running
+
 MILLPOND = (sys.executable, "-m", "millpond.host.main")
 EXAMPLES = Path(__file__).parents[2] / "agent" / "examples"
 CANARY = "canary-of-the-system-tests"
@@ -285,18 +287,16 @@ class Emulation:
 
     def pid_one(self, device: str) -> psutil.Process:
         """The init of a board: when it dies, all of the board does."""
-        return self._found(
-            f"the init of {device}", lambda p: _hostname(p) == device and _innermost_pid(p) == 1
-        )
+        return self._found(f"the init of {device}", lambda p: hostname(p) == device and innermost_pid(p) == 1)
 
     def agent(self, device: str) -> psutil.Process:
         """The main process of a device's agent."""
-        return self._found(f"the agent of {device}", lambda p: _hostname(p) == device and _parent_pid(p) == 1)
+        return self._found(f"the agent of {device}", lambda p: hostname(p) == device and parent_pid(p) == 1)
 
     def daemon(self) -> psutil.Process:
         """The host daemon."""
         words = ["-m", "millpond.host.main", "host"]
-        return self._found("the host daemon", lambda p: _command(p)[1:4] == words)
+        return self._found("the host daemon", lambda p: command(p)[1:4] == words)
 
     def _found(self, what: str, condition: Callable[[psutil.Process], bool]) -> psutil.Process:
         """The process of the emulated machine, as soon as there is one: it may be just starting."""
@@ -450,66 +450,8 @@ def set_watts(emulation: Emulation, watts: dict[str, tuple[float, float]]) -> No
     path.write_text(text)
 
 
-def descendants(pid: int) -> list[psutil.Process]:
-    """A process and all below it that are alive."""
-    try:
-        process = psutil.Process(pid)
-        return running([process, *process.children(recursive=True)])
-    except psutil.NoSuchProcess:
-        return []
-
-
-def running(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that live, zombies not counted."""
-    found = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _command(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
-
-
-def _hostname(process: psutil.Process) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process.pid}/root/etc/hostname").read_text().strip()
-    return ""
-
-
-def _namespaced(process: psutil.Process, key: str) -> list[int]:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-            if line.startswith(key):
-                return [int(number) for number in line.split()[1:]]
-    return []
-
-
-def _innermost_pid(process: psutil.Process) -> int:
-    return (_namespaced(process, "NSpid:") or [0])[-1]
-
-
-def _parent_pid(process: psutil.Process) -> int:
-    """The pid of its parent, in the innermost namespace; 0 if the parent is outside."""
-    with contextlib.suppress(psutil.Error):
-        parent = process.parent()
-        if parent and _hostname(parent) == _hostname(process) and "agent" in " ".join(_command(process)):
-            return _innermost_pid(parent)
-    return 0
-
-
-def mounts_below(directory: Path) -> list[str]:
-    """What is mounted below a directory, as this process sees it."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [line for line in lines if line.split()[4].startswith(str(directory))]
 
 
 def receive_all(sock: socket.socket, seconds: float = 10.0) -> bytes:

@@ -19,7 +19,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from ..waiting import eventually
-from .support import MILLPOND, descendants, mounts_below, running
+from .processes import descendants, mounts_below, running
+from .support import MILLPOND
 
 pytestmark = pytest.mark.timeout(240)
 INTERFACES = {"mp0", "mp-csd0", "mp-csd1", "mp-csd2"}

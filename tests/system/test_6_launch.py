@@ -22,7 +22,8 @@ from millpond.wire.launch_messages import MOST_CODE
 
 from ..forking import Command
 from ..waiting import eventually
-from .launching import closed, command, forwarding, interfaces, on_host, scripts, write
+from .launching import closed, forwarding, interfaces, on_host, scripts, write
+from .processes import command
 from .support import EXAMPLES, Emulation, Result
 
 pytestmark = [

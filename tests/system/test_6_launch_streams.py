@@ -10,7 +10,8 @@ import pytest
 
 from ..waiting import eventually
 from .launching import name, write
-from .support import Emulation, Result, running
+from .processes import running
+from .support import Emulation, Result
 
 pytestmark = [
     pytest.mark.timeout(240),

@@ -18,7 +18,8 @@ from millpond.host.model.jobs import Round
 
 from ..waiting import eventually
 from .launching import name as process_name
-from .support import SLOW_MODEL, Emulation, Trained, descendants
+from .processes import descendants
+from .support import SLOW_MODEL, Emulation, Trained
 
 pytestmark = pytest.mark.timeout(240)
 DEVICES = ("csd0", "csd1", "csd2")

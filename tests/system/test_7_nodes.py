@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from ..waiting import eventually
-from .launching import command
-from .support import Emulation, descendants, running
+from .processes import command, descendants, running
+from .support import Emulation
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,7 +17,8 @@ from millpond.base.errors import MillpondError
 
 from ..effort import scaled
 from ..waiting import eventually
-from .support import SLOW_MODEL, Emulation, descendants
+from .processes import descendants
+from .support import SLOW_MODEL, Emulation
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.expected_log(".")]
 KILLS = scaled(4, 25)
