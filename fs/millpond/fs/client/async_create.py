@@ -25,6 +25,7 @@ from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.pending_creates import (
     Created,
     ExclusiveDirectory,
+    FlushFailures,
     PendingFile,
     PendingNames,
     Removed,
@@ -33,7 +34,7 @@ from millpond.fs.client.cache.pending_creates import (
 from millpond.fs.client.dir_delegations import DirectoryDelegations, boottime_ns
 from millpond.fs.client.name_replay import of_earlier_session, replay
 from millpond.fs.client.open_files import NameUpdates, OpenFile, OpenFiles, may_keep, no_name_updates
-from millpond.fs.client.rpc import until
+from millpond.fs.client.rpc import IN_DOUBT, until
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import async_create as n
 from millpond.fs.proto import file_ops as p
@@ -48,9 +49,7 @@ _JOIN_SECONDS = 5.0
 _SYNCED = os.O_SYNC | os.O_DSYNC
 _SPECIAL = 0o7000
 _LONGEST_NAME = 255  # bytes: longer ones are for the server to refuse
-_MOST_FAILURES = 3
 _MANY = 32  # files with contents that are sent before the tick, while programs make more
-_IN_DOUBT = (errno.EIO, errno.ETIMEDOUT, errno.EINTR)  # the server may have done it, or was not reachable
 
 
 class AsyncCreate:
@@ -76,7 +75,7 @@ class AsyncCreate:
         self.on_lost: Callable[[], None] = lambda: None
         self.on_contents_lost: Callable[[CachedInode], None] = lambda _file: None
         self.on_stored: Callable[[CachedInode, bytes], None] = lambda _file, _contents: None
-        self._flushing, self._failures, self._failing_since = threading.Lock(), 0, 0.0
+        self._flushing, self._failures = threading.Lock(), FlushFailures(rpc.silence)
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
@@ -301,12 +300,14 @@ class AsyncCreate:
             is_brief = error.errno == errno.EINTR or began + self._rpc.silence / 2 > (
                 deadline.at or began + self._rpc.timeout
             )
-            if error.errno in _IN_DOUBT and (is_brief or not self._count_failure()):
+            if error.errno in IN_DOUBT and (
+                is_brief or not self._failures.count(now(), self._inodes.lease_end)
+            ):
                 with self._lock:
                     self.names.touched.update((held.file.node, held) for held in touched)
                 raise
         else:
-            self._failures = 0
+            self._failures.end()
             flushed += batch
             return
         self._flush_each(batch, deadline, flushed)
@@ -342,29 +343,12 @@ class AsyncCreate:
         try:
             self._send([made], deadline)
         except OSError as error:
-            if error.errno in _IN_DOUBT and not self._is_hopeless:
+            if error.errno in IN_DOUBT and not self._failures.are_hopeless(now()):
                 raise
             if of_earlier_session(self._rpc, [made]):
                 return next(replay(self._rpc, [made], deadline))[1]
             return error
         return None
-
-    def _count_failure(self) -> bool:
-        """Count a failed flush while the lease is valid; return whether to give the names up, so that no
-        client waits forever.
-        """
-        self._failures = self._failures + 1 if self._inodes.lease_end > now() else 0
-        if self._failures == 1:
-            self._failing_since = now()
-        return self._is_hopeless
-
-    @property
-    def _is_hopeless(self) -> bool:
-        """Whether flushing has failed too often, for at least as long as the server may be silent: a refused
-        connection fails at once.
-        """
-        since = self._failing_since + self._rpc.silence
-        return self._failures > _MOST_FAILURES and now() >= since
 
     def _send(
         self, batch: Sequence[PendingFile], deadline: Deadline, touched: Sequence[ExclusiveDirectory] = ()
@@ -460,7 +444,7 @@ class AsyncCreate:
             done = write(functools.partial(name_updates, batch), deadline)
             flushed = batch
         except OSError as error:
-            if error.errno in _IN_DOUBT:
+            if error.errno in IN_DOUBT:
                 raise
             return None
         else:

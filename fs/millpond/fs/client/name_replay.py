@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from millpond.base.deadline import Deadline
 from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.pending_creates import PendingFile
+from millpond.fs.client.rpc import is_in_doubt
 from millpond.fs.client.rpc_pool import RpcPool
 from millpond.fs.proto import async_create as n
 from millpond.fs.vfs.inode_api import WouldBlock
 from millpond.fs.vfs.path_api import os_error
 
 Outcome = tuple[PendingFile, OSError | None]
-_IN_DOUBT = (errno.EIO, errno.ETIMEDOUT, errno.EINTR)
 
 
 def of_earlier_session(rpc: RpcPool, batch: Sequence[PendingFile]) -> Sequence[PendingFile]:
@@ -40,7 +40,7 @@ def _replay_in_one_directory(rpc: RpcPool, group: Sequence[PendingFile], deadlin
     try:
         reply = _ask(rpc, group, deadline)
     except OSError as error:
-        if error.errno in _IN_DOUBT and not isinstance(error.__cause__, RemoteError):
+        if is_in_doubt(error):
             raise
         return [(made, error) for made in group]
     with rpc.lock:

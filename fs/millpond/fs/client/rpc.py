@@ -42,6 +42,8 @@ from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 Dial = Callable[[Deadline], Channel]
+IN_DOUBT = (errno.EIO, errno.ETIMEDOUT, errno.EINTR)
+"""Errors after which the server may have done it, or was not reachable."""
 _TRIES = 3
 _UNSHARED = sys.getrefcount(bytearray()) + 1  # references to a buffer of which there is no view
 _REFUSED = (errno.EIO, errno.ETIMEDOUT, errno.ESTALE)  # of which the log says where they come from
@@ -131,6 +133,11 @@ class _Wait:
             self.operation.remove_wake(self._channel.shut_down)
         if error is not None:
             self._slot.wait_failed(self, error)
+
+
+def is_in_doubt(error: OSError) -> bool:
+    """Return whether the outcome of a request is not known: the server has not said that error."""
+    return error.errno in IN_DOUBT and not isinstance(error.__cause__, RemoteError)
 
 
 class RpcSlot:

@@ -28,7 +28,7 @@ from millpond.fs.client.cache.invalidation import Invalidation
 from millpond.fs.client.cache.pending_creates import ExclusiveDirectory, PendingFile
 from millpond.fs.client.dir_delegations import boottime_ns
 from millpond.fs.client.open_files import NameUpdates, OpenFiles
-from millpond.fs.client.rpc import seconds_left, until
+from millpond.fs.client.rpc import is_in_doubt, seconds_left, until
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.async_create import MAX_TIME
@@ -49,7 +49,6 @@ _REST_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
 _THROUGH = os.O_SYNC | os.O_DSYNC | os.O_DIRECT
 _NOTHING = SetAttr()
-_IN_DOUBT = (errno.EIO, errno.ETIMEDOUT, errno.EINTR)
 
 
 @dataclass(eq=False, slots=True)
@@ -360,7 +359,7 @@ class WriteBehind:
             while extent in one.writes.extents:
                 self._async_create.send_with_names(one.file, send, deadline)
         except OSError as error:
-            if error.errno in _IN_DOUBT and not isinstance(error.__cause__, RemoteError):
+            if is_in_doubt(error):
                 raise
             self._lose(one, error)
 

@@ -20,6 +20,7 @@ from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
 
 FIRST = 2
 """The number of files preallocated with the grant; then twice as many each time."""
+_MOST_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,32 @@ class Removed:
 
     file: CachedInode
     attributes: Attributes
+
+
+class FlushFailures:
+    """Counts failed flushes in a row while the lease is valid, of a server that may be silent for ``silence``
+    seconds.
+    """
+
+    def __init__(self, silence: float) -> None:
+        self._silence, self._number, self._since = silence, 0, 0.0
+
+    def count(self, now: float, lease_end: float) -> bool:
+        """Count a failed flush; return whether to give the names up, so that no client waits forever."""
+        self._number = self._number + 1 if lease_end > now else 0
+        if self._number == 1:
+            self._since = now
+        return self.are_hopeless(now)
+
+    def are_hopeless(self, now: float) -> bool:
+        """Return whether flushing has failed too often, for at least as long as the server may be silent: a
+        refused connection fails at once.
+        """
+        return self._number > _MOST_FAILURES and now >= self._since + self._silence
+
+    def end(self) -> None:
+        """Begin to count anew, after a flush that has not failed."""
+        self._number = 0
 
 
 def name_updates(batch: Sequence[PendingFile], verifier: int) -> tuple[NameUpdate, ...]:
