@@ -25,6 +25,8 @@ COVERAGE_STAMP = .venv/.millpond-coverage
 # Of make's command line alone: a variable of the environment changes no run.
 ARGS =
 EFFORT = quick
+# --rerun: tests that fail run once more at the end (see tests/run.py).
+RERUN =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data conformance
@@ -41,7 +43,7 @@ test: $(STAMP) system  ## the tests, each with few repetitions (ARGS="tests/fs -
 
 test-all: $(STAMP) system  ## the tests with all their repetitions, and in the guest if it is built (ARGS=-x)
 	@images/prerequisites.sh tests
-	@.venv/bin/python tests/run.py full $(ARGS)
+	@.venv/bin/python tests/run.py $(strip $(RERUN) full) $(ARGS)
 
 coverage: $(COVERAGE_STAMP) system  ## which lines of the product the tests run (EFFORT=full ARGS=tests/fs)
 	@# A sandboxed process has another uid, and loses what it has measured if it may not write here. One that has

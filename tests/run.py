@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: runs the tests in two passes, each of which ends with pytest's own closing line.
 
-``run.py [--coverage] quick|full [ARGUMENT...]`` runs first, in three processes, the tests that may share the
-machine, as ``schedule.py`` divides them, and then, in one, those that are marked ``serial``, also where the
-first pass failed. The arguments are pytest's. The exit code is 0 only if neither pass failed.
+``run.py [--coverage] [--rerun] quick|full [ARGUMENT...]`` runs first, in three processes, the tests that may
+share the machine, as ``schedule.py`` divides them, and then, in one, those that are marked ``serial``, also
+where the first pass failed. The arguments are pytest's. The exit code is 0 only if neither pass failed.
+
+With ``--rerun``, a third pass runs the failed tests once more, in one process. A test that passes then is
+named in a line ``flaky: NAME``, and the run has passed if that holds for all. More failures than
+``MOST_FLAKY`` are not run again: they fail the run in any case.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,8 +23,12 @@ from millpond.linux.syscalls import killed_with_parent
 
 SHARED = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-m", "not serial")
 ALONE = ("-m", "serial")
-MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PYTHON", "ARGS", "EFFORT")
+AGAIN = ("--last-failed", "--last-failed-no-failures=none")
+MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PYTHON", "ARGS", "EFFORT", "RERUN")
+FAILURES = Path(".pytest_cache/v/cache/lastfailed")  # pytest keeps it over the passes
+TESTS_FAILED = 1  # pytest's exit code
 NO_TESTS = 5  # pytest's exit code where none was selected
+MOST_FLAKY = 3
 
 
 def main() -> int:
@@ -28,19 +37,43 @@ def main() -> int:
     if arguments[:1] == ["--coverage"]:
         argv = [str(Path(sys.executable).with_name("coverage")), "run", *argv]
         del arguments[0]
-    effort, *arguments = arguments
+    rerun = arguments[:1] == ["--rerun"]
+    effort, *arguments = arguments[rerun:]
+    argv.append(f"--effort={effort}")
     interrupts: list[int] = []  # the terminal sends Ctrl-C to pytest, too, which ends by itself
     signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     codes = []
+    if rerun:
+        FAILURES.unlink(missing_ok=True)
     for chosen in (SHARED, ALONE):
         if not interrupts:
-            codes.append(_run([*argv, f"--effort={effort}", *chosen, *arguments]))
-    return 130 if interrupts else overall(codes)
+            codes.append(_run([*argv, *chosen, *arguments]))
+    code = overall(codes)
+    if rerun and code == TESTS_FAILED and not interrupts:
+        code = _run_again([*argv, *AGAIN, *arguments])
+    return 130 if interrupts else code
 
 
 def overall(codes: list[int]) -> int:
     """Return the exit code of the passes together: that one of them had no tests is no failure."""
     return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
+
+
+def _run_again(argv: list[str]) -> int:
+    """Run the failed tests once more, name the flaky ones, and return the exit code of the whole run."""
+    failed = _failures()
+    if not 0 < len(failed) <= MOST_FLAKY:
+        return TESTS_FAILED
+    code = _run(argv)
+    still_failed = _failures()
+    for name in sorted(failed - still_failed):
+        print(f"flaky: {name}", flush=True)
+    return code or (TESTS_FAILED if still_failed else 0)
+
+
+def _failures() -> set[str]:
+    """Return the tests that failed in the passes so far, and have not passed since."""
+    return set(json.loads(FAILURES.read_text())) if FAILURES.exists() else set()
 
 
 def _run(argv: list[str]) -> int:

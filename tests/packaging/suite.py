@@ -15,6 +15,13 @@ SHARED = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
 
 def run_suite(root: Path, modules: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Write ``modules``, by their paths below ``tests``, and run pytest on them."""
+    write_suite(root, modules)
+    argv = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-rA", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=root)
+
+
+def write_suite(root: Path, modules: dict[str, str]) -> None:
+    """Write ``modules``, by their paths below ``tests``, beside this project's configuration and hooks."""
     shutil.copy(ROOT / "pyproject.toml", root)
     tests = root / "tests"
     tests.mkdir()
@@ -23,5 +30,3 @@ def run_suite(root: Path, modules: dict[str, str], *arguments: str) -> subproces
     for name, text in modules.items():
         (tests / name).parent.mkdir(parents=True, exist_ok=True)
         (tests / name).write_text(text)
-    argv = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-rA", *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, cwd=root)

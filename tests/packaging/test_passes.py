@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .. import run
-from .suite import ROOT, SHARED, run_suite
+from .suite import ROOT, SHARED, run_suite, write_suite
 
 TRACED = """
 import os
@@ -49,6 +49,42 @@ ALONE_AND_TOGETHER = {
 PYTEST = """#!/bin/sh
 echo "$*" >>log
 case "$*" in *"not serial"*) exit {} ;; *) exit {} ;; esac
+"""
+FLAKY = """
+from pathlib import Path
+import pytest
+
+def passes_from_the_second_time_on(name):
+    tried = Path(name)
+    if not tried.exists():
+        tried.touch()
+        pytest.fail("the first time")
+
+def test_call():
+    passes_from_the_second_time_on("call")
+
+@pytest.fixture
+def setup():
+    passes_from_the_second_time_on("setup")
+
+@pytest.mark.serial
+def test_setup(setup):
+    pass
+
+@pytest.fixture
+def teardown():
+    yield
+    passes_from_the_second_time_on("teardown")
+
+def test_teardown(teardown):
+    pass
+
+def test_passes():
+    pass
+"""
+BROKEN = """
+def test_broken():
+    raise AssertionError
 """
 
 
@@ -115,6 +151,35 @@ def test_a_killed_pass_fails_the_run() -> None:
     assert run.overall([0, 137]) == 137
 
 
+def rerun(root: Path, modules: dict[str, str]) -> tuple[int, str]:
+    """The exit code and the output of run.py, which runs ``modules`` and once more what fails."""
+    write_suite(root, modules)
+    argv = [sys.executable, ROOT / "tests/run.py", "--rerun", "quick"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(argv, cwd=root, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout
+
+
+def test_what_passes_the_second_time_is_named_and_no_failure(tmp_path: Path) -> None:
+    (tmp_path / ".pytest_cache/v/cache").mkdir(parents=True)
+    (tmp_path / ".pytest_cache/v/cache/lastfailed").write_text('{"tests/test_of_an_earlier_run.py": true}')
+    code, output = rerun(tmp_path, {"test_flaky.py": FLAKY})
+    flaky = [line for line in output.splitlines() if line.startswith("flaky: ")]
+    names = ("test_call", "test_setup", "test_teardown")
+    assert code == 0 and flaky == [f"flaky: tests/test_flaky.py::{name}" for name in names], output
+    assert "3 passed" in output.splitlines()[-4]
+
+
+def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
+    code, output = rerun(tmp_path, {"test_broken.py": BROKEN})
+    assert code == 1 and "flaky: " not in output and output.count("1 failed") == 2, output
+
+
+def test_more_failures_than_may_be_flaky_are_not_run_again(tmp_path: Path) -> None:
+    code, output = rerun(tmp_path, {"test_flaky.py": FLAKY, "test_broken.py": BROKEN})
+    assert code == 1 and "flaky: " not in output and "passed" not in output.splitlines()[-1], output
+
+
 def dry(target: str, *arguments: str, **environment: str) -> str:
     argv = ["make", "-n", "-C", ROOT, target, *arguments]
     outer = {name: value for name, value in os.environ.items() if "MAKE" not in name}  # the make of this run
@@ -124,5 +189,7 @@ def dry(target: str, *arguments: str, **environment: str) -> str:
 def test_make_takes_arguments_from_its_command_line_alone() -> None:
     assert "run.py quick tests/fs -k lease\n" in dry("test", "ARGS=tests/fs -k lease", ARGS="-x")
     assert "run.py full \n" in dry("test-all", ARGS="-x", EFFORT="quick")
+    assert "run.py --rerun full \n" in dry("test-all", "RERUN=--rerun")
+    assert "run.py full \n" in dry("test-all", RERUN="--rerun")
     assert "run.py --coverage quick ;" in dry("coverage", ARGS="-x", EFFORT="full")
     assert "run.py --coverage full ;" in dry("coverage", "EFFORT=full")
