@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import argparse
 import functools
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.balance import experiment
 from bench.balance.experiment import Experiment, Findings, choose
-from bench.balance.table import table
-from bench.rows import Row, write
+from bench.runner import run_all
 from bench.train.run import Run
 
 Measured = Mapping[str, tuple[str, Callable[[Run], Findings]]]
@@ -33,8 +31,8 @@ def main(name: str, description: str, measured: Measured) -> int:
     except ValueError as error:
         parser.error(str(error))
     arguments.output.mkdir(exist_ok=True)
-    _bench(chosen, quick=arguments.quick, path=arguments.output / f"{name}.json")
-    return 0
+    _, whole = run_all(name, chosen, quick=arguments.quick, path=arguments.output / f"{name}.json")
+    return 0 if whole else 1
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -56,19 +54,3 @@ def _positive(text: str) -> int:
 
 def _measure(measure: Callable[[Run], Findings], repeats: int, run: experiment.Run) -> Findings:
     return measure(Run(repeats, run.quick, run.say))
-
-
-def _bench(chosen: Sequence[Experiment], *, quick: bool, path: Path) -> None:
-    """Do them, print their tables, write what was found after each."""
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True)
-
-    rows: list[Row] = []
-    for each in chosen:
-        found = each.measure(experiment.Run(quick, say)).rows
-        rows += found
-        print("", *table(each.title, found), "", sep="\n", flush=True)
-        write(rows, path)
-    say(f"written: {path}")

@@ -16,6 +16,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 SMALL = ("device_private_small", "device_public_small", "worker_small")
 ON_HOST = {
+    "host-meta": "host_meta_over_plain",
     "host-small-write": "small_write_over_plain",
     "host-list": "ls_over_plain",
     "host-parallel": "parallel_over_one",

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -122,6 +123,17 @@ class StagedServer(MillpondServer):
         self._sum.divide(weights, self.mean)
 
 
+@dataclass(slots=True)
+class _Transfer:
+    """Of a client in a round: bytes sent to it and taken of it, and the first bytes of a value whose others
+    have not come yet. They are not left in the socket: a window that has closed may wait for them.
+    """
+
+    sent: int = 0
+    taken: int = 0
+    begun: bytes = b""
+
+
 class PlainServer:
     """Sends to all, and adds what comes; with ``adds`` False the first value alone."""
 
@@ -141,28 +153,32 @@ class PlainServer:
         data = self.mean.data.cast("B")
         with selectors.EpollSelector() as selector:
             for client in self._clients:
-                selector.register(client, selectors.EVENT_WRITE, [0, 0])
+                selector.register(client, selectors.EVENT_WRITE, _Transfer())
             while selector.get_map():
                 for key, _ in selector.select():
-                    client, done = cast(socket.socket, key.fileobj), key.data
+                    client, transfer = cast(socket.socket, key.fileobj), cast(_Transfer, key.data)
                     if key.events & selectors.EVENT_WRITE:
-                        done[0] += client.send(data[done[0] : done[0] + (1 << 20)])
-                        if done[0] == len(data):
-                            selector.modify(client, selectors.EVENT_READ, done)
-                    elif self._take(client, done) == len(data):
+                        transfer.sent += client.send(data[transfer.sent : transfer.sent + (1 << 20)])
+                        if transfer.sent == len(data):
+                            selector.modify(client, selectors.EVENT_READ, transfer)
+                    elif self._take(client, transfer) == len(data):
                         selector.unregister(client)
         np.divide(self._sum, len(self._clients), out=self.mean)
 
-    def _take(self, client: socket.socket, done: list[int]) -> int:
-        """Add what has come, in whole values; the bytes of the last one are left in the socket."""
-        waiting = client.recv_into(self._bytes, _CHUNK, socket.MSG_PEEK) & ~3
-        if waiting:
-            client.recv_into(self._bytes, waiting)
-            start, count = done[1] // 4, waiting // 4
-            count = count if self._adds or not start else 0
-            self._sum[start : start + count] += self._buffer[:count]
-            done[1] += waiting
-        return done[1]
+    def _take(self, client: socket.socket, transfer: _Transfer) -> int:
+        """Add what has come, in whole values, and return how many bytes of them there were so far."""
+        begun = len(transfer.begun)
+        self._bytes[:begun] = transfer.begun
+        came = begun + client.recv_into(memoryview(self._bytes)[begun:])
+        if came == begun:
+            raise ConnectionError("a client has gone")
+        start, count = transfer.taken // 4, came // 4
+        transfer.begun = bytes(self._bytes[4 * count : came])
+        transfer.taken += 4 * count
+        if not self._adds and start:
+            count = 0
+        self._sum[start : start + count] += self._buffer[:count]
+        return transfer.taken
 
 
 class SharedVectorServer:

@@ -6,15 +6,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.balance import against_simulation, convergence, csds, exchange, killed, quotas, simulated, squeezed
-from bench.balance.experiment import Experiment, Findings, Panel, Run, choose
+from bench.balance.experiment import Experiment, choose
 from bench.balance.picture import draw
-from bench.balance.table import table
-from bench.rows import Row, write
+from bench.runner import run_all
 
 EXPERIMENTS = (
     squeezed.EXPERIMENT,
@@ -46,31 +44,16 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     arguments.output.mkdir(exist_ok=True)
-    bench(chosen, quick=arguments.quick, output=arguments.output)
-    return 0
+    return bench(chosen, quick=arguments.quick, output=arguments.output)
 
 
-def bench(chosen: Sequence[Experiment], *, quick: bool, output: Path) -> None:
-    """Do them, print their tables, write what was found after each."""
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True)
-
-    rows: list[Row] = []
-    panels: list[Panel] = []
-    for experiment in chosen:
-        found: Findings = experiment.measure(Run(quick, say))
-        rows += found.rows
-        panels += found.panels
-        print("", *table(experiment.title, found.rows), "", sep="\n", flush=True)
-        write(rows, output / "balance.json")
-    draw(
-        panels,
-        f"{os.cpu_count()} cores; virtual workers sleep for their curves' time",
-        output / "balance.png",
-    )
-    say(f"written: {output}/balance.json, {output}/balance.png")
+def bench(chosen: Sequence[Experiment], *, quick: bool, output: Path) -> int:
+    """Do them, print their tables, write what was found; return the exit code."""
+    found, whole = run_all("balance", chosen, quick=quick, path=output / "balance.json")
+    circumstances = f"{os.cpu_count()} cores; virtual workers sleep for their curves' time"
+    draw(found.panels, circumstances, output / "balance.png")
+    print(f"written: {output}/balance.png")
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":

@@ -55,11 +55,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """``name`` is what it is chosen by, ``title`` heads its table; ``measure`` does it."""
+    """``name`` is what it is chosen by, ``title`` heads its table; ``measure`` does it. ``seconds`` limits a
+    whole one that takes longer than others.
+    """
 
     name: str
     title: str
     measure: Callable[[Run], Findings]
+    seconds: float | None = None
 
 
 def choose(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Experiment]:

@@ -8,13 +8,11 @@ import functools
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.balance.experiment import Experiment, Findings, Run, choose
-from bench.balance.table import table
-from bench.rows import Row, write
+from bench.runner import run_all
 from bench.tunnel.isolation import run_isolated
 from bench.tunnel.programs import CompilationFailed
 from bench.volume import copies, device, faults, fuse_python, host, million
@@ -36,6 +34,7 @@ _MEASURED: dict[str, tuple[str, _Measure]] = {
 }
 BY_NAME = tuple(million.PARTS)
 """The experiments that take so long that they are done only if they are named."""
+_SECONDS = dict.fromkeys(BY_NAME, 4 * 3600)
 USUAL = [name for name in _MEASURED if name not in BY_NAME]
 
 
@@ -45,7 +44,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as scratch:
         tools = Tools(Path(scratch).resolve(), arguments.c_example, arguments.files)
         experiments = [
-            Experiment(name, title, functools.partial(measure, tools))
+            Experiment(name, title, functools.partial(measure, tools), _SECONDS.get(name))
             for name, (title, measure) in _MEASURED.items()
         ]
         try:
@@ -84,28 +83,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def bench(chosen: Sequence[Experiment], *, quick: bool, output: Path) -> int:
-    """Do them, print their tables, write what was found after each; in the namespaces of ``run_isolated``."""
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True)
-
+    """Do them, print their tables, write what was found; in the namespaces of ``run_isolated``."""
     accept_signals()  # or those that are started would not end when they are told to
-    rows: list[Row] = []
-    failed = False
-    for experiment in chosen:
-        try:
-            found = experiment.measure(Run(quick, say)).rows
-        except (RouteFailed, CompilationFailed) as error:
-            print(f"bench-volume: {experiment.name}: {error}", file=sys.stderr)
-            failed = True
-            continue
-        rows += found
-        print("", *table(experiment.title, found), "", sep="\n", flush=True)
-        write(rows, output / "volume.json")
-    draw(rows, f"medians and ranges, {os.cpu_count()} cores", output / "volume.png")
-    say(f"written: {output}/volume.json, {output}/volume.png")
-    return int(failed)
+    failures = (RouteFailed, CompilationFailed)
+    found, whole = run_all("volume", chosen, quick=quick, path=output / "volume.json", failures=failures)
+    draw(found.rows, f"medians and ranges, {os.cpu_count()} cores", output / "volume.png")
+    print(f"written: {output}/volume.png")
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":

@@ -48,11 +48,21 @@ class CreateFiles:
     def check(self, mount: Mount, repeat: int) -> None:
         """See Workload. One more file is to be seen where it lies, and none of the others."""
         witness = f"new{repeat}-witness"
-        (mount.folder / witness).write_bytes(b"seen at once")  # a name alone may be told later
+        with (mount.folder / witness).open("wb") as file:
+            os.fsync(file.fileno())  # a file that is closed, or removed, may be told later
         found = {path.name for path in mount.backing.glob(f"new{repeat}-*")}
         (mount.folder / witness).unlink()
+        _sync_folder(mount.folder)
         if found != {witness} or (mount.backing / witness).exists():
             raise RouteFailed(f"created {witness}, found {sorted(found)}")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
