@@ -7,10 +7,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.runner import LimitReachedError, limited
 from conformance import between, cuts, outcomes, posix, results
 from conformance.context import Context, Update
 from conformance.results import Entry
 from millpond.base.errors import MillpondError
+
+_SECONDS = 2 * 3600
+"""For one part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,9 @@ class Run:
             self._write()
 
         try:
-            part.run(self._context, update)
-        except (MillpondError, OSError) as error:  # of a mount, mostly
+            with limited(_SECONDS):
+                part.run(self._context, update)
+        except (MillpondError, OSError, LimitReachedError) as error:  # of a mount, mostly
             self._context.say(f"it broke: {error}")
             figures = [figure for figure in part.figures if figure not in given]
             update(_missing(part, figures, f"it broke: {error}"))

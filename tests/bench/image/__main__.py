@@ -15,6 +15,7 @@ from bench.balance.table import table
 from bench.image import measuring
 from bench.image.measuring import Setting
 from bench.rows import Row
+from bench.runner import limited
 
 _MEASURED: dict[str, Callable[[Setting], list[Row]]] = {
     "size": measuring.size,
@@ -23,6 +24,9 @@ _MEASURED: dict[str, Callable[[Setting], list[Row]]] = {
     "reproducible": measuring.reproducible,
     "power": measuring.power,
 }
+
+_SECONDS = 2 * 3600
+"""For one measurement."""
 
 
 def main() -> int:
@@ -35,7 +39,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as scratch:
         setting = Setting(arguments.image.absolute(), Path(scratch), arguments.repeats, arguments.cuts)
         for name in chosen:
-            found = _MEASURED[name](setting)
+            with limited(_SECONDS):
+                found = _MEASURED[name](setting)
             print("\n".join(table(name, found)), flush=True)
             rows += found
             _write(rows, arguments.output)

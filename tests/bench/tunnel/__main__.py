@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.rows import write
+from bench.runner import LimitReachedError, limited
 from bench.tunnel.figures import EMULATION, Circumstances, headlines, plain
 from bench.tunnel.isolation import SCRATCH, run_isolated
 from bench.tunnel.our_routes import OURS
@@ -64,7 +65,12 @@ def bench(chosen: Plan, output: Path) -> int:
             print(f"bench-tunnel: {error}", file=sys.stderr)
             return 1
         run = Run(chosen, Tools(relay, traffic, SCRATCH, undo), CANDIDATES, labels(chosen), say)
-        record = run.all()
+        try:
+            with limited(chosen.durations.limit):
+                record = run.all()
+        except LimitReachedError as error:
+            print(f"bench-tunnel: {error}", file=sys.stderr)
+            return 1
     report(chosen, record, run.congestion_control, output)
     say(f"written: {output}/tunnel.json, {output}/tunnel.png")
     return 1 if record.failed - set(PEERS) else 0

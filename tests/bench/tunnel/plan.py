@@ -25,7 +25,7 @@ FLOODED = ("veth", "relay", "relay_threads", "c", "python", "socat")
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Repeats and seconds of one measurement of each kind."""
+    """Repeats and seconds of one measurement of each kind; ``limit`` is the whole run's."""
 
     repeats: int
     tcp: float
@@ -36,10 +36,11 @@ class Durations:
     crowd: int
     crowd_repeats: int
     crowd_seconds: float
+    limit: float
 
 
-FULL = Durations(7, 0.6, 0.2, 0.4, 3, 10.0, 36, 3, 4.0)
-QUICK = Durations(1, 0.4, 0.1, 0.3, 1, 2.0, 4, 1, 1.0)
+FULL = Durations(7, 0.6, 0.2, 0.4, 3, 10.0, 36, 3, 4.0, 3600)
+QUICK = Durations(1, 0.4, 0.1, 0.3, 1, 2.0, 4, 1, 1.0, 300)
 
 
 def crowd_key(engine: str) -> str:
