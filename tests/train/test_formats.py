@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -136,6 +137,84 @@ def test_parquet_without_what_is_wanted_is_named(tmp_path: Path) -> None:
         ParquetRows(tmp_path, ["number", "label"])
 
 
+def write_columns(path: Path, **columns: Any) -> Path:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: millpond[parquet]")
+    from pyarrow import parquet
+
+    table = arrow.table({name: arrow.array(*values) for name, values in columns.items()})
+    parquet.write_table(table, path)
+    return path
+
+
+def test_a_column_has_one_type_whatever_is_missing_in_its_batch(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    columns = {"x": ([1.5, None], arrow.float32()), "n": ([None, 3], arrow.int16()), "b": ([True, None],)}
+    rows = ParquetRows(write_columns(tmp_path / "a.parquet", **columns))
+    alone, (beside, missing) = rows[0], rows.__getitems__([0, 1])
+    assert alone == beside and {type(row["x"]) for row in (alone, beside)} == {np.float32}
+    assert (missing["x"], missing["b"], alone["n"]) == (None, None, None)
+    assert type(missing["n"]) is np.int16 and beside["b"] is np.True_
+
+
+def test_a_number_that_is_missing_in_a_list_is_no_other_number(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    floats = ([[1.5, None], [2]], arrow.list_(arrow.float32()))
+    rows = ParquetRows(write_columns(tmp_path / "a.parquet", x=floats))
+    first = rows[0]["x"]
+    assert first.dtype == rows[1]["x"].dtype == np.float32 and first[0] == 1.5 and np.isnan(first[1])
+    ids = ([[1, 2], [3, None]], arrow.list_(arrow.int64()))
+    rows = ParquetRows(write_columns(tmp_path / "a.parquet", ids=ids))
+    assert rows[0]["ids"].dtype == np.int64
+    with pytest.raises(DataError, match=r"a\.parquet: a number is missing in a list of column 'ids'$"):
+        rows[1]
+
+
+def test_lists_become_tensors_without_a_warning(tmp_path: Path) -> None:
+    rows = ParquetRows(write_columns(tmp_path / "a.parquet", x=([[1.0, 2.0], [3.0, 4.0]],)))
+    assert default_collate([rows[0], rows[1]])["x"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_two_columns_of_a_name_are_refused_if_they_are_read(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = arrow.Table.from_arrays([arrow.array([n]) for n in (1, 2, 3)], names=["x", "x", "y"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet has 2 columns 'x'$"):
+        ParquetRows(tmp_path)
+    assert ParquetRows(tmp_path, ["y"])[0] == {"y": 3}
+
+
+def test_a_column_whose_type_differs_between_files_is_named(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    write_columns(tmp_path / "a.parquet", x=([1],), text=(["a"],), never=([None],))
+    other = {"text": (["b"], arrow.large_string()), "never": ([1],)}
+    write_columns(tmp_path / "b.parquet", x=([2],), **other)
+    assert [row["text"] for row in (ParquetRows(tmp_path)[0], ParquetRows(tmp_path)[1])] == ["a", "b"]
+    write_columns(tmp_path / "c.parquet", x=([0.5],), **other)
+    with pytest.raises(
+        DataError, match=r"^column 'x' is double in .*c\.parquet, and int64 in the files before it$"
+    ):
+        ParquetRows(tmp_path)
+    assert len(ParquetRows(tmp_path, ["text"])) == 3
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".tar"])
+def test_hidden_files_are_no_data_and_files_in_folders_are_not_left_out_silently(
+    tmp_path: Path, suffix: str
+) -> None:
+    write = write_parquet if suffix == ".parquet" else write_tar
+    read = ParquetRows if suffix == ".parquet" else TarSamples
+    write(tmp_path / f"a{suffix}", 0, 3)
+    (tmp_path / f"._a{suffix}").write_bytes(b"what a Mac leaves")
+    assert len(read(tmp_path)) == 3
+    (tmp_path / "label=1").mkdir()
+    write(tmp_path / "label=1" / f"b{suffix}", 0, 3)
+    with pytest.raises(DataError, match="has a folder label=1 with") as caught:
+        read(tmp_path)
+    assert "label=1" not in caught.value.discreet
+
+
 def test_without_pyarrow_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +287,47 @@ def test_tar_files_that_are_cut_are_named(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     with pytest.raises(DataError, match="is not a whole tar file"):
         TarSamples(tmp_path)
+
+
+def write_members(path: Path, names: str) -> Path:
+    """Files whose contents are their numbers; ``a>b`` is a hard link to b."""
+    with tarfile.open(path, "w") as shard:
+        for number, name in enumerate(names.split()):
+            name, link, target = name.partition(">")
+            head = tarfile.TarInfo(name)
+            head.size, head.linkname = (0, target) if link else (1, "")
+            head.type = tarfile.LNKTYPE if link else tarfile.REGTYPE
+            shard.addfile(head, io.BytesIO(b"%d" % number))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("0.jpg 1.jpg 0.cls 1.cls", "the files of sample 0 do not follow each other"),
+        ("0.jpg 0.cls 0.jpg 0.cls", "holds 0.jpg twice"),
+        ("0.jpg 0.cls 1.jpg 1.cls>0.cls", "1.cls is a link"),
+        ("./0.jpg 1.jpg 0.cls", "the files of sample 0 do not follow each other"),
+    ],
+)
+def test_half_samples_are_refused_with_shard_and_name(tmp_path: Path, names: str, reason: str) -> None:
+    path = write_members(tmp_path / "patient-4711.tar", names)
+    with pytest.raises(DataError, match=reason) as caught:
+        TarSamples(tmp_path)
+    assert str(path) in str(caught.value) and "4711" not in caught.value.discreet
+
+
+def test_names_with_and_without_the_folder_itself_are_the_same(tmp_path: Path) -> None:
+    write_members(tmp_path / "a.tar", "./0.jpg 0.cls ./x/0.jpg x/0.cls x/._0.jpg")
+    assert list(TarSamples(tmp_path)) == [{"jpg": b"0", "cls": b"1"}, {"jpg": b"2", "cls": b"3"}]
+
+
+def test_a_sample_is_whole_where_the_kernel_reads_a_part_at_a_time(
+    samples: TarSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread  # of which one call reads 2 GiB at most
+    monkeypatch.setattr(os, "pread", lambda file, size, place: pread(file, min(size, 1000), place))
+    assert list(samples) == SAMPLES
 
 
 def test_a_folder_without_tar_files_is_named(tmp_path: Path) -> None:

@@ -57,6 +57,14 @@ def test_npy_bytes_are_scaled(tmp_path: Path) -> None:
         samples[3]
 
 
+def test_a_head_with_a_negative_length_is_refused(tmp_path: Path) -> None:
+    write_npy(tmp_path, PIXELS, LABELS)
+    whole = (tmp_path / "images.npy").read_bytes()
+    (tmp_path / "images.npy").write_bytes(whole.replace(b"(3, 4, 5), ", b"(-3, 4, 5),"))
+    with pytest.raises(DataError, match=r"images\.npy is not a whole \.npy file"):
+        load(tmp_path, ".", "npy")
+
+
 def test_npy_floats_are_kept(tmp_path: Path) -> None:
     write_npy(tmp_path, PIXELS.astype(np.float64), LABELS)
     assert (images(load(tmp_path, ".", "npy"))[:, 0] == PIXELS).all()
@@ -189,6 +197,16 @@ def test_labels_that_the_model_has_no_output_for() -> None:
     linear(8).check([part, part], linear(8).model())
     with pytest.raises(DataError, match=r"^digits holds a label beyond the model's 7 classes$"):
         linear(7).check([part], linear(7).model())
+
+
+def test_grey_pictures_of_16_bits_keep_them(tmp_path: Path) -> None:
+    (tmp_path / "zero").mkdir()
+    values = np.array([[0, 255, 256], [1000, 40000, 65535]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "zero/1.png")
+    assert images(load(tmp_path, ".", "images")) == pytest.approx(values[None, None] / 65535, abs=1e-7)
+    save_picture(tmp_path / "zero/2.png", "L", (3, 2))
+    with pytest.raises(DataError, match=r"2\.png is 3x2 grey; the images before it are 3x2 grey of 16 bits"):
+        load(tmp_path, ".", "images")
 
 
 def test_pictures_of_two_sizes_are_refused(tmp_path: Path) -> None:

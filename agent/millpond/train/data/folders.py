@@ -99,14 +99,19 @@ def _is_image(path: Path) -> bool:
 
 
 def _picture(root: Path, name: str) -> Array:
-    """Read one picture as uint8 [C, H, W], C 1 for grey and 3 for all others. Raises DataError."""
+    """Read one picture as uint8 [C, H, W], C 1 for grey and 3 for all others; grey values of 16 bits as
+    float32 from 0 to 1. Raises DataError.
+    """
     from PIL import Image  # a worker that reads arrays does without pillow
 
     data = rows.content(root, name)
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            grey = picture.mode in ("1", "L")
-            pixels = np.asarray(picture.convert("L" if grey else "RGB"))
+            deep = picture.mode.startswith("I")  # which convert() would cut to 255
+            grey = deep or picture.mode in ("1", "L")
+            pixels = np.asarray(picture if deep else picture.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         raise DataError(f"{name} is not a picture that can be read", name) from None
+    if deep:
+        pixels = pixels.astype(np.float32) / np.float32(65535)
     return pixels[None] if grey else pixels.transpose(2, 0, 1)

@@ -8,9 +8,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.base.errors import LocalError
 from millpond.train.balance.curve import Ints
@@ -25,7 +27,9 @@ Sample = dict[str, Any]
 
 class ParquetRows:
     """Rows of Parquet files: those of a folder by name, or as listed. A sample is a dict of ``columns``, all
-    if left out: numbers are numpy's, lists are arrays, texts and bytes as they are; None where nothing is.
+    if left out: numbers are numpy's, lists are arrays, texts and bytes as they are; None where nothing is. A
+    number that is missing in a list is NaN, and refused in a list of integers. Columns have one type in all
+    files.
 
     Row groups are read whole when a row of them is needed, and the last ones are kept in ``cache`` bytes. In
     random order each batch needs many: write files for training with small groups, of some hundred rows.
@@ -39,12 +43,15 @@ class ParquetRows:
         self._groups: list[tuple[int, int]] = []  # file and row group
         self._metadata = []
         counts = []
+        self._job_names = columns is not None
+        types: dict[str, Any] = {}
         for number, path in enumerate(self._files):
             with self._opened(number) as file:
-                known = file.schema_arrow.names
-                columns = known if columns is None else columns
-                if missing := [name for name in columns if name not in known]:
-                    raise DataError(f"{path} has no column '{missing[0]}'", str(path))
+                schema = file.schema_arrow
+                columns = schema.names if columns is None else columns
+                for name in columns:
+                    if fault := _column_fault(path, schema, name, types):
+                        raise self._column_error(fault, name, path)
                 self._metadata.append(file.metadata)
             for group in range(file.metadata.num_row_groups):
                 self._groups.append((number, group))
@@ -83,10 +90,23 @@ class ParquetRows:
     def _rows(self, number: int, places: Ints) -> list[Sequence[Any]]:
         """Return the columns of some rows of a row group."""
         chosen = self._group(number).take(places)
+        return [self._values(number, name, chosen.column(name)) for name in self._columns]
+
+    def _values(self, number: int, name: str, column: Any) -> Sequence[Any]:
+        """Return the values of a column of a row group as they are in samples. Raises DataError."""
+        file = self._groups[number][0]
         try:
-            return [_values(chosen.column(name)) for name in self._columns]
+            return _values(column)
+        except _MissingNumberError:
+            path = self._files[file]
+            fault = f"{path}: a number is missing in a list of column '{name}'"
+            raise self._column_error(fault, name, path) from None
         except ValueError as error:  # a text that is none
-            raise self._broken(self._groups[number][0], error) from None
+            raise self._broken(file, error) from None
+
+    def _column_error(self, text: str, name: str, path: Path) -> DataError:
+        """Return the error of a column: its name is the job's own, or one that was found."""
+        return DataError(text, str(path), *(() if self._job_names else (f"'{name}'",)))
 
     def _group(self, number: int) -> Any:
         """Return the table of a row group; it is read once if several threads need it."""
@@ -152,15 +172,72 @@ def _pyarrow() -> Any:
     return parquet
 
 
-def _values(column: Any) -> Sequence[Any]:
-    """Return a column's values as they are in samples."""
+class _MissingNumberError(Exception):
+    """An array of whole numbers has no value for what is missing."""
+
+
+def _column_fault(path: Path, schema: Any, name: str, types: dict[str, Any]) -> str:
+    """Return why a column cannot be used beside those in ``types``, of the files before: it is not there
+    once, or has another type. Empty if it can be used.
+    """
+    if (count := schema.names.count(name)) != 1:
+        return f"{path} has {count} columns '{name}'" if count else f"{path} has no column '{name}'"
+    kind = schema.field(name).type
+    before = types.get(name)
+    if _compared(before) is None:
+        types[name] = kind
+    elif _compared(kind) not in (None, _compared(before)):
+        return f"column '{name}' is {kind} in {path}, and {before} in the files before it"
+    return ""
+
+
+def _compared(kind: Any) -> object:
+    """Return what two types have in common if their values are alike in samples; None if there are none."""
     from pyarrow import types
 
-    kind = column.type
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return [each.values.to_numpy(zero_copy_only=False) if each.is_valid else None for each in column]
-    if column.null_count or not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+    if kind is None or types.is_null(kind):
+        return None
+    if types.is_dictionary(kind):
+        return _compared(kind.value_type)
+    if _is_list(kind):
+        return "list", _compared(kind.value_type)
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return str(kind).removeprefix("large_")
+    return str(kind)
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return any((types.is_list(kind), types.is_large_list(kind), types.is_fixed_size_list(kind)))
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return any((types.is_integer(kind), types.is_floating(kind), types.is_boolean(kind)))
+
+
+def _values(column: Any) -> Sequence[Any]:
+    """Return a column's values as they are in samples. Raises _MissingNumberError, ValueError."""
+    if _is_list(column.type):
+        return [_array(each.values) if each.is_valid else None for each in column]
+    if not _is_number(column.type):
         found: list[Any] = column.to_pylist()
         return found
-    numbers: Sequence[Any] = column.to_numpy()
-    return numbers
+    if not column.null_count:
+        numbers: Sequence[Any] = column.to_numpy()
+        return numbers
+    filled = column.fill_null(False if str(column.type) == "bool" else 0).to_numpy()
+    missing = column.is_null().to_numpy()
+    return [None if absent else value for absent, value in zip(missing, filled, strict=True)]
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """Return a list's values; a floating number that is missing is NaN."""
+    from pyarrow import types
+
+    if values.null_count and _is_number(values.type) and not types.is_floating(values.type):
+        raise _MissingNumberError
+    found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return found if found.flags.writeable else found.copy()  # torch warns of arrays that it must not write

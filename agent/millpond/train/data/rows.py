@@ -124,10 +124,10 @@ class PictureRows:
         found = np.empty((len(indices), *self.shape), self.dtype)
         for place, index in enumerate(indices):
             image = self._decode(self._names[index])
-            if image.shape != self.shape:
+            if (image.shape, image.dtype) != (self.shape, self.dtype):
                 name = self._names[index]
-                text = f"{name} is {_picture(image.shape)}; the images before it are {_picture(self.shape)}"
-                raise DataError(text, name)
+                this, others = _picture(image.shape, image.dtype), _picture(self.shape, self.dtype)
+                raise DataError(f"{name} is {this}; the images before it are {others}", name)
             found[place] = image
         return found
 
@@ -139,9 +139,10 @@ def in_memory(rows: Rows) -> Rows:
     return ArrayRows(rows.read(np.arange(len(rows))))
 
 
-def _picture(shape: tuple[int, ...]) -> str:
+def _picture(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
     channels, height, width = shape
-    return f"{width}x{height} {'grey' if channels == 1 else 'RGB'}"
+    colours = "grey" if channels == 1 else "RGB"
+    return f"{width}x{height} {colours}{' of 16 bits' if dtype != np.uint8 else ''}"
 
 
 def unreadable(name: str, error: OSError) -> DataError:
@@ -173,7 +174,7 @@ def npy(root: Path, name: str) -> Rows:
     except (ValueError, EOFError, KeyError):
         raise DataError(f"{name} is not a whole .npy file of numbers", name) from None
     whole = math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or not shape or start + whole > size:
+    if dtype.hasobject or not shape or min(shape) < 0 or start + whole > size:
         raise DataError(f"{name} is not a whole .npy file of numbers", name)
     if not fortran:
         return in_memory(FileRows(root / name, name, start, shape, dtype))

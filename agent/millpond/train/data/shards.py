@@ -13,15 +13,19 @@ Where = str | Path | Iterable[str | Path]
 
 
 def find(where: Where, suffix: str) -> list[Path]:
-    """Return the files with this suffix in a folder, by name; a file and a list of files are as given. Raises
-    DataError if there are none.
+    """Return the files with this suffix in a folder, by name, without hidden ones; a file and a list of files
+    are as given. Raises DataError if there are none, or some in folders of the folder.
     """
     if not isinstance(where, str | Path):
         return [Path(each) for each in where]
     path = Path(where)
     if not path.is_dir():
         return [path]
-    found = sorted(path.glob(f"*{suffix}"))
+    found = sorted(each for each in path.glob(f"*{suffix}") if not each.name.startswith("."))
+    for inner in (each for each in path.iterdir() if each.is_dir()):
+        if any(inner.glob(f"*{suffix}")):
+            text = f"{path} has a folder {inner.name} with *{suffix}: give the list of all files"
+            raise DataError(text, str(path), inner.name)
     if not found:
         raise DataError(f"missing data: {path} has no *{suffix}")
     return found

@@ -23,7 +23,8 @@ Sample = dict[str, bytes]
 class TarSamples:
     """Samples in tar files as WebDataset writes them: those of a folder by name, or as listed. Files in a row
     with the same name up to its first dot are a sample, a dict of extension to content: ``0001.jpg`` and
-    ``0001.cls`` are ``{"jpg": ..., "cls": ...}``. Packed tar files cannot be read in any order.
+    ``0001.cls`` are ``{"jpg": ..., "cls": ...}``. Packed tar files cannot be read in any order; links, a name
+    that comes twice, and files of a sample that do not follow each other are refused.
 
     The heads of all files are read at first, their contents as needed. Several threads may read. Raises
     DataError.
@@ -36,11 +37,19 @@ class TarSamples:
         starts, first = array("q"), array("q")  # of samples: the first file, and the number of the shard
         places, sizes, kinds = array("q"), array("q"), array("q")  # of files
         for number, path in enumerate(self._shards):
-            last = None
+            last, keys, own = None, set[str](), set[str]()
             for key, extension, place, size in _members(path):
                 if key != last:
+                    if key in keys:
+                        text = f"the files of sample {key} do not follow each other: sort them by name"
+                        raise DataError(f"{path}: {text}", str(path), key)
+                    keys.add(key)
+                    own.clear()
                     starts.append(len(places))
                     first.append(number)
+                if extension in own:
+                    raise DataError(f"{path} holds {key}.{extension} twice", str(path), key)
+                own.add(extension)
                 last = key
                 if extension not in known:
                     known[extension] = len(known)
@@ -83,7 +92,7 @@ class TarSamples:
         files = range(int(self._starts[index]), int(self._starts[index + 1]))
         start, last = int(self._places[files[0]]), files[-1]
         size = int(self._places[last] + self._sizes[last]) - start
-        data = os.pread(descriptor, size, start)
+        data = _read(descriptor, size, start)
         if len(data) < size:
             raise DataError(f"{path} is shorter than it was", str(path))
         sample = {}
@@ -91,6 +100,14 @@ class TarSamples:
             place = int(self._places[number]) - start
             sample[self._extensions[self._kinds[number]]] = data[place : place + int(self._sizes[number])]
         return sample
+
+
+def _read(descriptor: int, size: int, start: int) -> bytes:
+    """Return so many bytes of a file, fewer only at its end: one call reads 2 GiB at most."""
+    data = os.pread(descriptor, size, start)
+    while len(data) < size and (more := os.pread(descriptor, size - len(data), start + len(data))):
+        data += more
+    return data
 
 
 def _members(path: Path) -> Iterator[tuple[str, str, int, int]]:
@@ -101,10 +118,13 @@ def _members(path: Path) -> Iterator[tuple[str, str, int, int]]:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as shard:
             for member in shard:
                 shard.members = []  # type: ignore[attr-defined]  # it would keep them all
-                folder, slash, name = member.name.rpartition("/")
+                folder, slash, name = member.name.removeprefix("./").rpartition("/")
                 base, _, extension = name.partition(".")
                 if member.issparse():
                     raise DataError(f"{path} holds a sparse file", str(path))
+                if member.islnk() or member.issym():
+                    text = f"{path}: {member.name} is a link: pack the files themselves (tar --dereference)"
+                    raise DataError(text, str(path), member.name)
                 if member.isreg() and base and extension:
                     yield folder + slash + base, extension.lower(), member.offset_data, member.size
             if not _is_end(file, shard.offset):
