@@ -286,3 +286,22 @@ def test_an_exception_has_the_traceback_of_the_script_alone(agent: Agent) -> Non
     thread.join(10)
     assert (lines[0], lines[-1], code) == ("Traceback (most recent call last):", "ValueError: bad", 1)
     assert sum("File" in line for line in lines) == 2 and all("millpond" not in line for line in lines)
+
+
+SHARING = """
+import torch
+from multiprocessing import get_context
+from torch.utils.data import DataLoader
+def double(value):
+    return 2 * value
+if __name__ == "__main__":
+    print([batch.tolist() for batch in DataLoader(torch.arange(4.0), batch_size=2, num_workers=1)])
+    with get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [1, 2]))
+"""
+
+
+def test_a_script_has_workers_of_its_own_that_share_memory(agent: Agent) -> None:
+    host, _ = agent.serve(script(SHARING))
+    with host:
+        assert said(host) == (["[[0.0, 1.0], [2.0, 3.0]]", "[2, 4]"], 0)

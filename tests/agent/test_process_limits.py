@@ -29,6 +29,7 @@ from ..waiting import eventually
 MIB = 1 << 20
 CAP_SYS_RESOURCE = 24
 TAKE = "held = []\nwhile len(held) < 1000:\n    held.append(b'1' * (8 << 20))\n"
+TAKE_SHARED = "with open('/dev/shm/a', 'wb') as file:\n    while True:\n        file.write(bytes(8 << 20))\n"
 BOMB = """
 import os, time
 for _ in range(200):
@@ -93,6 +94,13 @@ def test_a_script_that_takes_too_much_memory_ends_alone_and_the_reason_is_told()
         assert text == Shortage.MEMORY.text
         assert other.shortage() is Shortage.NONE
         other.stop()
+
+
+def test_files_in_shared_memory_are_counted_with_the_scripts_own_memory() -> None:
+    with group_limits() as limits, scripts_within(limits) as zygote:
+        found, _ = end_of(zygote, TAKE_SHARED)
+        text = found.error if isinstance(found, Exited) else found
+        assert text == Shortage.MEMORY.text
 
 
 def test_a_script_that_starts_too_many_processes_starts_no_more_and_the_reason_is_told() -> None:

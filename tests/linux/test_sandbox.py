@@ -99,6 +99,33 @@ def test_only_what_is_given_exists(tmp_path: Path) -> None:
     ]
 
 
+SHARED_MEMORY = """
+import multiprocessing, os, sys
+from multiprocessing.shared_memory import SharedMemory
+block = SharedMemory(create=True, size=1 << 20)
+with multiprocessing.Pool(1) as pool:
+    print(sorted(pool.map(abs, [-1, 2])))
+block.close()
+block.unlink()
+shown = [os.statvfs(path) for path in ("/tmp", "/dev/shm")]
+memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+with open("/dev/shm/file", "wb") as file:
+    file.write(bytes(8 << 20))
+left = [os.statvfs(path) for path in ("/tmp", "/dev/shm")]
+print([one.f_bavail - two.f_bavail == (8 << 20) // one.f_frsize for one, two in zip(shown, left)])
+print([0 < each.f_blocks * each.f_frsize < memory // 4 + (1 << 20) for each in shown])
+"""
+
+
+@pytest.mark.parametrize("uid", [None, NOBODY])
+def test_shared_memory_is_there_and_is_bounded_together_with_other_files(uid: int | None) -> None:
+    """Before: FileNotFoundError of a DataLoader with workers, a Pool, SharedMemory."""
+    sandbox = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True, uid=uid)
+    command = confined(sandbox, [sys.executable, "-c", SHARED_MEMORY])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, check=False)
+    assert done.stdout == "[1, 2]\n[True, True]\n[True, True]\n", done.stderr
+
+
 @needs_root
 def test_read_only_and_writable(tmp_path: Path) -> None:
     for name in ("fixed", "free"):

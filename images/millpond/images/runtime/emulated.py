@@ -21,7 +21,7 @@ from millpond.images.ondevice import sshd, sshd_config
 from millpond.images.runtime import emulated_lan
 from millpond.images.runtime.emulated_init import EmulatedInit
 from millpond.images.runtime.emulated_lan import BoardLink
-from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, spawn, system_binds
+from millpond.linux.confinement.sandbox import TMPFS, Bind, Sandbox, python_binds, spawn, system_binds
 from millpond.linux.logs import rotate
 from millpond.linux.network import allow_low_ports, loopback_up
 
@@ -132,7 +132,7 @@ def _sandbox(spec: BoardSpec) -> Sandbox:
             Bind(directory / "etc", Path(IDENTITY)),
             *(Bind(source, Path(target), read_only=False) for source, target in writable.items()),
         ),
-        tmpfs=(Path("/tmp"), Path("/root")),  # noqa: S108 - the board's own
+        tmpfs=(*TMPFS, Path("/root")),
         files=sshd_config.accounts()
         | {"/etc/hostname": f"{spec.name}\n", "/var/log/lastlog": ""},  # sshd complains to root without it
         links={"/etc/mtab": "/proc/self/mounts"},

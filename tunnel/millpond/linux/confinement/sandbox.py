@@ -24,7 +24,11 @@ from millpond.linux import syscalls
 from millpond.linux.confinement.userns import has_many_uids
 
 _ROOT_SIZE, _TMPFS_SIZE = "size=5%", "size=25%"
-"""The part of the machine's memory that files in a sandbox take at most; the kernel's default is half."""
+"""The part of the machine's memory that files in a sandbox take at most, in the root file system and in all
+others together; the kernel's default is half of it for each. A control group counts them as the memory of the
+processes that write them."""
+TMPFS = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - the sandbox's own
+"""What programs expect to write to: shared memory, semaphores and Python's process pools need the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Sandbox:
     """
 
     binds: tuple[Bind, ...] | None = None
-    tmpfs: tuple[Path, ...] = (Path("/tmp"),)  # noqa: S108 - the sandbox's own
+    tmpfs: tuple[Path, ...] = TMPFS
     files: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -245,7 +249,7 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
         sources = [_open(item.source, stack) for item in sandbox.binds]
         root = Path("/tmp")  # noqa: S108 - covered by our own tmpfs at once
         syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, f"mode=755,{_ROOT_SIZE}")
-        _fill(root, sandbox, sources)
+        _fill(root, sandbox, sources, stack)
     for name, text in sandbox.files.items():
         _write(inside(root, Path(name)), text, 0o755 if text.startswith("#!") else 0o644, None)
     for name, text in secrets.items():
@@ -275,10 +279,8 @@ def _open(source: Path, stack: contextlib.ExitStack) -> Path | None:
     return Path(f"/proc/self/fd/{descriptor}")
 
 
-def _fill(root: Path, sandbox: Sandbox, sources: Sequence[Path | None]) -> None:
-    shown: list[tuple[Path, Callable[[], None]]] = []
-    for path in sandbox.tmpfs:
-        shown.append((path, functools.partial(_show_tmpfs, inside(root, path))))
+def _fill(root: Path, sandbox: Sandbox, sources: Sequence[Path | None], stack: contextlib.ExitStack) -> None:
+    shown = _scratch(root, sandbox.tmpfs, stack)
     for item, source in zip(sandbox.binds or (), sources, strict=True):
         if source:
             shown.append((item.target, functools.partial(_show, source, inside(root, item.target), item)))
@@ -286,11 +288,25 @@ def _fill(root: Path, sandbox: Sandbox, sources: Sequence[Path | None]) -> None:
         show()
 
 
-def _show_tmpfs(target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    syscalls.mount(
-        "tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, f"mode=1777,{_TMPFS_SIZE}"
-    )
+def _scratch(
+    root: Path, paths: Sequence[Path], stack: contextlib.ExitStack
+) -> list[tuple[Path, Callable[[], None]]]:
+    """Mount one tmpfs, in which each of ``paths`` is a folder: its size is for all of them together."""
+    shown: list[tuple[Path, Callable[[], None]]] = []
+    if not paths:
+        return shown
+    first = inside(root, paths[0])
+    first.mkdir(parents=True, exist_ok=True)
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    syscalls.mount("tmpfs", first, "tmpfs", flags, f"mode=755,{_TMPFS_SIZE}")
+    for number, path in enumerate(paths):
+        folder = first / str(number)
+        folder.mkdir()
+        folder.chmod(0o1777)
+        if source := _open(folder, stack):
+            item = Bind(folder, path, read_only=False)
+            shown.append((path, functools.partial(_show, source, inside(root, path), item)))
+    return shown
 
 
 def _show(source: Path, target: Path, item: Bind) -> None:
