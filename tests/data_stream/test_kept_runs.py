@@ -38,12 +38,19 @@ def test_runs_in_memory_are_bounded_and_those_in_a_folder_are_all_there(
     assert again.get("a") == (run(3) if in_folder else None)
 
 
-def test_files_that_are_old_are_removed_and_damaged_ones_refused(tmp_path: Path) -> None:
+def test_files_that_changed_first_are_removed_whatever_the_clock_says_and_damaged_ones_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_runs, "_MOST_FILES", 2)
     KeptRuns(tmp_path).keep("old", run(1))
-    os.utime(tmp_path / "old.run", (0, 0))
-    (tmp_path / "bad.run").write_bytes(b"\xc1")
+    os.utime(tmp_path / "old.run", (1 << 33, 1 << 33))  # of a clock that was set back since
+    KeptRuns(tmp_path).keep("new", run(2))
+    kept = KeptRuns(tmp_path)
+    assert kept.get("new") == run(2)
+    KeptRuns(tmp_path).keep("newest", run(3))
     kept = KeptRuns(tmp_path)
     assert kept.get("old") is None and not (tmp_path / "old.run").exists()
+    (tmp_path / "bad.run").write_bytes(b"\xc1")
     with pytest.raises(LocalError, match=r"bad\.run is no state of a run"):
         kept.get("bad")
 

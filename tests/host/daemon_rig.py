@@ -29,6 +29,7 @@ from millpond.host.store.store import Store
 from millpond.train.job.file_cache import FileCache
 
 from ..waiting import eventually
+from .stored import jobs_of
 
 DEVICES = ("csd0", "csd1", "csd2")
 JOB = """
@@ -79,7 +80,7 @@ class Rig:
 
     def submit(self, *arguments: str, text: str = "") -> int:
         """Queue a job by the command line."""
-        job_file = self.write_job(f"job{len(self.store.jobs()) + 1}", text)
+        job_file = self.write_job(f"job{len(jobs_of(self.store)) + 1}", text)
         code, out, err = self.command("train", str(job_file), "--detach", *arguments)
         assert code == 0, err
         return int(out.split()[1])

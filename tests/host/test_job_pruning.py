@@ -14,15 +14,19 @@ import pytest
 from millpond.base.errors import ConfigError, Refused
 from millpond.host.api.daemon import PruneJobs
 from millpond.host.fleet import directory
-from millpond.host.jobs.pruning import EndedJob, PruneRule, chosen
-from millpond.host.model.jobs import JobState
+from millpond.host.jobs.pruning import PruneRule, chosen
+from millpond.host.model.jobs import EndedJob, JobState
 
 from .daemon_rig import Rig, open_rig, rig
 
 __all__ = ["open_rig", "rig"]
 MIB = 1 << 20
 DAY = 86400.0
-ENDED = [EndedJob(4, "d", 400.0, 3 * MIB), EndedJob(3, "c", 300.0, MIB), EndedJob(1, "a", 100.0, 2 * MIB)]
+ENDED = [
+    EndedJob(4, "d", 400.0, 3, 3 * MIB),
+    EndedJob(3, "c", 300.0, 2, MIB),
+    EndedJob(1, "a", 100.0, 1, 2 * MIB),
+]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,12 @@ ENDED = [EndedJob(4, "d", 400.0, 3 * MIB), EndedJob(3, "c", 300.0, MIB), EndedJo
 def test_the_oldest_go_first(rule: PruneRule, numbers: list[int]) -> None:
     for order in (ENDED, ENDED[::-1]):
         assert [job.id for job in chosen(order, rule, 1000.0)] == numbers
+
+
+def test_a_clock_that_was_set_back_changes_nothing() -> None:
+    before, after = EndedJob(1, "a", 90000.0, 1, MIB), EndedJob(2, "b", 400.0, 2, MIB)
+    assert chosen([before, after], PruneRule(keep=1), 500.0) == [before]
+    assert chosen([before, after], PruneRule(), 500.0) == [after, before]
 
 
 @pytest.mark.parametrize("text", ["keep = -1", "mib = -1", "kep = 1"])
@@ -85,6 +95,45 @@ def test_at_the_end_of_a_job_older_ones_lose_their_files(open_rig: Callable[[], 
     assert numbers_of_folders(rig) == [2, 3, 4]
     assert [job.pruned is not None for job in rig.jobs.infos()] == [True, False, False, False]
     assert rig.info(1).state == "failed"
+
+
+def test_the_job_that_has_just_ended_keeps_its_files_when_the_clock_is_set_back(
+    open_rig: Callable[[], Rig],
+) -> None:
+    rig = open_rig()
+    limit(rig, "keep = 1")
+    rig = open_rig()
+    rig.submit()
+    end_with_files(rig, 1)
+    with sqlite3.connect(rig.directory / "fleet.db") as database:  # as if it had been a day ahead
+        database.execute("UPDATE jobs SET ended = ended + 86400")
+    rig.submit()
+    end_with_files(rig, 2)
+    rig.wait_for_pruned(1)
+    assert numbers_of_folders(rig) == [2] and rig.info(2).pruned is None
+
+
+def test_a_job_whose_end_prunes_others_is_spared_itself(rig: Rig) -> None:
+    for device in ("csd0", "csd1"):
+        rig.submit("--devices", device)
+        rig.wait_for(int(device[-1]) + 1, "running")
+    end_with_files(rig, 1)
+    end_with_files(rig, 2)
+    pruner = rig.jobs._pruner
+    assert [job.id for job in pruner.prune(PruneRule(keep=0), 0.0, dry_run=True, spared=1)] == [2]
+
+
+def test_forgotten_jobs_leave_the_list_and_their_numbers_are_not_used_again(rig: Rig) -> None:
+    for number in (1, 2, 3):
+        rig.submit()
+        end_with_files(rig, number)
+        rig.add_round(number)
+    assert rig.command("jobs", "prune", "--keep", "2")[0] == 0
+    code, out, _ = rig.command("jobs", "prune", "--keep", "1", "--forget")
+    assert (code, out.count("forgotten")) == (0, 2)
+    assert [info.id for info in rig.jobs.infos()] == [3] and numbers_of_folders(rig) == [3]
+    assert rig.store.rounds(1) == [] and rig.command("logs", "1")[2] == "millpond: there is no job 1\n"
+    assert rig.submit() == 4
 
 
 def test_folders_beyond_a_size_go(open_rig: Callable[[], Rig]) -> None:
@@ -182,7 +231,7 @@ def test_a_daemon_that_ends_prunes_nothing(open_rig: Callable[[], Rig]) -> None:
     rig.jobs.close()
     for number in (1, 2):
         rig.store.end_job(number, JobState.STOPPED)
-    rig.jobs._pruner.prune_beyond_limits(time.time())
+    rig.jobs._pruner.prune_beyond_limits(time.time(), 2)
     assert numbers_of_folders(rig) == [1, 2]
     with pytest.raises(Refused, match="the host daemon has ended"):
         rig.jobs.prune(PruneJobs(keep=0))

@@ -22,6 +22,7 @@ from millpond.host.model.jobs import JobState
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
 from .daemon_rig import Rig, open_rig, rig
+from .stored import jobs_of
 
 __all__ = ["open_rig", "rig"]
 
@@ -69,7 +70,7 @@ def test_a_job_begins_with_the_model_of_another(
         assert code != 0 and text in err
     rig.finish(1)
     second = rig.submit("--set", "model.initial=1")
-    row = rig.store.jobs()[second - 1]
+    row = jobs_of(rig.store)[second - 1]
     assert row.job.code.initial == "initial.safetensors"
     assert row.files["initial.safetensors"].sha256 == hashlib.sha256(b"values").hexdigest()
 
@@ -145,7 +146,7 @@ def test_a_wrong_option_is_refused_and_no_job_is_queued(
 ) -> None:
     code, _, err = rig.command("train", str(rig.write_job("job")), *arguments)
     assert code == 2 and error in err and err.count("\n") == 1
-    assert rig.store.jobs() == []
+    assert jobs_of(rig.store) == []
 
 
 def test_a_stored_job_is_the_one_that_was_set(rig: Rig) -> None:
@@ -159,7 +160,7 @@ def test_a_stored_job_is_the_one_that_was_set(rig: Rig) -> None:
         "--set",
         "seed=2",
     )
-    row = rig.store.jobs()[number - 1]
+    row = jobs_of(rig.store)[number - 1]
     assert (row.job.averaging.rounds, row.job.train.learning_rate, row.job.seed) == (5, 0.5, 2)
     assert rig.info(number).rounds == 5
 
@@ -191,7 +192,7 @@ def test_many_jobs_come_and_are_stopped_at_once(rig: Rig) -> None:
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(come_and_go, (("csd0",), ("csd0", "csd1"), ("csd1", "csd2"), ()), timeout=60))
-    assert [row.state for row in rig.store.jobs()] == [JobState.STOPPED] * 32
+    assert [row.state for row in jobs_of(rig.store)] == [JobState.STOPPED] * 32
 
 
 def test_queued_jobs_survive_the_daemon(open_rig: Callable[[], Rig]) -> None:

@@ -16,6 +16,7 @@ from millpond.host.client import DaemonClient
 
 from ..waiting import eventually
 from .daemon_rig import Rig, open_rig, rig
+from .stored import jobs_of
 
 __all__ = ["open_rig", "rig"]
 
@@ -79,7 +80,7 @@ def test_a_model_that_cannot_be_written_is_told_before_the_job_is_queued(
 ) -> None:
     code, _, err = rig.command("train", str(rig.write_job("own")), *arguments)
     assert code == 2 and error in err and err.count("\n") == 1
-    assert rig.store.jobs() == []
+    assert jobs_of(rig.store) == []
 
 
 def test_jobs_have_the_user_who_has_submitted_them(rig: Rig) -> None:

@@ -20,6 +20,7 @@ from millpond.host.program.job import RunningJob
 from millpond.host.program.task_source import source_of
 
 from .daemon_rig import Rig, open_rig, rig
+from .stored import jobs_of
 
 __all__ = ["open_rig", "rig"]
 
@@ -113,7 +114,7 @@ def test_a_job_of_a_task_has_the_keys_that_were_given(
         optimizer={"name": "AdamW", "weight_decay": 0.1},
         set={"train.batch": 7, "devices": ["csd0"]},
     )
-    (row,) = rig.store.jobs()
+    (row,) = jobs_of(rig.store)
     sent = row.job
     assert (job.number, sent.name, sent.total, sent.devices) == (1, "Sentiment", 3, ("csd0",))
     assert (sent.data.private, sent.data.test) == ("private/text", str(tmp_path / "test"))
@@ -122,7 +123,7 @@ def test_a_job_of_a_task_has_the_keys_that_were_given(
     assert sent.task is not None and sent.task.arguments == {"width": 4}
     assert set(row.files) == {"own/deep/mytask.py", "own/__init__.py"}
     steps = fleet.train(module, data="private/text", synchronous={"epochs": 2}, name="steps")
-    sent = rig.store.jobs()[1].job
+    sent = jobs_of(rig.store)[1].job
     assert (steps.info.name, steps.info.unit, sent.total) == ("steps", "epoch", 2)
     assert sent.evaluate.on == ("devices",)
 
@@ -147,7 +148,7 @@ def test_what_makes_no_job_is_refused(fleet: Fleet, rig: Rig, module: ModuleType
         fleet.job(7)
     with pytest.raises(ConfigError, match="holds no fleet"):
         Fleet(rig.directory / "nowhere")
-    assert not rig.store.jobs()
+    assert not jobs_of(rig.store)
 
 
 def test_rounds_come_while_the_job_runs(fleet: Fleet, rig: Rig) -> None:

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round
+from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round, Standing
 from millpond.host.store.store import Store
 from millpond.train.job.check import check
 from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
 
 from ..job_files import described
+from .stored import jobs_of
 
 JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), arguments={"width": 3}))
 FILES = described({"m.py": "def build(width): ...\n"})
@@ -55,7 +56,7 @@ def store(path: Path) -> Iterator[Store]:
 
 def test_a_job_is_what_was_submitted(store: Store) -> None:
     number = store.add_job(JOB, FILES)
-    (row,) = store.jobs()
+    (row,) = jobs_of(store)
     assert (row.id, row.job, row.files, row.state) == (number, JOB, FILES, JobState.QUEUED)
     assert (row.plan, row.model, row.error, row.ended) == (None, "", "", None)
     assert row.created > 0
@@ -64,8 +65,8 @@ def test_a_job_is_what_was_submitted(store: Store) -> None:
 def test_numbers_are_never_used_again(store: Store) -> None:
     assert [store.add_job(JOB, {}) for _ in range(3)] == [1, 2, 3]
     store.end_job(2, JobState.FAILED, error="no data")
-    assert [(row.id, row.state, row.error) for row in store.jobs()][1] == (2, JobState.FAILED, "no data")
-    assert store.jobs()[1].ended is not None
+    assert [(row.id, row.state, row.error) for row in jobs_of(store)][1] == (2, JobState.FAILED, "no data")
+    assert jobs_of(store)[1].ended is not None
 
 
 def test_everything_survives_a_restart(path: Path) -> None:
@@ -77,7 +78,7 @@ def test_everything_survives_a_restart(path: Path) -> None:
     first.saw_device("csd0", "boot2", "0.1")
     first.close()
     second = Store(path)
-    (row,) = second.jobs()
+    (row,) = jobs_of(second)
     assert row.plan == JobPlan(("csd0", "csd1"))
     assert second.rounds(number) == [ROUND]
     second.close()
@@ -105,17 +106,66 @@ def test_rounds_are_in_order_and_of_their_job(store: Store) -> None:
         store.add_round(one, dataclasses.replace(ROUND, round=number))
     assert [result.round for result in store.rounds(one)] == [1, 2, 3]
     assert store.rounds(two) == []
-    assert store.last_round(two) is None and store.scores(two) == []
+    assert store.last_rounds(two, 1) == [] and store.scores(two) == []
     scores: dict[str, dict[str, float | None]] = {"devices": {"loss": None}}
     store.add_round(one, dataclasses.replace(ROUND, round=3, scores=scores))
     assert [result.scores for result in store.rounds(one)] == [ROUND.scores, ROUND.scores, scores]
     assert store.scores(one) == [(1, ROUND.scores), (2, ROUND.scores), (3, scores)]
     assert [result.round for result in store.rounds(one, after=1)] == [2, 3]
-    last = store.last_round(one)
+    (last,) = store.last_rounds(one, 1)
     assert last is not None and last.round == 3
     store.add_round(two, ROUND)
     store.drop_rounds(one, 2)
     assert [len(store.rounds(each)) for each in (one, two)] == [1, 1]
+
+
+def test_the_standing_of_a_job_is_that_of_its_last_round(store: Store) -> None:
+    number = store.add_job(JOB, {})
+    first, second = Standing("loss", 1.0, 1.0, 1), Standing("loss", 2.0, 1.0, 1)
+
+    def standing() -> Standing | None:
+        row = store.job(number)
+        assert row
+        return row.standing
+
+    assert standing() is None
+    store.add_round(number, ROUND, first)
+    store.set_standing(number, second)
+    assert standing() == first, "one that is stored was taken from older rounds"
+    store.add_round(number, dataclasses.replace(ROUND, round=2), second)
+    assert standing() == second
+    store.drop_rounds(number, 3)
+    assert standing() == second
+    store.drop_rounds(number, 2)
+    assert standing() is None
+    store.set_standing(number, first)
+    assert standing() == first
+
+
+def test_jobs_end_in_an_order_that_no_clock_changes(path: Path) -> None:
+    store = Store(path)
+    for _ in range(4):
+        store.add_job(JOB, {})
+    for number in (3, 1, 2):
+        store.end_job(number, JobState.DONE)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE jobs SET ended = -ended")
+    db.close()
+
+    def order() -> list[int]:
+        return [job.id for job in sorted(store.ended(), key=lambda job: job.ended_as)]
+
+    assert order() == [3, 1, 2]
+    store.end_job(4, JobState.DONE)
+    assert order() == [3, 1, 2, 4]
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.executescript(AS_VERSION_4)
+        db.execute("UPDATE jobs SET ended = id")
+    db.close()
+    store = Store(path)
+    assert order() == [1, 2, 3, 4], "those of before are ordered by time"
+    store.close()
 
 
 VERSION_1 = """
@@ -129,7 +179,12 @@ CREATE TABLE rounds (
 PRAGMA user_version = 1;
 """
 
-AS_VERSION_3 = """
+AS_VERSION_4 = """
+ALTER TABLE jobs DROP COLUMN ended_as;
+ALTER TABLE jobs DROP COLUMN standing;
+PRAGMA user_version = 4;
+"""
+AS_VERSION_3 = f"""{AS_VERSION_4}
 ALTER TABLE jobs DROP COLUMN pruned;
 ALTER TABLE jobs DROP COLUMN owner;
 PRAGMA user_version = 3;
@@ -164,7 +219,7 @@ def test_jobs_and_rounds_of_version_1_are_those_of_today(path: Path, kind: str, 
     db.close()
     for _ in range(2):  # what was migrated is not migrated again
         store = Store(path)
-        (row,) = store.jobs()
+        (row,) = jobs_of(store)
         assert row.files == {}
         first = Round(1, ROUND.scores, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2)})
         second = dataclasses.replace(first, round=2, scores={"host": {"accuracy": 0.5, "loss": None}})
@@ -207,7 +262,7 @@ def test_the_server_of_a_job_of_version_2_is_a_strategy(
     db.close()
     for _ in range(2):
         store = Store(path)
-        assert check(store.jobs()[0].job, "the job").strategy == strategy
+        assert check(jobs_of(store)[0].job, "the job").strategy == strategy
         store.close()
 
 
@@ -216,14 +271,14 @@ def test_a_job_of_version_3_has_its_files_and_no_owner(path: Path) -> None:
     store.add_job(JOB, FILES)
     store.add_round(1, ROUND)
     store.end_job(1, JobState.DONE, model="model.safetensors")
-    (before,) = store.jobs()
+    (before,) = jobs_of(store)
     store.close()
     with sqlite3.connect(path) as db:
         db.executescript(AS_VERSION_3)
     db.close()
     for _ in range(2):
         store = Store(path)
-        assert store.jobs() == [before]
+        assert jobs_of(store) == [before]
         assert (before.pruned, before.owner) == (None, None)
         assert store.rounds(1) == [ROUND]
         store.close()
@@ -235,7 +290,7 @@ def test_a_pruned_job_has_no_model_and_its_files_are_of_no_use(store: Store) -> 
     assert store.digests() == {file.sha256 for file in FILES.values()}
     for number in (1, 2):
         store.prune_job(number)
-    rows = store.jobs()
+    rows = jobs_of(store)
     assert [(row.model, row.state) for row in rows] == [("", JobState.DONE)] * 2
     assert all(row.pruned and row.files == FILES for row in rows)
     assert store.digests() == set()

@@ -20,6 +20,7 @@ from millpond.linux.syscalls import mount
 from ..conftest import InNamespace
 from ..waiting import eventually
 from .daemon_rig import Rig, open_rig, rig
+from .stored import jobs_of
 from .test_store import AS_VERSION_2, FILES, JOB, ROUND
 
 __all__ = ["open_rig", "rig"]
@@ -107,7 +108,7 @@ def test_a_newer_schema_that_has_all_columns_is_used_as_it_is(tmp_path: Path) ->
         path, "ALTER TABLE jobs ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'", "PRAGMA user_version = 99"
     )
     store = Store(path)
-    assert store.job(store.add_job(JOB, FILES)) == store.jobs()[0]
+    assert store.job(store.add_job(JOB, FILES)) == jobs_of(store)[0]
     store.add_round(1, ROUND)
     assert store.rounds(1) == [ROUND]
     store.close()
@@ -138,7 +139,7 @@ def test_the_daemon_starts_beside_a_file_that_is_no_database(tmp_path: Path) -> 
     try:
         assert "file is not a database" in store.fault
         with pytest.raises(LocalError, match="not a database"):
-            store.jobs()
+            jobs_of(store)
     finally:
         store.close()
     assert path.read_bytes() == b"torn by a power cut " * 1000

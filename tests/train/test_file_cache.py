@@ -32,6 +32,20 @@ def add(cache: FileCache, *numbers: int) -> None:
         os.utime(cache.path(file(number)), (number, number))
 
 
+def test_the_last_in_use_are_kept_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "files", 3000)
+    add(cache, 1, 2)
+    for number in (1, 2):  # in use before, by a clock that was ahead
+        os.utime(cache.path(file(number)), ((1 << 33) + number,) * 2)
+    with cache.held([file(3)]):
+        cache.add(file(3), [content(3)])
+    with cache.held([file(1)]):
+        pass
+    with cache.held([file(4)]):
+        cache.add(file(4), [content(4)])
+    assert present(cache, 1, 2, 3, 4) == [1, 3, 4]
+
+
 def expect_no_room(cache: FileCache, file: JobFile, text: str) -> None:
     with pytest.raises(LocalError, match=text), cache.held([file]):
         raise AssertionError

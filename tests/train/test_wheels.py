@@ -220,6 +220,15 @@ def test_the_least_recently_used_that_no_job_holds_goes_first(tmp_path: Path) ->
     assert not first.exists()
 
 
+def test_the_last_in_use_are_kept_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    installer = Installer(tmp_path, 2000)
+    first = installer.install(of_size(0))
+    os.utime(first, (1 << 33, 1 << 33))
+    second = installer.install(of_size(1))
+    installer.install(of_size(2))
+    assert second.exists() and not first.exists()
+
+
 def test_what_a_dead_process_left_unfinished_goes(tmp_path: Path) -> None:
     overlay = Installer(tmp_path).install(of_size(1))
     (tmp_path / "overlays/.new-half/deep").mkdir(parents=True)

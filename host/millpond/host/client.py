@@ -52,9 +52,23 @@ class DaemonClient(JobSubmission):
         """Return the privacy ledgers by device."""
         return self._call(daemon.GetLedgers(), daemon.Ledgers, self._deadline).ledgers
 
-    def jobs(self) -> tuple[daemon.JobInfo, ...]:
-        """Return all jobs."""
-        return self._call(daemon.GetJobs(), daemon.JobList, self._deadline).jobs
+    def jobs(self, last: int = daemon.MOST_LISTED) -> tuple[daemon.JobInfo, ...]:
+        """Return the ``last`` jobs, oldest first."""
+        found: tuple[daemon.JobInfo, ...] = ()
+        while (left := last - len(found)) > 0:
+            request = daemon.GetJobs(min(left, daemon.MOST_LISTED), found[0].id if found else 0)
+            part = self._call(request, daemon.JobList, self._deadline).jobs
+            found = part + found
+            if len(part) < request.most:
+                break
+        return found
+
+    def job_info(self, number: int) -> daemon.JobInfo:
+        """Return one job. Raises Refused for an unknown one."""
+        found = self._call(daemon.GetJobs(1, number + 1), daemon.JobList, self._deadline).jobs
+        if not found or found[0].id != number:
+            raise Refused("", "unknown", f"there is no job {number}")
+        return found[0]
 
     def job(self, number: int) -> daemon.JobRecord:
         """Return a job with its definition and its finished rounds."""
@@ -66,7 +80,7 @@ class DaemonClient(JobSubmission):
         while True:
             progress = self._next_progress()
             yield progress
-            if progress.info.state not in ACTIVE:
+            if progress.info.state not in ACTIVE and not progress.more:
                 return
 
     def _next_progress(self) -> daemon.JobProgress:
@@ -126,12 +140,13 @@ class DaemonClient(JobSubmission):
         self._call(daemon.ResumeJob(job, rounds), Ok, self._deadline)
 
     def prune(
-        self, keep: int | None, older_than: float | None, *, dry_run: bool
+        self, keep: int | None, older_than: float | None, *, dry_run: bool, forget: bool = False
     ) -> tuple[daemon.PrunedJob, ...]:
         """Remove the folders of ended jobs but the ``keep`` newest and those that have ended within the last
-        ``older_than`` seconds, or without both those beyond the fleet's limits; with ``dry_run`` none.
+        ``older_than`` seconds, or without both those beyond the fleet's limits; with ``dry_run`` none. With
+        ``forget`` they leave the list, too.
         """
-        request = daemon.PruneJobs(keep, older_than, dry_run)
+        request = daemon.PruneJobs(keep, older_than, dry_run, forget)
         return self._call(request, daemon.PrunedJobs, Deadline.after(PRUNE_SECONDS)).jobs
 
     def dial(self, device: str, port: int) -> socket.socket:

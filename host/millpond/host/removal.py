@@ -44,4 +44,4 @@ def _check_unused(fleet: Fleet, device: str) -> None:
     """Raise Refused if the next daemon will go on with a job that uses a device."""
     if fleet.database.exists():
         with contextlib.closing(Store(fleet.database)) as store:
-            queue.check_unused(device, store.jobs())
+            queue.check_unused(device, store.active())

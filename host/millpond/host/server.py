@@ -285,8 +285,10 @@ class DaemonServer:
         finally:
             os.close(descriptor)
 
-    def _get_jobs(self, client: Channel, _request: daemon.GetJobs, deadline: Deadline) -> None:
-        client.send(daemon.JobList(self._jobs.infos()), deadline)
+    def _get_jobs(self, client: Channel, request: daemon.GetJobs, _deadline: Deadline) -> None:
+        most = max(0, min(request.most, daemon.MOST_LISTED))
+        found = self._jobs.infos(most, request.before)
+        client.send(daemon.JobList(found), Deadline.after(REPLY_SECONDS))
 
     def _get_job(self, client: Channel, request: daemon.GetJob, deadline: Deadline) -> None:
         client.send(self._jobs.record(request.job), deadline)

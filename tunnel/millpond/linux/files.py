@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import time
 from pathlib import Path
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -24,6 +25,15 @@ def open_folders(folder: Path) -> None:
     """Let every user enter and list ``folder`` and those in it, whatever the umask is. Raises OSError."""
     for path, _, _ in os.walk(folder):
         Path(path).chmod(0o755)
+
+
+def later_than_all(folder: Path) -> int:
+    """Return a time in ns, now if it can be, that is later than those of all entries of ``folder``: what is
+    marked with it is the last in use, also where the clock was set back. Raises OSError.
+    """
+    with os.scandir(folder) as entries:
+        times = [entry.stat(follow_symlinks=False).st_mtime_ns for entry in entries]
+    return max([time.time_ns(), *(time_ns + 1 for time_ns in times)])
 
 
 def replace_durably(fresh: Path, file: Path) -> None:

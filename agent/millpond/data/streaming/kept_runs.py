@@ -8,6 +8,7 @@ to the disk: after a power cut a run may be as it was some seconds before.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -16,25 +17,26 @@ import msgpack
 from millpond.base.errors import LocalError
 from millpond.base.schema import dump, load
 from millpond.data.streaming.protocol.service import KeptRun
+from millpond.linux.files import later_than_all
 
-_OLDEST = 30 * 86400.0
-_MOST = 1024
-"""Runs in memory, those that changed last."""
+_MOST, _MOST_FILES = 1024, 16384
+"""Runs in memory and in a folder, those that changed last."""
 
 
 class KeptRuns:
     """Keeps all runs in ``folder``, which is made if it is not there; without one the last ones in memory.
-    Files of runs that no consumer was in for a month are removed.
+    A folder keeps _MOST_FILES runs from one process to the next.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._last: dict[str, KeptRun] = {}
+        self._changed = 0
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-            for path in folder.glob("*.run"):
-                if path.stat().st_mtime < time.time() - _OLDEST:
-                    path.unlink()
+            self._changed = later_than_all(folder)
+            for path in sorted(folder.glob("*.run"), key=lambda path: path.stat().st_mtime_ns)[:-_MOST_FILES]:
+                path.unlink()
 
     def get(self, key: str, /) -> KeptRun | None:
         """Return a run; None if none is kept. Raises LocalError."""
@@ -65,6 +67,8 @@ class KeptRuns:
         fresh = folder / f"{key}.new"
         try:
             fresh.write_bytes(msgpack.packb(dump(run)))
+            self._changed = max(self._changed + 1, time.time_ns())  # whatever clock is set back
+            os.utime(fresh, ns=(self._changed, self._changed))
             fresh.rename(folder / f"{key}.run")
         except OSError as error:
             raise LocalError(f"the state of a run cannot be kept: {error.strerror}") from None

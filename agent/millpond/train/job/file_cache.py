@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millpond.base.errors import LocalError
-from millpond.linux.files import open_folders, replace_durably
+from millpond.linux.files import later_than_all, open_folders, replace_durably
 from millpond.linux.syscalls import sync_file_system
 from millpond.train.job.files import JobFile
 
@@ -101,19 +101,20 @@ class FileCache:
                 self._release(wanted)
                 raise
         try:
+            now = later_than_all(self._folder)
             for file in wanted:
                 with contextlib.suppress(FileNotFoundError):
-                    self._touch(file)
+                    self._touch(file, now)
             yield
         finally:
             with self._lock:
                 self._release(wanted)
 
-    def _touch(self, file: JobFile) -> None:
+    def _touch(self, file: JobFile, now: int) -> None:
         """Make a file the most recently used, which is no reason to read it again."""
         path = self.path(file)
         before = _identity(path.stat())
-        os.utime(path)
+        os.utime(path, ns=(now, now))
         known, at = self._read.get(file.sha256, (None, 0.0))
         if known == before:
             self._read[file.sha256] = _identity(path.stat()), at
@@ -157,8 +158,9 @@ class FileCache:
                 found, path = self._unfinished(parts, unless_whole)
                 if found != file:
                     raise DamagedFile("it came with another SHA-256 than announced: it has changed meanwhile")
+                now = later_than_all(self._folder)
                 replace_durably(path, self.path(file))
-                self._note_read(file)
+                self._note_read(file, now)
         except OSError as error:
             raise LocalError(f"a file cannot be stored: {error.strerror}") from None
         finally:
@@ -180,9 +182,10 @@ class FileCache:
                     if found != file:
                         raise DamagedFile("a file came with another SHA-256 than announced")
                 sync_file_system(folder)
+                now = later_than_all(self._folder)
                 for file, path in fresh.items():
                     path.replace(self.path(file))
-                    self._note_read(file)
+                    self._note_read(file, now)
                 os.fsync(folder)
         except OSError as error:
             raise LocalError(f"files cannot be stored: {error.strerror}") from None
@@ -203,8 +206,9 @@ class FileCache:
                 out.write(part)
             return JobFile(digest.hexdigest(), out.tell()), Path(name)
 
-    def _note_read(self, file: JobFile) -> None:
+    def _note_read(self, file: JobFile, now: int) -> None:
         """Note that these contents, which are there, need not be read again for a while."""
+        os.utime(self.path(file), ns=(now, now))
         self._read[file.sha256] = _identity(self.path(file).stat()), time.monotonic()
 
     def copy(self, path: Path) -> JobFile:

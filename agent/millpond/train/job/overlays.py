@@ -23,7 +23,7 @@ from millpond.base.errors import ConfigError, LocalError
 from millpond.base.text import printable
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
-from millpond.linux.files import open_folders, sync_folder
+from millpond.linux.files import later_than_all, open_folders, sync_folder
 from millpond.linux.syscalls import sync_file_system
 from millpond.train.job import wheels
 from millpond.train.job.file_cache import free_bytes
@@ -64,7 +64,8 @@ class Overlays:
         with self._lock:
             self._holds[overlay] += 1
             with contextlib.suppress(FileNotFoundError):
-                os.utime(overlay)
+                now = later_than_all(self._folder)
+                os.utime(overlay, ns=(now, now))
         try:
             yield overlay
         finally:
@@ -93,6 +94,8 @@ class Overlays:
                     open_folders(place)
                     _compile(place)
                     _make_durable(place)
+                    now = later_than_all(self._folder)
+                    os.utime(place, ns=(now, now))
                     place.rename(overlay)
                     unless_whole.pop_all()
                 sync_folder(self._folder)

@@ -15,6 +15,9 @@ from millpond.wire.control_messages import Ledger, Load, LogPosition, Welcome
 from millpond.wire.messages import Message, message
 
 MOST_SMALL, SMALL_BYTES = 1024, 1 << 20
+MOST_LISTED = 200
+LARGEST_NUMBER = (1 << 63) - 1
+"""The largest number that a job could have."""
 
 
 @message("api.devices.get")
@@ -221,13 +224,18 @@ class JobInfo:
 @message("api.jobs.get")
 @dataclass(frozen=True, slots=True)
 class GetJobs(Message):
-    """Ask for JobList."""
+    """Ask for the newest ``most`` jobs, at most MOST_LISTED, with numbers below ``before`` (0: any); answered
+    by JobList.
+    """
+
+    most: int
+    before: int = 0
 
 
 @message("api.jobs")
 @dataclass(frozen=True, slots=True)
 class JobList(Message):
-    """All jobs, oldest first."""
+    """Jobs, oldest first."""
 
     jobs: tuple[JobInfo, ...]
 
@@ -262,11 +270,14 @@ class Watch(Message):
 @message("api.progress")
 @dataclass(frozen=True, slots=True)
 class JobProgress(Message):
-    """The job now, and the rounds and log lines that are new since the last JobProgress."""
+    """The job now, and the rounds and log lines that are new since the last JobProgress; ``more`` rounds
+    follow in the next one.
+    """
 
     info: JobInfo
     rounds: tuple[Round, ...] = ()
     lines: tuple[str, ...] = field(default_factory=tuple)
+    more: bool = False
 
 
 @message("api.log.get")
@@ -385,13 +396,15 @@ class ResumeJob(Message):
 @dataclass(frozen=True, slots=True)
 class PruneJobs(Message):
     """Remove the folders of ended jobs, but the ``keep`` newest and those that have ended within the last
-    ``older_than`` seconds; without both, those beyond the limits of the fleet. With ``dry_run`` none is
-    removed. Answered by PrunedJobs.
+    ``older_than`` seconds; without both, those beyond the limits of the fleet. With ``forget`` such jobs
+    leave the list, also those whose folders are gone already. With ``dry_run`` none is removed. Answered by
+    PrunedJobs.
     """
 
     keep: int | None = None
     older_than: float | None = None
     dry_run: bool = False
+    forget: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import LocalError
-from millpond.host.api.daemon import JobInfo, JobRecord
+from millpond.host.api.daemon import MOST_LISTED, JobInfo, JobRecord
 from millpond.host.cli.exits import JOB, fail
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
@@ -116,7 +116,7 @@ def _follow(
     """Show a job until it ends, unless ``detach``, and write its model to a file. Exits if it does not end
     well.
     """
-    now = next(each for each in client.jobs() if each.id == number)
+    now = client.job_info(number)
     if detach:
         if output is Format.JSON:
             printing.print_json({"id": number, "state": now.state})
@@ -185,17 +185,22 @@ jobs = typer.Typer(invoke_without_command=True)
 
 @jobs.callback()
 def list_all(
-    context: typer.Context, fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT
+    context: typer.Context,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="The newest N.")] = MOST_LISTED,
+    output: FormatOption = Format.TEXT,
 ) -> None:
-    """List all jobs; 'compare' shows some side by side, 'model' fetches a model, 'prune' removes files."""
+    """List jobs; 'compare' shows some side by side, 'model' fetches a model, 'prune' removes files."""
     if context.invoked_subcommand is not None:
         return
     with DaemonClient(fleet_directory) as client:
-        found = client.jobs()
+        found = client.jobs(last)
     if output is Format.JSON:
         printing.print_json({"jobs": found})
     else:
         tables.console().print(tables.jobs(found))
+        if len(found) == last and found[0].id > 1:
+            print(f"the newest {last}; --last N shows more")
 
 
 def _of_group(
@@ -268,6 +273,7 @@ def prune(
             "--older-than", metavar="DAYS", min=0.0, help="But those that ended within so many days."
         ),
     ] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="And take them out of the list.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs; remove nothing.")] = False,
     fleet_directory: OwnFleetOption = None,
     output: OwnFormatOption = None,
@@ -275,18 +281,20 @@ def prune(
     """Remove the folders of jobs that have ended: models, checkpoints and logs.
 
     Without --keep and --older-than those go that are beyond the limits of fleet.toml ([jobs]), as they do at
-    the end of each job. A pruned job stays in the list, with its rounds; it cannot be resumed.
+    the end of each job. A pruned job cannot be resumed; it stays in the list, with its rounds, unless you
+    --forget it.
     """
     directory, shown = _of_group(context, fleet_directory, output)
     seconds = None if older_than is None else older_than * SECONDS_A_DAY
     with DaemonClient(directory) as client:
-        found = client.prune(keep, seconds, dry_run=dry_run)
+        found = client.prune(keep, seconds, dry_run=dry_run, forget=forget)
     if shown is Format.JSON:
         printing.print_json({"jobs": found, "dry_run": dry_run})
         return
     done = "would be" if dry_run else "is"
+    what = "forgotten" if forget else "pruned"
     for job in found:
-        print(f"job {job.id} ({job.name}) {done} pruned: {printing.size(job.bytes)}")
+        print(f"job {job.id} ({job.name}) {done} {what}: {printing.size(job.bytes)}")
     if not found:
         print("nothing to prune")
 

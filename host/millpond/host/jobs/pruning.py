@@ -13,12 +13,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millpond.base.errors import MillpondError, Refused
 from millpond.host.api.daemon import PrunedJob, PrunedJobs, PruneJobs
 from millpond.host.fleet.directory import Fleet
-from millpond.host.model.jobs import ACTIVE
+from millpond.host.model.jobs import EndedJob
 from millpond.host.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -26,20 +26,10 @@ _BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
-class EndedJob:
-    """A job that has ended, at a time in Unix seconds, and the bytes of its folder."""
-
-    id: int
-    name: str
-    ended: float
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class PruneRule:
     """The jobs that are pruned: those beyond the newest ``keep``, or beyond ``mib`` MiB of newer ones and
-    their own, without both all; of these, those that ended more than ``older_than`` seconds ago. The last job
-    that has ended is never beyond ``mib``.
+    their own, without both all; of these, those that ended more than ``older_than`` seconds ago, if that is
+    not 0. The last job that has ended is never beyond ``mib``.
     """
 
     keep: int | None = None
@@ -51,11 +41,12 @@ def chosen(jobs: Iterable[EndedJob], rule: PruneRule, now: float) -> list[EndedJ
     """Return the jobs that ``rule`` prunes at ``now`` (Unix seconds), the newest first."""
     found, taken = [], 0
     unlimited = rule.keep is None and rule.mib is None
-    for place, job in enumerate(sorted(jobs, key=lambda job: (-job.ended, -job.id))):
+    for place, job in enumerate(sorted(jobs, key=lambda job: (-job.ended_as, -job.id))):
         taken += job.bytes
         too_many = rule.keep is not None and place >= rule.keep
         too_large = rule.mib is not None and place > 0 and taken > rule.mib << 20
-        if (unlimited or too_many or too_large) and now - job.ended >= rule.older_than:
+        old_enough = not rule.older_than or now - job.ended >= rule.older_than
+        if (unlimited or too_many or too_large) and old_enough:
             found.append(job)
     return found
 
@@ -82,31 +73,37 @@ class JobPruner:
         rule = self.limits if by_limits else PruneRule(request.keep, None, request.older_than or 0.0)
         if by_limits and rule == PruneRule():
             return PrunedJobs(())
-        found = self.prune(rule, now, dry_run=request.dry_run)
+        found = self.prune(rule, now, dry_run=request.dry_run, forget=request.forget)
         return PrunedJobs(tuple(PrunedJob(job.id, job.name, job.bytes) for job in found))
 
-    def prune(self, rule: PruneRule, now: float, *, dry_run: bool = False) -> list[EndedJob]:
-        """Prune jobs, and return them, the newest first. Raises Refused when the daemon ends, and LocalError
-        for what cannot be stored; jobs that were marked until then lose their folders all the same.
+    def prune(
+        self, rule: PruneRule, now: float, *, dry_run: bool = False, forget: bool = False, spared: int = 0
+    ) -> list[EndedJob]:
+        """Prune jobs but the ``spared`` one, and return them, the newest first; ``forget`` removes their
+        rows, too. Raises Refused when the daemon ends, and LocalError for what cannot be stored; jobs that
+        were marked until then lose their folders all the same.
         """
         marked: list[int] = []
         try:
             with self._queue_held():
-                found = chosen(self._ended(), rule, now)
+                found = [job for job in chosen(self._ended(forget), rule, now) if job.id != spared]
                 for job in () if dry_run else found:
                     self._store.prune_job(job.id)
                     marked.append(job.id)
         finally:
             for number in marked:
-                self._remove(number)
+                if self._remove(number) and forget:
+                    self._store.forget_job(number)
         return found
 
-    def prune_beyond_limits(self, now: float) -> None:
-        """Prune the jobs that are beyond the fleet's limits; what cannot be done is logged."""
+    def prune_beyond_limits(self, now: float, spared: int) -> None:
+        """Prune the jobs that are beyond the fleet's limits, but not the ``spared`` one, which has just
+        ended; what cannot be done is logged.
+        """
         if self.limits == PruneRule():
             return
         try:
-            for job in self.prune(self.limits, now):
+            for job in self.prune(self.limits, now, spared=spared):
                 log.info("job %d (%s) is pruned: %d bytes", job.id, job.name, job.bytes)
         except Refused:  # the next daemon prunes them at the end of a job
             pass
@@ -115,15 +112,15 @@ class JobPruner:
 
     def remove_left(self) -> None:
         """Remove the folders of pruned jobs that a daemon has left when it ended. Raises LocalError."""
-        for row in self._store.jobs():
-            if row.pruned is not None:
-                self._remove(row.id)
+        for job in self._store.ended():
+            if job.pruned:
+                self._remove(job.id)
 
-    def _ended(self) -> list[EndedJob]:
+    def _ended(self, with_pruned: bool) -> list[EndedJob]:
         return [
-            EndedJob(row.id, row.job.name, row.ended or row.created, self._size(row.id))
-            for row in self._store.jobs()
-            if row.state not in ACTIVE and row.pruned is None
+            job if job.pruned else replace(job, bytes=self._size(job.id))
+            for job in self._store.ended()
+            if with_pruned or not job.pruned
         ]
 
     def _size(self, number: int) -> int:
@@ -134,10 +131,13 @@ class JobPruner:
                     total += os.lstat(f"{folder}/{name}").st_blocks * _BLOCK
         return total
 
-    def _remove(self, number: int) -> None:
+    def _remove(self, number: int) -> bool:
+        """Remove the folder of a job. Returns whether it is gone."""
         try:
             shutil.rmtree(self._fleet.job_directory(number))
         except FileNotFoundError:
             pass
         except OSError as error:  # the next daemon tries again
             log.warning("job %d: its folder cannot be removed: %s", number, error)
+            return False
+        return True

@@ -14,6 +14,8 @@ from pathlib import Path
 from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.host.api.connection import ENDED
 from millpond.host.api.daemon import (
+    LARGEST_NUMBER,
+    MOST_LISTED,
     Curves,
     JobInfo,
     JobProgress,
@@ -23,8 +25,9 @@ from millpond.host.api.daemon import (
     PrunedJobs,
     PruneJobs,
 )
-from millpond.host.jobs import queue
+from millpond.host.jobs import job_log, queue
 from millpond.host.jobs.context import JobContext, limited
+from millpond.host.jobs.job_log import IS_LAST, JobLog
 from millpond.host.jobs.pruning import JobPruner
 from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
@@ -32,7 +35,6 @@ from millpond.host.model.data_costs import RECENT, shares, total
 from millpond.host.model.failures import advised
 from millpond.host.model.jobs import ACTIVE, UNREADABLE, JobRow, JobState, UnreadableJob
 from millpond.host.store import results
-from millpond.host.store.rows import UnreadableRow
 from millpond.host.store.store import Store
 from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile
@@ -42,41 +44,14 @@ from millpond.wire.control_messages import LogPosition
 log = logging.getLogger(__name__)
 
 KEPT_LOGS = 20
-_LAST = "is_last"
+MOST_ROUNDS = 1000
+"""Rounds that a command is told at once."""
 STORE_RETRY_SECONDS = 5.0
 FOLLOW_SECONDS = 30.0
 
 
 class JobNotStarted(LocalError):
     """A job is stored as failed, because it could not be started."""
-
-
-class JobLog(logging.Handler):
-    """A job's log: a file in the job's directory, and lines in memory for commands that follow the job. These
-    get a job's state and error anyway, so a record that is ``_LAST`` is in the file alone.
-    """
-
-    def __init__(self, path: Path, changed: Callable[[], None]) -> None:
-        super().__init__()
-        self._changed = changed
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a")
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Append a record to the lines and the file; a full disk costs the file a line and no more."""
-        if not getattr(record, _LAST, False):
-            self.lines.append(record.getMessage())
-        with contextlib.suppress(OSError, ValueError):
-            self._file.write(self.format(record) + "\n")
-            self._file.flush()
-        self._changed()
-
-    def close(self) -> None:
-        """Close the file; the lines in memory stay."""
-        self._file.close()
-        super().close()
 
 
 class _Running:
@@ -104,7 +79,7 @@ class JobService:
         self._changed = threading.Condition()
         self._revision = 0  # changes whenever a job, a round or a line of a log does
         self._running: dict[int, _Running] = {}
-        self._lines: dict[int, list[str]] = {}
+        self._logs: dict[int, JobLog] = {}  # of jobs that have ended
         self._queue = threading.RLock()  # held while a queued job begins or is stopped
         self._waits: dict[int, tuple[int, ...]] = {}
         self._pruner = JobPruner(store, self._context.fleet, self._queue_held)
@@ -119,7 +94,7 @@ class JobService:
 
     def _go_on(self) -> None:
         """Start the jobs that were running when the last daemon ended. Raises LocalError."""
-        for row in self._store.jobs():
+        for row in self._store.active():
             if row.state is not JobState.RUNNING or row.id in self._running:
                 continue
             # a job of this daemon that has just ended is stored so before it is among the running no more
@@ -151,7 +126,7 @@ class JobService:
         that it names.
         """
         with self._queue:
-            queue.check_unused(name, self._store.jobs())
+            queue.check_unused(name, self._store.active())
             yield
 
     def _begin_queued(self) -> None:
@@ -178,7 +153,7 @@ class JobService:
     def _decide(self) -> queue.QueueDecision:
         queued = [
             queue.QueuedJob(row.id, row.job.priority, frozenset(self._names(row.job)))
-            for row in self._store.jobs()
+            for row in self._store.active()
             if row.state is JobState.QUEUED
         ]
         running = {number: job.devices for number, job in list(self._running.items())}
@@ -232,11 +207,11 @@ class JobService:
         running.log.close()
         with self._changed:
             del self._running[number]
-            self._lines[number] = list(running.log.lines)
-            while len(self._lines) > KEPT_LOGS:
-                del self._lines[min(self._lines)]
+            self._logs[number] = running.log
+            while len(self._logs) > KEPT_LOGS:
+                del self._logs[min(self._logs)]
         self._begin_queued()
-        self._pruner.prune_beyond_limits(time.time())
+        self._pruner.prune_beyond_limits(time.time(), number)
 
     @contextlib.contextmanager
     def _queue_held(self) -> Iterator[None]:
@@ -255,13 +230,13 @@ class JobService:
                 return None, "", ""
             if running.stop.is_set():
                 running.log.handle(
-                    logging.makeLogRecord({"msg": "stopped", "levelname": "INFO", _LAST: True})
+                    logging.makeLogRecord({"msg": "stopped", "levelname": "INFO", IS_LAST: True})
                 )
                 return JobState.STOPPED, "", ""
             ours = isinstance(error, (MillpondError, OSError))
             text = str(error) if ours else f"internal error: {error!r}"
             text = advised(text, number, running.devices)
-            running.runner.log.error("%s", text, exc_info=not ours, extra={_LAST: True})
+            running.runner.log.error("%s", text, exc_info=not ours, extra={IS_LAST: True})
             return JobState.FAILED, text, ""
 
     def stop(self, number: int) -> None:
@@ -283,13 +258,13 @@ class JobService:
         more, and for one whose files or devices are gone.
         """
         with self._queue:  # of two resumptions at once the second finds the job queued
-            row, last = self._row(number), self._store.last_round(number)
+            row, last = self._row(number), self._store.last_rounds(number, 1)
             if row.state in ACTIVE:
                 raise Refused("", "state", f"job {number} is {row.state}")
             if row.state is JobState.DONE and rounds is None:
                 raise Refused("", "state", f"job {number} is done; say up to how many rounds it goes on")
-            if rounds is not None and last and rounds < last.round:
-                raise Refused("", "state", f"job {number} has done {last.round} already, not {rounds}")
+            if rounds is not None and last and rounds < last[-1].round:
+                raise Refused("", "state", f"job {number} has done {last[-1].round} already, not {rounds}")
             _check_kept(row)
             if lost := _lost_files(row):
                 raise Refused("", "state", f"job {number}: {lost}")
@@ -318,9 +293,10 @@ class JobService:
         if running.thread:
             running.thread.join(timeout=30)
 
-    def infos(self) -> tuple[JobInfo, ...]:
-        """Return all jobs, oldest first."""
-        return tuple(map(self._described, self._store.all_jobs()))
+    def infos(self, most: int = MOST_LISTED, before: int = 0) -> tuple[JobInfo, ...]:
+        """Return the newest ``most`` jobs with numbers below ``before`` (0: any), oldest first."""
+        below = before if 0 < before <= LARGEST_NUMBER else LARGEST_NUMBER
+        return tuple(map(self._described, self._store.newest(most, below)))
 
     def _described(self, row: JobRow | UnreadableJob) -> JobInfo:
         if isinstance(row, UnreadableJob):
@@ -330,7 +306,7 @@ class JobService:
             )
         try:
             return self._info(row)
-        except UnreadableRow as error:  # of a round
+        except LocalError as error:  # a round that cannot be read
             return replace(self._without_rounds(row), error=str(error))
 
     def record(self, number: int) -> JobRecord:
@@ -349,44 +325,35 @@ class JobService:
             if self._closing:
                 raise Refused("", "ended", ENDED)
             row = self._row(number)
-            rounds = self._store.rounds(number, after=last)
-            lines = self._lines_of(number)[lines_seen:]
-            yield JobProgress(self._info(row), tuple(rounds), tuple(lines))
-            last, lines_seen = rounds[-1].round if rounds else last, lines_seen + len(lines)
+            rounds = self._store.rounds(number, after=last, most=MOST_ROUNDS)
+            lines, lines_seen = self._new_lines(number, lines_seen)
+            more = len(rounds) == MOST_ROUNDS
+            yield JobProgress(self._info(row), tuple(rounds), tuple(lines), more)
+            last = rounds[-1].round if rounds else last
+            if more:
+                continue
             if row.state not in ACTIVE:
                 return
             with self._changed:
                 if self._revision == seen:
                     self._changed.wait(FOLLOW_SECONDS)
 
-    def _lines_of(self, number: int) -> list[str]:
+    def _new_lines(self, number: int, seen: int) -> tuple[list[str], int]:
         with self._changed:
             running = self._running.get(number)
-            return list(running.log.lines if running else self._lines.get(number, ()))
+            found = running.log if running else self._logs.get(number)
+        return found.since(seen) if found else ([], seen)
 
     def log(self, number: int, lines: int) -> tuple[str, ...]:
         """Return the last ``lines`` lines of a job's log. Raises Refused, LocalError."""
         return self.new_log(number, lines, None).lines
 
     def new_log(self, number: int, lines: int, after: int | None) -> NewLog:
-        """Return the whole lines of a job's log from byte ``after`` on, or without ``after`` the last
-        ``lines``. Raises Refused, LocalError.
-        """
+        """Return lines of a job's log as ``job_log.read`` does. Raises Refused, LocalError."""
         row = _check_kept(self._row(number))  # before its log is read: a job that has ended writes no more
         path = self._context.fleet.job_directory(row.id) / "job.log"
-        try:
-            with path.open("rb") as file:
-                file.seek(after or 0)
-                data = file.read()
-        except FileNotFoundError:  # it has not begun
-            data = b""
-        except OSError as error:
-            raise LocalError(f"{path}: {error.strerror}") from None
-        whole = data[: data.rfind(b"\n") + 1]
-        found = whole.decode(errors="replace").splitlines()
-        position = LogPosition("", (after or 0) + len(whole))
-        shown = found if after is not None else found[-lines:] if lines > 0 else ()
-        return NewLog(tuple(shown), position, ended=row.state not in ACTIVE)
+        found, position, more = job_log.read(path, lines, after)
+        return NewLog(found, LogPosition("", position), ended=row.state not in ACTIVE and not more)
 
     def model(self, number: int, *, best: bool = False) -> Path:
         """Return the path of a job's model, or of that of the best score so far. Raises Refused without
@@ -423,23 +390,24 @@ class JobService:
             self._changed.notify_all()
 
     def _row(self, number: int) -> JobRow:
-        row = self._store.job(number)
+        row = self._store.job(number) if 0 < number <= LARGEST_NUMBER else None
         if row is None:
             raise Refused("", "unknown", f"there is no job {number}")
         return row
 
     def _info(self, row: JobRow) -> JobInfo:
-        """Return a job as commands see it. Raises UnreadableRow for a round that cannot be read."""
-        last = self._store.last_round(row.id)
-        recent = self._store.rounds(row.id, after=last.round - RECENT) if last else []
-        board = ScoreBoard.of(row.job.evaluate, row.job.total, self._store.scores(row.id))
+        """Return a job as commands see it. Raises LocalError for a round that cannot be read."""
+        recent, standing = self._store.last_rounds(row.id, RECENT), row.standing
+        if standing is None:
+            board = ScoreBoard.of(row.job.evaluate, row.job.total, self._store.scores(row.id))
+            self._store.set_standing(row.id, standing := board.standing)
         return replace(
             self._without_rounds(row),
-            round=last.round if last else 0,
-            metric=board.metric,
-            score=board.last,
-            best=board.best.value if board.best else None,
-            best_round=board.best.round if board.best else 0,
+            round=recent[-1].round if recent else 0,
+            metric=standing.metric,
+            score=standing.score,
+            best=standing.best,
+            best_round=standing.best_round,
             waits=shares(total(each.data for each in recent)),
         )
 

@@ -37,9 +37,22 @@ class JobPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """The scores of a job so far: the last value of its deciding ``metric``, and the best one, None before
+    the first.
+    """
+
+    metric: str = ""
+    score: float | None = None
+    best: float | None = None
+    best_round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class JobRow:
     """A job as stored; ``files`` are by name, times are Unix seconds. Its folder was removed when it was
     ``pruned``; ``owner`` is the uid of the user who has submitted it, None where that was not stored.
+    ``standing`` is None where it has to be taken from the rounds.
     """
 
     id: int
@@ -53,6 +66,21 @@ class JobRow:
     ended: float | None
     pruned: float | None = None
     owner: int | None = None
+    standing: Standing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that has ended, at a time in Unix seconds, which a clock that was set may have told. Of two jobs
+    the one with the greater ``ended_as`` ended later. ``bytes`` are those of its folder.
+    """
+
+    id: int
+    name: str
+    ended: float
+    ended_as: int
+    bytes: int = 0
+    pruned: bool = False
 
 
 UNREADABLE = "unreadable"

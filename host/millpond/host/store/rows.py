@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from millpond.base import schema
 from millpond.base.errors import LocalError
-from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round, UnreadableJob
+from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round, Standing, UnreadableJob
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 
@@ -63,7 +63,12 @@ def _job_row(row: sqlite3.Row) -> JobRow:
         ended=row["ended"],
         pruned=row["pruned"],
         owner=row["owner"],
+        standing=_standing(row["standing"]),
     )
+
+
+def _standing(text: str) -> Standing | None:
+    return schema.load(Standing, json.loads(text), "standing", strict=False) if text else None
 
 
 def _round(row: sqlite3.Row) -> Round:

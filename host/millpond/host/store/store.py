@@ -15,7 +15,16 @@ from pathlib import Path
 
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
-from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round, UnreadableJob
+from millpond.host.model.jobs import (
+    ACTIVE,
+    EndedJob,
+    JobPlan,
+    JobRow,
+    JobState,
+    Round,
+    Standing,
+    UnreadableJob,
+)
 from millpond.host.store import tables
 from millpond.host.store.rows import UnreadableRow, job_row, round_row, unreadable
 from millpond.train.balance.profiling import Profile
@@ -103,10 +112,11 @@ class Store:
             db.execute("UPDATE jobs SET state = ? WHERE id = ?", (JobState.RUNNING, number))
 
     def end_job(self, number: int, state: JobState, *, error: str = "", model: str = "") -> None:
-        """Store how a job ended."""
+        """Store how a job ended, as the last of all."""
         with self._transaction() as db:
             db.execute(
-                "UPDATE jobs SET state = ?, error = ?, model = ?, ended = ? WHERE id = ?",
+                "UPDATE jobs SET state = ?, error = ?, model = ?, ended = ?, "
+                "ended_as = (SELECT max(ended_as) + 1 FROM jobs) WHERE id = ?",
                 (state, error, model, time.time(), number),
             )
 
@@ -123,14 +133,39 @@ class Store:
         with self._transaction() as db:
             db.execute("UPDATE jobs SET pruned = ?, model = '' WHERE id = ?", (time.time(), number))
 
-    def jobs(self) -> list[JobRow]:
-        """Return all jobs that can be read, oldest first."""
-        return [job for job in self.all_jobs() if isinstance(job, JobRow)]
-
-    def all_jobs(self) -> list[JobRow | UnreadableJob]:
-        """Return all jobs, oldest first."""
+    def forget_job(self, number: int) -> None:
+        """Remove a job with its rounds. Its number is not used again."""
         with self._transaction() as db:
-            return [self._job(row) for row in db.execute("SELECT * FROM jobs ORDER BY id")]
+            db.execute("DELETE FROM results WHERE job = ?", (number,))
+            db.execute("DELETE FROM jobs WHERE id = ?", (number,))
+
+    def active(self) -> list[JobRow]:
+        """Return the jobs that have not ended and can be read, oldest first."""
+        found = self._jobs("SELECT * FROM jobs WHERE state IN (?, ?) ORDER BY id", *sorted(ACTIVE))
+        return [job for job in found if isinstance(job, JobRow)]
+
+    def newest(self, most: int, before: int) -> list[JobRow | UnreadableJob]:
+        """Return the newest ``most`` jobs with numbers below ``before``, oldest first."""
+        return self._jobs("SELECT * FROM jobs WHERE id < ? ORDER BY id DESC LIMIT ?", before, most)[::-1]
+
+    def _jobs(self, query: str, *values: object) -> list[JobRow | UnreadableJob]:
+        with self._transaction() as db:
+            return [self._job(row) for row in db.execute(query, values)]
+
+    def ended(self) -> list[EndedJob]:
+        """Return the jobs that have ended."""
+        query = "SELECT id, name, ended, created, ended_as, pruned FROM jobs WHERE state NOT IN (?, ?)"
+        with self._transaction() as db:
+            return [
+                EndedJob(
+                    row["id"],
+                    row["name"],
+                    row["ended"] or row["created"],
+                    row["ended_as"],
+                    pruned=row["pruned"] is not None,
+                )
+                for row in db.execute(query, sorted(ACTIVE))
+            ]
 
     def _job(self, row: sqlite3.Row) -> JobRow | UnreadableJob:
         try:
@@ -155,16 +190,25 @@ class Store:
             row = db.execute("SELECT * FROM jobs WHERE id = ?", (number,)).fetchone()
             return job_row(row) if row else None
 
-    def add_round(self, job: int, result: Round) -> None:
-        """Store a finished round. From here on the job resumes after it."""
+    def add_round(self, job: int, result: Round, standing: Standing | None = None) -> None:
+        """Store a finished round, and the job's standing after it. From here on the job resumes after it."""
         values = (job, result.round, json.dumps(schema.dump(result)))
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO results (job, round, result) VALUES (?, ?, ?)", values)
+            db.execute("UPDATE jobs SET standing = ? WHERE id = ?", (_text_of(standing), job))
 
     def drop_rounds(self, job: int, first: int) -> None:
         """Forget the rounds of a job from ``first`` on: it is about to compute them again."""
         with self._transaction() as db:
-            db.execute("DELETE FROM results WHERE job = ? AND round >= ?", (job, first))
+            if db.execute("DELETE FROM results WHERE job = ? AND round >= ?", (job, first)).rowcount:
+                db.execute("UPDATE jobs SET standing = '' WHERE id = ?", (job,))
+
+    def set_standing(self, job: int, standing: Standing) -> None:
+        """Store a job's standing as it follows from its rounds, unless it has one meanwhile."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE jobs SET standing = ? WHERE id = ? AND standing = ''", (_text_of(standing), job)
+            )
 
     def set_profile(self, work: str, profile: Profile) -> None:
         """Store the profile of a worker for some ``work`` (a fingerprint)."""
@@ -183,11 +227,11 @@ class Store:
                 )
         return None
 
-    def rounds(self, job: int, after: int = -1) -> list[Round]:
-        """Return the finished rounds of a job behind round ``after``, in order."""
+    def rounds(self, job: int, after: int = -1, most: int = -1) -> list[Round]:
+        """Return the first ``most`` (-1: all) finished rounds of a job behind round ``after``, in order."""
         with self._transaction() as db:
-            query = "SELECT * FROM results WHERE job = ? AND round > ? ORDER BY round"
-            return [round_row(row) for row in db.execute(query, (job, after))]
+            query = "SELECT * FROM results WHERE job = ? AND round > ? ORDER BY round LIMIT ?"
+            return [round_row(row) for row in db.execute(query, (job, after, most))]
 
     def scores(self, job: int) -> list[tuple[int, dict[str, dict[str, float | None]]]]:
         """Return the scores of a job's finished rounds with their numbers, in order."""
@@ -196,9 +240,12 @@ class Store:
             rows = db.execute(f"{query} ORDER BY round", (job,))
             return [(row["round"], json.loads(row["scores"])) for row in rows]
 
-    def last_round(self, job: int) -> Round | None:
-        """Return the last finished round of a job, None without one."""
+    def last_rounds(self, job: int, most: int) -> list[Round]:
+        """Return the last ``most`` finished rounds of a job, in order."""
         with self._transaction() as db:
-            query = "SELECT * FROM results WHERE job = ? ORDER BY round DESC LIMIT 1"
-            row = db.execute(query, (job,)).fetchone()
-            return round_row(row) if row else None
+            query = "SELECT * FROM results WHERE job = ? ORDER BY round DESC LIMIT ?"
+            return [round_row(row) for row in db.execute(query, (job, most))][::-1]
+
+
+def _text_of(standing: Standing | None) -> str:
+    return json.dumps(schema.dump(standing)) if standing else ""

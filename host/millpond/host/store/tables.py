@@ -17,7 +17,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, job TEXT NOT NULL, files TEXT NOT NULL,
     plan TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
     model TEXT NOT NULL DEFAULT '',
-    created REAL NOT NULL, ended REAL, pruned REAL, owner INTEGER) STRICT;
+    created REAL NOT NULL, ended REAL, pruned REAL, owner INTEGER,
+    ended_as INTEGER NOT NULL DEFAULT 0, standing TEXT NOT NULL DEFAULT '') STRICT;
 CREATE TABLE IF NOT EXISTS results (
     job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, result TEXT NOT NULL,
     PRIMARY KEY (job, round)) STRICT;
@@ -55,9 +56,17 @@ _PRUNED = """
 ALTER TABLE jobs ADD COLUMN pruned REAL;
 ALTER TABLE jobs ADD COLUMN owner INTEGER;
 """
-_MIGRATIONS = {1: _ONE_SCORE, 2: _STRATEGIES, 3: _PRUNED}
+# Of version 4, whose jobs were ordered by the time of their end, and had their scores with the rounds alone.
+_ENDED_AS = """
+ALTER TABLE jobs ADD COLUMN ended_as INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN standing TEXT NOT NULL DEFAULT '';
+UPDATE jobs SET ended_as = ends.place FROM
+    (SELECT id, row_number() OVER (ORDER BY ended, id) AS place FROM jobs WHERE ended IS NOT NULL) AS ends
+    WHERE ends.id = jobs.id;
+"""
+_MIGRATIONS = {1: _ONE_SCORE, 2: _STRATEGIES, 3: _PRUNED, 4: _ENDED_AS}
 """What makes the tables of a version those of the next."""
-_VERSION = 4
+_VERSION = 5
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:

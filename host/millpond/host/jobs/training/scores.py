@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millpond.host.jobs.context import JobFailed
+from millpond.host.model.jobs import Standing
 from millpond.train.job.spec import EvaluationSpec
 
 Scores = dict[str, dict[str, float | None]]
@@ -68,6 +69,12 @@ class ScoreBoard:
         self._reached = self._spec.target is not None and not self._better(self._spec.target, value)
         self.best, self._since_best = Best(number, value), 0
         return True
+
+    @property
+    def standing(self) -> Standing:
+        """The scores so far."""
+        best = (self.best.value, self.best.round) if self.best else (None, 0)
+        return Standing(self.metric, self.last, *best)
 
     @property
     def end(self) -> str:

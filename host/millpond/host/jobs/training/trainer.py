@@ -415,7 +415,7 @@ class Trainer:
         if saves:
             self._checkpoints.save_now(self._snapshot())
             self._saved_at = time.monotonic()
-        self._context.store.add_round(self._row.id, result)
+        self._context.store.add_round(self._row.id, result, self._board.standing)
         if saves or not self._rounds:
             self._checkpoints.prune()
         self._report(result)

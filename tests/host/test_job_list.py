@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of many jobs, and the following of jobs with many rounds and lines."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from millpond.host.api.daemon import MOST_LISTED
+from millpond.host.client import DaemonClient
+from millpond.host.jobs import job_log
+from millpond.host.jobs.job_log import MOST_BYTES, MOST_LINES
+from millpond.host.jobs.service import MOST_ROUNDS
+
+from .daemon_rig import Rig, open_rig, rig
+
+__all__ = ["open_rig", "rig"]
+
+
+def copy_job(rig: Rig, count: int) -> None:
+    """Store copies of job 1 and its rounds, without its standing."""
+    with sqlite3.connect(rig.directory / "fleet.db") as database:
+        for number in range(2, count + 2):
+            database.execute(
+                "INSERT INTO jobs (id, name, job, files, state, created, ended) "
+                "SELECT ?, name, job, files, state, created, ended FROM jobs WHERE id = 1",
+                (number,),
+            )
+            database.execute(
+                "INSERT INTO results SELECT ?, round, result FROM results WHERE job = 1", (number,)
+            )
+    database.close()
+
+
+def test_a_list_of_many_jobs_is_read_page_by_page(rig: Rig) -> None:
+    rig.submit()
+    rig.wait_for(1, "running")
+    rig.add_round(1)
+    rig.finish(1)
+    copy_job(rig, 2 * MOST_LISTED)
+    with DaemonClient(rig.directory) as client:
+        assert [job.id for job in client.jobs()] == list(range(MOST_LISTED + 2, 2 * MOST_LISTED + 2))
+        every = client.jobs(10**6)
+        assert [job.id for job in every] == list(range(1, 2 * MOST_LISTED + 2))
+        assert {(job.round, job.score, job.best_round) for job in every} == {(1, 0.5, 1)}
+    code, out, _ = rig.command("jobs", "--last", "3", "--format", "json")
+    assert (code, [job["id"] for job in json.loads(out)["jobs"]]) == (0, [399, 400, 401])
+    assert rig.command("jobs", "--last", "3")[1].endswith("the newest 3; --last N shows more\n")
+
+
+def test_the_scores_of_all_rounds_are_read_once(rig: Rig) -> None:
+    rig.submit()
+    rig.wait_for(1, "running")
+    rig.add_round(1)
+    asked: list[int] = []
+    scores = rig.store.scores
+
+    def counted(job: int) -> list[tuple[int, dict[str, dict[str, float | None]]]]:
+        asked.append(job)
+        return scores(job)
+
+    rig.store.scores = counted  # type: ignore[method-assign]
+    assert [rig.info(1).score for _ in range(3)] == [0.5] * 3
+    assert asked == [1]
+    rig.finish(1)
+
+
+def test_many_rounds_and_lines_come_in_parts(rig: Rig) -> None:
+    rig.submit()
+    rig.wait_for(1, "running")
+    for number in range(1, 2 * MOST_ROUNDS + 2):
+        rig.add_round(1, round=number)
+    for number in range(MOST_LINES + 5):
+        rig.begun[1].log.info("line %d", number)
+    rig.finish(1)
+    with DaemonClient(rig.directory) as client:
+        found = list(client.watch(1))
+    assert [len(each.rounds) for each in found] == [MOST_ROUNDS, MOST_ROUNDS, 1]
+    lines = [line for each in found for line in each.lines]
+    assert len(lines) == MOST_LINES and lines[-1] == f"line {MOST_LINES + 4}"
+
+
+def test_a_long_log_is_read_in_parts(rig: Rig) -> None:
+    path = rig.directory / "long.log"
+    lines = [f"{number} {'x' * 90}" for number in range(30000)]
+    path.write_text("\n".join(lines) + "\nunfinished")
+    found, position, more = job_log.read(path, 2, None)
+    assert (found, more) == (tuple(lines[-2:]), True) or (found, more) == (tuple(lines[-2:]), False)
+    every, position = [], 0
+    while True:
+        part, position, more = job_log.read(path, 0, position)
+        every += part
+        if not more:
+            break
+    assert every[: len(lines)] == lines
+    path.write_bytes(b"y" * (MOST_BYTES + 10))
+    (part,), position, more = job_log.read(path, 0, 0)
+    assert (len(part), position, more) == (MOST_BYTES, MOST_BYTES, True)
+    assert job_log.read(path, 0, position) == ((), MOST_BYTES, False)
