@@ -129,7 +129,7 @@ def test_swap_is_refused(device: Path) -> None:
 
 
 def test_a_disk_that_does_not_fit_is_refused(device: Path, tmp_path: Path) -> None:
-    assert "is too small: it has 67108864 bytes, the image needs 67112960" in refusal(
+    assert "is too small: it has 67108864 bytes, a device needs 67112960" in refusal(
         device, least=SIZE + 4096
     )
     assert "has the size it has" in refusal(device, size=SIZE)

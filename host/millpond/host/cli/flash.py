@@ -130,7 +130,8 @@ def write(
     own = (image, image.with_suffix(".json"), given)
     if Path(target).exists() and any(Path(target).samefile(path) for path in own if path.exists()):
         raise LocalError(f"{target} is the image itself")
-    with opened(target, least=manifest.image.bytes, size=wanted, secret=bool(identity)) as medium:
+    least = manifest.image.bytes + boards.read(manifest.board).room
+    with opened(target, least=least, size=wanted, secret=bool(identity)) as medium:
         if not medium.about.new:
             _require_own_name(target, medium.about, asks=agree is not _do_not_ask)
             typed = medium.about.proof if medium.about.alike > 1 else ""

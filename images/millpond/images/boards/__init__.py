@@ -18,6 +18,10 @@ FOLDER = Path(__file__).parent
 EMULATED = "emulated"
 """The board that is no image's: a process tree on the host."""
 
+_STATE_BYTES, _FLASH_BYTES = 384 << 20, 256 << 20
+"""The least sizes of the partitions in the recipe's repart.d."""
+_ALIGNMENT = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TunnelSpec:
@@ -74,6 +78,11 @@ class Board:
     qemu: QemuHardware | None = None
     boot: Literal["uefi"] = "uefi"
     architecture: Literal["aarch64"] = "aarch64"
+
+    @property
+    def room(self) -> int:
+        """Return the bytes behind the image without which the first boot can't make its partitions."""
+        return _STATE_BYTES + (_FLASH_BYTES if self.flash.disk == "boot" else 0) + _ALIGNMENT
 
 
 def names() -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,12 +45,12 @@ def build(context: Context) -> Path:
     tree = _step("hash tree", lambda: verity.append_tree(squashed))
     esp = _step("boot", lambda: boot.make_esp(context, boot.make_program(context, base, tree)))
     made = context.output / f"millpond-{context.name}.img"
-    _step("disk", lambda: disk.make_disk(made, esp, squashed))
+    used = _step("disk", lambda: disk.make_disk(made, esp, squashed))
     for source in (esp, squashed):
         new = context.output / f"{source.name}.new"
         shutil.copyfile(source, new)
         new.replace(context.output / source.name)  # a bundle that is being made has the former one by a link
-    return _step("manifest", lambda: write_manifest(context, made))
+    return _step("manifest", lambda: write_manifest(context, made, used))
 
 
 def make_base(context: Context, base: Path) -> None:
@@ -66,8 +66,8 @@ def make_base(context: Context, base: Path) -> None:
     (base / "done").touch()
 
 
-def write_manifest(context: Context, made: Path) -> Path:
-    """Write the manifest beside the image: its ranges, digests and packages."""
+def write_manifest(context: Context, made: Path, used: Sequence[tuple[int, int]]) -> Path:
+    """Write the manifest beside the image: the ranges that are ``used``, digests and packages."""
     seed = next(part for part in disk.layout() if part.name == "seed")
     manifest = Manifest(
         name="millpond",
@@ -75,7 +75,7 @@ def write_manifest(context: Context, made: Path) -> Path:
         serial=context.serial,
         board=context.name,
         architecture=context.board.architecture,
-        image=describe(made),
+        image=describe(made, used),
         seed=SeedPlace(seed.offset, seed.bytes),
         files=tuple(_file(context.output / name) for name in ("esp.vfat", "root.squashfs")),
         packages=_packages(),

@@ -15,6 +15,8 @@ from millpond.images.build.run import run
 MIB = 1 << 20
 ROOT_BYTES = 256 * MIB
 SEED_BYTES = MIB
+_TABLE_BYTES = 34 * 512  # of either end: headers and entries, and the protective sector
+_SPOILT_BYTES = 64 << 10  # of a file system that must not be found
 _NAMESPACE = uuid.UUID("0b4f5a0e-52a3-4f0c-9c0c-6d696c6c706f")
 _ESP = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B"
 _ROOT = "B921B045-1DF0-41C3-AF44-4C6F280D3FAE"
@@ -53,8 +55,13 @@ def image_bytes() -> int:
     return last.offset + last.bytes + MIB
 
 
-def make_disk(made: Path, esp: Path, root: Path) -> None:
-    """Write the disk ``made``, sparse. Raises LocalError for what is too large for its partition."""
+def make_disk(made: Path, esp: Path, root: Path) -> list[tuple[int, int]]:
+    """Write the disk ``made``, sparse; return where the bytes that count begin and end, zeros among them.
+
+    They are the table, slot A, and the first bytes of slot B's EFI system partition: a disk that was used
+    may hold a program there, and the firmware would find it. Raises LocalError for what is too large for
+    its partition.
+    """
     for source, room in ((esp, ESP_BYTES), (root, ROOT_BYTES)):
         if source.stat().st_size > room:
             raise LocalError(f"{source.name} has {source.stat().st_size} bytes, its partition {room}")
@@ -65,18 +72,15 @@ def make_disk(made: Path, esp: Path, root: Path) -> None:
         script += f"start={part.offset // 512}, size={part.bytes // 512}, type={part.type}, "
         script += f'uuid={identifier(part.name)}, name="{part.name}"\n'
     run("sfdisk", "--quiet", "--no-reread", made, given=script.encode())
-    places = {part.name: part for part in layout()}
-    for source, name in ((esp, "espA"), (root, "rootA")):
-        copy_sparse(source, made, places[name].offset)
-
-
-def copy_sparse(source: Path, target: Path, offset: int) -> None:
-    """Copy ``source`` to ``offset`` of ``target``; holes and blocks of zeros stay holes."""
-    block = 4096
-    with source.open("rb") as read, target.open("r+b") as write:
-        position = 0
-        while data := read.read(block):
-            if data.strip(b"\0"):
-                write.seek(offset + position)
-                write.write(data)
-            position += len(data)
+    places = {part.name: part.offset for part in layout()}
+    used = [(0, _TABLE_BYTES), (image_bytes() - _TABLE_BYTES, image_bytes())]
+    with made.open("r+b") as target:
+        for content, name in (
+            (esp.read_bytes(), "espA"),
+            (bytes(_SPOILT_BYTES), "espB"),
+            (root.read_bytes(), "rootA"),
+        ):
+            target.seek(places[name])
+            target.write(content)
+            used.append((places[name], places[name] + len(content)))
+    return sorted(used)

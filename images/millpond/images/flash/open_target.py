@@ -41,7 +41,7 @@ def opened(
 
 def _check_size(target: str, size: int, least: int) -> None:
     if size < least:
-        raise LocalError(f"{target} is too small: it has {size} bytes, the image needs {least}")
+        raise LocalError(f"{target} is too small: it has {size} bytes, a device needs {least}")
 
 
 def _stat(target: str) -> os.stat_result | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from millpond.base.errors import ConfigError, LocalError
@@ -55,15 +55,17 @@ def _manifest_of(given: Path) -> Path:
     return path
 
 
-def describe(path: Path) -> Image:
-    """Describe the sparse file ``path`` as a manifest does: all but its holes is used.
+def describe(path: Path, used: Iterable[tuple[int, int]] = ()) -> Image:
+    """Describe the file ``path`` as a manifest does. ``used`` is where the bytes that count begin and end,
+    in ascending order; without it, all but the file's holes. Some file systems make holes of zeros that
+    were written.
 
     Raises OSError, and ConfigError for a file that cannot be an image.
     """
     ranges, whole, end = [], hashlib.sha256(), 0
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        for offset, length in _used(file.fileno(), size):
+        for offset, length in _blocks(used or _data(file.fileno(), size)):
             _update_with_zeros(whole, offset - end)
             file.seek(offset)
             data = file.read(length)
@@ -82,12 +84,10 @@ def _update_with_zeros(digest: hashlib._Hash, count: int) -> None:
         count -= len(_ZEROS)
 
 
-def _used(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of the data between holes, in whole blocks, cut at multiples of the longest
-    range.
-    """
+def _blocks(used: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield offset and length of what is used, in whole blocks, cut at multiples of the longest range."""
     end = 0
-    for start, stop in _data(descriptor, size):
+    for start, stop in used:
         offset = max(start // BLOCK * BLOCK, end)
         end = max(-(-stop // BLOCK) * BLOCK, end)
         while offset < end:
