@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from millpond.linux import sockets
+from millpond.linux.descriptors import allow_most
 
 
 @pytest.fixture
@@ -121,3 +123,16 @@ def test_something_else_than_descriptors(pair: tuple[socket.socket, socket.socke
     near.close()
     with pytest.raises(ConnectionError, match="expected 1 descriptors, got 0"):
         sockets.receive_descriptors(far, 1)
+
+
+def test_descriptors_of_any_number_are_waited_for() -> None:
+    if allow_most() <= 1024:
+        pytest.skip("this machine allows no such number")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        high = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 1024)  # select(2) refuses it
+        assert sockets.readable([high], 0.0) == []
+        theirs.send(b"x")
+        assert sockets.readable([high, ours.fileno()]) == [high, ours.fileno()]
+        os.close(high)
+        assert sockets.readable([ours], 0.0) == [ours]

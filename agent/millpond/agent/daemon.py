@@ -9,9 +9,7 @@ import ipaddress
 import logging
 import os
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.limits.process_limits import ProcessLimits, spare_from_oom
 from millpond.linux.malloc import trim_heap
 from millpond.linux.notify import notify
+from millpond.linux.signals import stop_event
 from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.handle import spawn_endpoint
 from millpond.wire.control_messages import CONTROL_PORT, AtRest
@@ -117,9 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     lines = _start_logging()
     spare_from_oom()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_event()
     started = False
     try:
         config = read(arguments.config)

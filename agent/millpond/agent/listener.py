@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
-import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from millpond.agent.control import AgentService
 from millpond.agent.gate import CanaryError
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, RemoteError, VersionMismatch
+from millpond.linux import sockets
 from millpond.wire import tls
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
@@ -157,7 +157,7 @@ def _relay(host: socket.socket, hand_over: Callable[[socket.socket], None]) -> N
 def _relay_once(host: socket.socket, server: socket.socket) -> bool:
     """Wait for either side and pass its data on; return False when one has ended."""
     waiting = isinstance(host, ssl.SSLSocket) and host.pending()
-    ready = [host] if waiting else select.select([host, server], [], [])[0]
+    ready = [host] if waiting else sockets.readable([host, server])
     for source in ready:
         data = source.recv(1 << 18)
         if not data:

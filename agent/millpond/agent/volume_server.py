@@ -39,6 +39,7 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
     """
     logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a service manager may send to all of a unit
     most = allow_most()
     settings = read(Path(config))
     gate = Gate(patterns(settings.privacy), LedgerCounters(int(tally)))

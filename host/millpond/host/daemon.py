@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,14 +29,18 @@ from millpond.host.model.jobs import HOST
 from millpond.host.server import DaemonServer
 from millpond.host.store.store import Store
 from millpond.images.boards import EMULATED
+from millpond.linux.descriptors import allow_most
 from millpond.linux.file_lock import locked
 from millpond.linux.notify import notify, watchdog_interval
+from millpond.linux.signals import stop_event
 from millpond.train.job.file_cache import FileCache
 from millpond.train.job.overlays import Overlays
 from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
 log = logging.getLogger("millpond.host")
+
+FEW_DESCRIPTORS = 1024
 
 
 def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
@@ -125,9 +127,10 @@ def run(directory: Path, group: str = "") -> None:
     form = "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     fleet = fleets.read(directory)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_event()
+    most = allow_most()
+    if most < FEW_DESCRIPTORS:
+        log.warning("only %d files may be open at once (ulimit -n): some devices and commands may wait", most)
     with running(fleet, group):
         notify("READY=1")
         log.info("the host daemon serves fleet '%s' at %s", fleet.config.name, fleet.socket)

@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+F = TypeVar("F", int, socket.socket)
 _INT = struct.Struct("i")
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # that Python does not name
@@ -52,6 +55,17 @@ def listen(path: Path, *, mode: int = 0o600, group: int | None = None, backlog: 
         server.close()
         raise
     return server
+
+
+def readable(files: Sequence[F], seconds: float | None = None) -> list[F]:
+    """Wait ``seconds`` long, or until some of ``files`` can be read, have ended, or are broken; returns
+    those. Unlike select(2) it takes descriptors of any number.
+    """
+    poll, numbers = select.poll(), dict[int, F]()
+    for file in files:
+        numbers[number := file if isinstance(file, int) else file.fileno()] = file
+        poll.register(number, select.POLLIN)
+    return [numbers[number] for number, _ in poll.poll(None if seconds is None else 1000 * seconds)]
 
 
 def peer_uid(sock: socket.socket) -> int:

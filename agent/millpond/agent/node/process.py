@@ -140,6 +140,7 @@ def main(settings_descriptor: str, *numbers: str) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="node: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a service manager may send to all of a unit
     values, state, offered, tally, listener, dials, agent, *lan = map(int, numbers)
     with os.fdopen(int(settings_descriptor), "rb") as file:
         settings = json.load(file)

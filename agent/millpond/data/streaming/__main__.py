@@ -16,10 +16,10 @@ from millpond.data.streaming.server import DataServer, ServiceSettings
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT. Exit codes: 0 ended by a signal, 1 it cannot serve, 2 wrong usage."""
+    """Serve until a signal ends it. Exit codes: 0 ended by a signal, 1 it cannot serve, 2 wrong usage."""
     logging.basicConfig(format="%(message)s")
     arguments = _arguments()
-    signals = {signal.SIGTERM, signal.SIGINT}
+    signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         settings = _settings(arguments)

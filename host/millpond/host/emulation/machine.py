@@ -54,7 +54,7 @@ def _run_machine(machine: EmulatedMachine) -> int:
     sys.stdout.flush()
     sandbox = Sandbox(binds=None, own_network=True, own_pids=True)
     pid = spawn(sandbox, lambda: _boot(machine))
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in FORWARDED_SIGNALS}
     for number in previous:
         signal.signal(number, lambda number, _frame: os.kill(pid, number))
     try:
@@ -106,8 +106,8 @@ class EmulatedMachine:
         self._interrupted_at = 0.0
 
     def run(self) -> int:
-        """Run until SIGINT, SIGTERM or the end of the command, and return its exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        """Run until SIGINT, SIGTERM, SIGHUP or the end of the command, and return its exit code."""
+        for number in FORWARDED_SIGNALS:
             signal.signal(number, self._interrupt)
         accept_signals()
         if any(device.lan for device in self._fleet.config.device):

@@ -29,6 +29,7 @@ from millpond.host.jobs import job_log, queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.job_log import IS_LAST, JobLog
 from millpond.host.jobs.pruning import JobPruner
+from millpond.host.jobs.shortages import is_lack
 from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.model.data_costs import RECENT, shares, total
@@ -58,12 +59,18 @@ class _Running:
     def __init__(self, row: JobRow, context: JobContext, log_path: Path) -> None:
         self.stop = threading.Event()
         self.log = JobLog(log_path, context.changed)
-        self.runner = Trainer(row, context, self.stop)
-        self.runner.log.addHandler(self.log)
-        self.runner.log.addFilter(lambda _record: not self.stop.is_set())  # all is lost on purpose then
+        self._context = context
+        self.begin(row)
         self.thread: threading.Thread | None = None
         self.closing = threading.Event()
         self.devices = frozenset(context.devices)
+
+    def begin(self, row: JobRow) -> None:
+        """Make the trainer that begins, or goes on, where the job's last checkpoint is."""
+        self.waits = ""
+        self.runner = Trainer(row, self._context, self.stop)
+        self.runner.log.addHandler(self.log)
+        self.runner.log.addFilter(lambda _record: not self.stop.is_set())  # all is lost on purpose then
 
 
 class JobService:
@@ -167,7 +174,7 @@ class JobService:
 
     def _start(self, row: JobRow) -> None:
         """Start a job's thread. Raises JobNotStarted, and stores the job as failed, if that is not possible;
-        LocalError if nothing can be stored.
+        LocalError if it is not possible yet.
         """
         context = limited(self._context, self._names(row.job))
         try:
@@ -175,6 +182,8 @@ class JobService:
                 raise LocalError(lost)
             running = _Running(row, context, context.fleet.job_directory(row.id) / "job.log")
         except (LocalError, OSError) as error:
+            if is_lack(error):
+                raise LocalError(f"job {row.id} cannot begin yet: {error}") from error
             text = f"the job cannot be started: {error}"
             log.error("job %d: %s", row.id, text)
             self._store.end_job(row.id, JobState.FAILED, error=text)
@@ -191,7 +200,12 @@ class JobService:
                 del self._running[row.id]
             running.log.close()
             raise
-        running.thread.start()
+        try:
+            running.thread.start()
+        except RuntimeError as error:  # no more threads: it is stored as running, and begins later
+            with self._changed:
+                del self._running[row.id]
+            raise LocalError(f"job {row.id} cannot begin yet: {error}") from error
 
     def _run(self, number: int, running: _Running) -> None:
         state, error, model = self._finish(number, running)
@@ -222,22 +236,35 @@ class JobService:
             yield
 
     def _finish(self, number: int, running: _Running) -> tuple[JobState | None, str, str]:
-        """Run the job. Returns its last state (None if the daemon's end interrupted it), error, model."""
-        try:
-            return JobState.DONE, "", str(running.runner.run() or "")
-        except Exception as error:
-            if self._closing:
-                return None, "", ""
-            if running.stop.is_set():
-                running.log.handle(
-                    logging.makeLogRecord({"msg": "stopped", "levelname": "INFO", IS_LAST: True})
-                )
-                return JobState.STOPPED, "", ""
-            ours = isinstance(error, (MillpondError, OSError))
-            text = str(error) if ours else f"internal error: {error!r}"
-            text = advised(text, number, running.devices)
-            running.runner.log.error("%s", text, exc_info=not ours, extra={IS_LAST: True})
-            return JobState.FAILED, text, ""
+        """Run the job, anew from its last checkpoint after a lack of something on the host. Returns its last
+        state (None if the daemon's end interrupted it), error, model.
+        """
+        while True:
+            try:
+                if running.waits:
+                    running.begin(self._row(number))
+                return JobState.DONE, "", str(running.runner.run() or "")
+            except Exception as error:
+                lacking = not running.stop.is_set() and is_lack(error)
+                if lacking:
+                    self._wait_for_more(running, str(error))
+                if self._closing:
+                    return None, "", ""
+                if running.stop.is_set():
+                    last = {"msg": "stopped", "levelname": "INFO", IS_LAST: True}
+                    running.log.handle(logging.makeLogRecord(last))
+                    return JobState.STOPPED, "", ""
+                if not lacking:
+                    text, ours = _failure(number, running, error)
+                    running.runner.log.error("%s", text, exc_info=not ours, extra={IS_LAST: True})
+                    return JobState.FAILED, text, ""
+
+    def _wait_for_more(self, running: _Running, lack: str) -> None:
+        if running.waits != lack:
+            running.runner.log.warning("the job waits, and goes on from its last checkpoint: %s", lack)
+        running.waits = lack
+        self._notify()
+        running.stop.wait(STORE_RETRY_SECONDS)
 
     def stop(self, number: int) -> None:
         """Stop a running or a queued job. Raises Refused for a job that has ended."""
@@ -411,6 +438,13 @@ class JobService:
             waits=shares(total(each.data for each in recent)),
         )
 
+    def _reason(self, row: JobRow) -> str:
+        """Return what an active job waits for, "" for nothing."""
+        if row.state is JobState.QUEUED:
+            return queue.describe(self._waits.get(row.id, ()))
+        running = self._running.get(row.id)
+        return f"waits: {running.waits}" if running and running.waits else ""
+
     def _without_rounds(self, row: JobRow) -> JobInfo:
         return JobInfo(
             id=row.id,
@@ -429,10 +463,17 @@ class JobService:
             ended=row.ended,
             devices=row.job.devices,
             priority=row.job.priority,
-            reason=queue.describe(self._waits.get(row.id, ())) if row.state is JobState.QUEUED else "",
+            reason=self._reason(row),
             pruned=row.pruned,
             owner=row.owner,
         )
+
+
+def _failure(number: int, running: _Running, error: Exception) -> tuple[str, bool]:
+    """Return the failure of a job as users read it, and whether it is no fault of this program."""
+    ours = isinstance(error, (MillpondError, OSError))
+    text = str(error) if ours else f"internal error: {error!r}"
+    return advised(text, number, running.devices), ours
 
 
 def _check_kept(row: JobRow) -> JobRow:

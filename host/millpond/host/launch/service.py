@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from millpond.host.launch.workers import (
 )
 from millpond.host.model.failures import reason_of
 from millpond.host.model.jobs import HOST
+from millpond.linux import sockets
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
@@ -296,5 +296,5 @@ class _Observer:
 
 def _check_present(client: Channel) -> None:
     """Raise ConnectionLost if the client has closed its connection: it sends nothing else during a launch."""
-    if select.select([client.sock], [], [], 0)[0]:
+    if sockets.readable([client.sock], 0.0):
         raise ConnectionLost("whoever launched a script has left")

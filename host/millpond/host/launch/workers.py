@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
@@ -21,6 +20,7 @@ from millpond.host.fleet.directory import Fleet
 from millpond.host.launch.group import is_group_request
 from millpond.host.model.jobs import HOST
 from millpond.launch.process import LaunchedScript
+from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
@@ -205,7 +205,7 @@ def _follow_output(script: LaunchedScript, observer: WorkerObserver, over: Over)
         if over.stopping and not killed:
             killed = True
             script.kill()
-        ready = select.select([script.output, script.channel.sock.fileno()], [], [], LOOK_SECONDS)[0]
+        ready = sockets.readable([script.output, script.channel.sock.fileno()], LOOK_SECONDS)
         if not ready:
             continue
         data = script.read() if script.output in ready else b""
@@ -287,7 +287,7 @@ def _is_readable(agent: Channel) -> bool:
     """Wait a moment; return whether something has come. (A TLS connection is for one thread.)"""
     if isinstance(agent.sock, ssl.SSLSocket) and agent.sock.pending():
         return True
-    return bool(select.select([agent.sock], [], [], LOOK_SECONDS)[0])
+    return bool(sockets.readable([agent.sock], LOOK_SECONDS))
 
 
 def _take_news(head: Head, observer: WorkerObserver) -> None:

@@ -122,7 +122,7 @@ def main() -> int:
         parent_pidfd = os.pidfd_open(os.getppid())
     except ProcessLookupError:
         return 0
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_ENDPOINTS_ONLY)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_ENDPOINTS_ONLY | {signal.SIGHUP})
     for module in _PRELOADED:
         importlib.import_module(module)
     native.resolve("auto")  # loads the C engine
