@@ -166,7 +166,7 @@ def test_a_fork_is_as_confined_as_a_process_that_is_started_alone(
     assert found["shared"] == []
     variables = Path(f"/proc/{new.process.pid}/environ").read_text().split("\0")
     names = {line.partition("=")[0] for line in variables if line} - {"COVERAGE_PROCESS_CONFIG"}
-    assert names <= {"PATH", "LANG", "LC_ALL", "TZ", "HOME"}
+    assert names <= {"PATH", "LANG", "LC_ALL", "TZ", "HOME", "PYTHONHASHSEED"}
 
 
 @needs_root

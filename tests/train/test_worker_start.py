@@ -29,11 +29,13 @@ from ..job_files import written
 
 WORK = WorkSpec("draws", ModelSpec("draws:build", ("draws.py",)))
 DRAWS = """
+import os
 import random
 import numpy as np
 from torch import nn
 
 print("drawn", random.random(), np.random.random(), flush=True)
+print("seen", hash("word"), os.environ.get("HF_HUB_OFFLINE"), flush=True)
 
 def build():
     return nn.Linear(4, 2)
@@ -72,19 +74,32 @@ def test_workers_have_torch_before_they_prepare(zygote: Zygote, tmp_path: Path) 
             assert [line for line in lines if line[1][1] == "w" and line[1][3] == "s"] == []
 
 
+def printed(zygote: Zygote, log: Path, what: str) -> list[str]:
+    """Return what a job's code prints in a worker of its own."""
+    with worker(zygote, log) as (child, channel):
+        with contextlib.suppress(Refused):  # its memory has no size; the code was run before
+            request = PrepareWorker(WORK, "csd0", (), {}, (Tensor("w", (2,), "int8"),))
+            channel.call(request, Ready, Deadline.after(60))
+        channel.close()
+        assert child.wait(30) == 0
+    lines = [line.split() for line in log.read_text().splitlines()]
+    return next(line[1:] for line in lines if line[:1] == [what])
+
+
 def test_workers_draw_other_numbers_until_they_are_seeded(zygote: Zygote, tmp_path: Path) -> None:
-    drawn = []
-    for number in range(2):
-        log = tmp_path / f"{number}.log"
-        with worker(zygote, log) as (child, channel):
-            with contextlib.suppress(Refused):  # its memory has no size; the code was run before
-                request = PrepareWorker(WORK, "csd0", (), {}, (Tensor("w", (2,), "int8"),))
-                channel.call(request, Ready, Deadline.after(60))
-            channel.close()
-            assert child.wait(30) == 0
-        drawn += log.read_text().split()
-    numbers = [value for index, value in enumerate(drawn) if drawn[max(index - 2, 0) : index].count("drawn")]
-    assert len(numbers) == len(set(numbers)) == 4
+    numbers = [
+        value for number in range(2) for value in printed(zygote, tmp_path / f"{number}.log", "drawn")
+    ]
+    assert len(set(numbers)) == 4
+
+
+def test_hashes_are_those_of_all_workers_and_no_library_looks_for_a_hub(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """A feature by ``hash(word)`` is the same one on the host and on every device, after a restart, too."""
+    command = [sys.executable, "-c", "print(hash('word'))"]
+    plain = subprocess.run(command, env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
+    assert printed(zygote, tmp_path / "log", "seen") == [plain.stdout.strip(), "1"]
 
 
 PREPARES = """

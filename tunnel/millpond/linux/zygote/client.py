@@ -162,14 +162,15 @@ class _Process:
 def _keep(program: Sequence[str], control: socket.socket, started: _Started) -> None:
     """Start the zygote, which dies with this thread, and wait for its end."""
     number = control.fileno()
-    argv = [sys.executable, "-I", "-m", "millpond.linux.zygote.server", str(number), str(os.getpid())]
+    # As -I, but for the hash seed: what forks derive from hash() is the same on all machines, at all times.
+    argv = [sys.executable, "-sP", "-m", "millpond.linux.zygote.server", str(number), str(os.getpid())]
     try:
         process = subprocess.Popen(
             [*argv, *program],
             pass_fds=(number,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=kept_environment() | {"HOME": "/"},
+            env=kept_environment() | {"HOME": "/", "PYTHONHASHSEED": "0"},
             cwd="/",
             start_new_session=True,
         )
