@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,9 @@ from millpond.train.compute.optimizers import Schedule, make_optimizer
 from millpond.train.compute.prefetch import prefetched
 from millpond.train.compute.selection import SampleFolders
 from millpond.train.compute.server_optimizer import ServerOptimizer
-from millpond.train.data.labelled_images import of_arrays
+from millpond.train.data.labelled_images import LabelledImages, of_arrays
+from millpond.train.data.parquet import ParquetRows
+from millpond.train.data.tar import TarSamples
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, SchedulerSpec, WorkSpec
 from millpond.train.protocol import Folder, Work
 from millpond.train.state.flat_parameters import FlatParameters
@@ -232,13 +235,13 @@ def test_a_server_follows_the_schedule_and_clips_as_one_process_would() -> None:
         assert np.allclose(parameters.state, expected, atol=1e-7)
 
 
-def trained(user: User | None = None, rounds: int = 1, **work: Any) -> np.ndarray:
+def trained(user: User | None = None, rounds: int = 1, part: Any = None, **work: Any) -> np.ndarray:
     """Return the values of the last update of local training, or of gradients."""
     spec = WorkSpec("tests", ModelSpec("none:none"), optimizer=OptimizerSpec("sgd", 0.1), total=4)
     spec = replace(spec, **work)
     task, rng = Task(user or User()), np.random.default_rng(2)
     images = rng.normal(size=(SAMPLES, 2, 3)).astype(np.float32)
-    part = of_arrays(images, rng.integers(0, 3, SAMPLES))
+    part = part or of_arrays(images, rng.integers(0, 3, SAMPLES))
     folders = SampleFolders(task, 0, [Folder("private", "csd0")], [part])
     one = LocalTrainer(FlatParameters(task.model()), task, folders, spec)
     state = one.parameters.state.copy()
@@ -297,6 +300,52 @@ def test_batches_that_are_read_ahead_have_the_same_bits(work: dict[str, Any], th
     assert trained(**work, prefetch=threads).tobytes() == trained(**work).tobytes()
 
 
+class Seeking:
+    """A data set of one place that all reads share, as that of a file."""
+
+    def __init__(self) -> None:
+        self._place, self.mixed, self.threads = -1, 0, set[str]()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self._place = index
+        self.threads.add(threading.current_thread().name)
+        time.sleep(0.0005)
+        self.mixed += self._place != index
+        return torch.full((2, 3), float(self._place)), self._place % 3
+
+
+@pytest.mark.parametrize("work", [{}, {"accumulate": 4}, {"passes": 2, "batch": 4}])
+def test_one_thread_at_a_time_reads_a_data_set_that_does_not_say_otherwise(work: dict[str, Any]) -> None:
+    part = Seeking()
+    trained(part=part, prefetch=8, **work)
+    assert part.mixed == 0 and len(part.threads) == 1 and "MainThread" not in part.threads
+
+
+@pytest.mark.parametrize("kind", [LabelledImages, ParquetRows, TarSamples])
+def test_the_data_sets_of_millpond_are_read_by_several_threads(kind: Any) -> None:
+    part = kind.__new__(kind)
+    assert Task(User()).is_thread_safe([part, part])
+    assert not Task(User()).is_thread_safe([part, Seeking()])
+
+
+def test_a_collate_hook_says_so_too() -> None:
+    class Collates(User):
+        def collate(self, samples: Any) -> Any:
+            return samples
+
+    class Safely(Collates):
+        def collate(self, samples: Any) -> Any:
+            return samples
+
+        collate.thread_safe = True  # type: ignore[attr-defined]
+
+    part = of_arrays(np.zeros((2, 2, 3), np.float32), np.zeros(2, np.int64))
+    assert [Task(user()).is_thread_safe([part]) for user in (User, Collates, Safely)] == [True, False, True]
+
+
 def test_local_training_follows_the_schedule_of_the_task() -> None:
     class Halving(User):
         def scheduler(self, optimizer: torch.optim.Optimizer, total: int) -> Any:
@@ -318,13 +367,13 @@ def test_what_is_read_ahead_comes_in_order() -> None:
             ready.set()
         return 2 * key
 
-    assert list(prefetched(range(7), read, 2)) == [(key, 2 * key) for key in range(7)]
-    assert list(prefetched([], read, 2)) == []
+    assert list(prefetched(range(7), read, 2, 2)) == [(key, 2 * key) for key in range(7)]
+    assert list(prefetched([], read, 2, 2)) == []
 
 
-def test_no_more_is_read_ahead_than_there_are_threads() -> None:
+def test_no_more_is_read_ahead_than_was_asked_for() -> None:
     read: list[int] = []
-    found = prefetched(range(100), lambda key: read.append(key), 3)
+    found = prefetched(range(100), lambda key: read.append(key), 3, 2)
     for number in range(1, 5):
         next(found)
         assert len(read) <= number + 3
@@ -341,7 +390,7 @@ def test_an_error_of_reading_is_raised_where_the_batch_is_wanted(threads: int) -
 
     got = []
     with pytest.raises(LocalError, match="cannot be read"):
-        for key, _ in prefetched(range(9), read, threads):
+        for key, _ in prefetched(range(9), read, threads, threads):
             got.append(key)
     assert got == [0, 1, 2]
     assert not [each for each in threading.enumerate() if each.name.startswith("prefetch")]

@@ -87,9 +87,7 @@ def printed(zygote: Zygote, log: Path, what: str) -> list[str]:
 
 
 def test_workers_draw_other_numbers_until_they_are_seeded(zygote: Zygote, tmp_path: Path) -> None:
-    numbers = [
-        value for number in range(2) for value in printed(zygote, tmp_path / f"{number}.log", "drawn")
-    ]
+    numbers = [value for number in range(2) for value in printed(zygote, tmp_path / f"{number}.log", "drawn")]
     assert len(set(numbers)) == 4
 
 

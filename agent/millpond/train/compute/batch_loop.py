@@ -88,7 +88,8 @@ class BatchLoop:
                 return samples.batch(places)
             return self.meter.read(lambda: samples.batch(places), len(places))
 
-        return self.meter.batches(prefetched(wanted, read, self._work.prefetch))
+        ahead = self._work.prefetch
+        return self.meter.batches(prefetched(wanted, read, ahead, samples.threads(ahead)))
 
     def restore(self, kept: Vector | None) -> None:
         """Take back what was ``kept``, laid out as ``tensors``; None before the first exchange."""

@@ -23,6 +23,9 @@ _BATCH = 256
 class Samples(Sized, Protocol):
     """Samples that are read in batches."""
 
+    def threads(self, most: int) -> int:
+        """Return how many threads may read at once, of ``most``."""
+
     def batch(self, places: Ints) -> Batch:
         """Return the batch of the samples at some places."""
 
@@ -36,7 +39,7 @@ def evaluate(model: nn.Module, task: Task, samples: Samples, work: WorkSpec) -> 
     size = min(_BATCH, work.batch or _BATCH)
     places = [np.arange(start, min(start + size, len(samples))) for start in range(0, len(samples), size)]
     sums, device = Sums(), device_of(model)
-    for _, batch in prefetched(places, samples.batch, work.prefetch):
+    for _, batch in prefetched(places, samples.batch, work.prefetch, samples.threads(work.prefetch)):
         with autocast(work, device):
             add(sums, task.metrics(model, moved(batch, device)))
     return sums

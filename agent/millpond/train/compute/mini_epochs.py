@@ -34,6 +34,8 @@ class MemorySamples:
     have the samples first. Sample ``number`` is at ``places[number]`` of them.
     """
 
+    thread_safe = True
+
     def __init__(self, items: Any, places: Ints) -> None:
         self._items, self._places, self._count = items, places, len(places)
 

@@ -17,11 +17,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def prefetched(keys: Iterable[K], read: Callable[[K], V], threads: int) -> Iterator[tuple[K, V]]:
-    """Yield each key with ``read(key)``, in order. The next ``threads`` of them are read meanwhile, in as
-    many threads; with 0, each is read when it is wanted. An exception of ``read`` is raised here.
+def prefetched(keys: Iterable[K], read: Callable[[K], V], ahead: int, threads: int) -> Iterator[tuple[K, V]]:
+    """Yield each key with ``read(key)``, in order. The next ``ahead`` of them are read meanwhile, in so many
+    ``threads``; with 0, each is read when it is wanted. An exception of ``read`` is raised here.
     """
-    if not threads:
+    if not ahead:
         yield from ((key, read(key)) for key in keys)
         return
     under_way: deque[tuple[K, Future[V]]] = deque()
@@ -29,7 +29,7 @@ def prefetched(keys: Iterable[K], read: Callable[[K], V], threads: int) -> Itera
         try:
             for key in keys:
                 under_way.append((key, pool.submit(read, key)))
-                if len(under_way) > threads:
+                if len(under_way) > ahead:
                     first, future = under_way.popleft()
                     yield first, future.result()
             while under_way:

@@ -139,6 +139,10 @@ class Selection:
         found = (getattr(part, "stream_timing", None) for part in self._parts)
         return next((timing for timing in found if isinstance(timing, StreamTiming)), None)
 
+    def threads(self, most: int) -> int:
+        """Return how many threads may read at once, of ``most``."""
+        return most if self.task.is_thread_safe(self._parts) else min(most, 1)
+
     def batch(self, places: Ints) -> Batch:
         """Return the batch of some of the samples."""
         with reading():
@@ -178,6 +182,10 @@ class Synthetic:
 
     def __len__(self) -> int:
         return self._count
+
+    def threads(self, most: int) -> int:
+        """Return how many threads may make samples up at once, of ``most``."""
+        return most
 
     def batch(self, places: Ints) -> Batch:
         """Return a batch of as many samples as ``places``."""

@@ -18,8 +18,11 @@ from millpond.train.data.rows import Array, ArrayRows, Rows
 
 class LabelledImages:
     """Images of parts with one shape, as stored: [N, H, W], [N, C, H, W] or [N, H, W, C], uint8 or floats,
-    and int64 ``labels`` [N]. ``shape`` is [C, H, W]; ``name`` is that of their folder.
+    and int64 ``labels`` [N]. ``shape`` is [C, H, W]; ``name`` is that of their folder. Several threads may
+    read.
     """
+
+    thread_safe = True
 
     def __init__(
         self, parts: Sequence[Rows], labels: NDArray[np.int64], names: Sequence[str], name: str = ""

@@ -36,6 +36,8 @@ class ParquetRows:
     Several threads may read. Raises DataError, and LocalError where pyarrow is not installed.
     """
 
+    thread_safe = True
+
     def __init__(self, where: Where, columns: Sequence[str] | None = None, cache: int = CACHE) -> None:
         self._parquet = _pyarrow()
         self._files = shards.find(where, ".parquet")

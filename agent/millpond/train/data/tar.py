@@ -30,6 +30,8 @@ class TarSamples:
     DataError.
     """
 
+    thread_safe = True
+
     def __init__(self, where: Where) -> None:
         self._shards = shards.find(where, ".tar")
         self._extensions: list[str] = []

@@ -99,9 +99,10 @@ class TrainingSpec:
 
     ``optimizer`` and ``scheduler`` are names in torch, or tables with a name and arguments. ``momentum`` is
     for SGD. A batch is computed in ``accumulate`` parts, which need less memory. Gradients are scaled down to
-    the L2 norm ``clip_norm``. ``precision`` "bfloat16" is autocast. ``prefetch`` threads read the next
-    batches meanwhile. Devices send their updates in ``encoding``: "float32", "bfloat16", "int8", "top-k", or
-    a table with this ``name`` and the ``share`` (0..1) of the values that top-k sends.
+    the L2 norm ``clip_norm``. ``precision`` "bfloat16" is autocast. The next ``prefetch``
+    batches are read meanwhile, in as many threads where the data set is ``thread_safe``, else in one. Devices
+    send their updates in ``encoding``: "float32", "bfloat16", "int8", "top-k", or a table with this ``name``
+    and the ``share`` (0..1) of the values that top-k sends.
 
     With ``mini_epoch`` a round's ``epochs`` are over so many samples at a time, which are in memory
     meanwhile, fewer where the device has no memory for them; so each round reads each sample once.

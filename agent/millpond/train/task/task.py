@@ -7,7 +7,7 @@ All hooks but ``model`` are optional; the defaults classify labelled images:
 - ``dataset(folder, split)`` returns a torch map-style data set of a folder; ``split`` is "train" or "test".
   ``train.data.parquet`` and ``train.data.tar`` have such of Parquet and tar files.
   It is read as needed, by ``__getitems__`` where there is one. That may return a whole batch, any tree of
-  tensors, instead of a list of samples.
+  tensors, instead of a list of samples. One thread reads it, unless it has ``thread_safe = True``.
 - ``collate(samples)`` returns a batch of a list of samples, see torch's ``default_collate``.
 - ``loss(model, batch)`` returns the sum of the losses of a batch, a tensor, and their count: of samples, or
   of tokens. So batches of any size add up exactly.
@@ -102,6 +102,14 @@ class Task:
         if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
             raise LocalError("the task's dataset is no map-style Dataset: it has no length or no items")
         return found  # type: ignore[no-any-return]
+
+    def is_thread_safe(self, parts: Sequence[SampleSet]) -> bool:
+        """Return whether several threads may read samples of ``parts`` at once: each data set, and the hook
+        ``collate`` where there is one, says so by an attribute ``thread_safe``. Few of torch's style are
+        made for that: two threads that seek in one file read each other's samples.
+        """
+        hook = self._hook("collate")
+        return all(getattr(each, "thread_safe", False) for each in (*parts, *([hook] if hook else ())))
 
     def fetch(self, wanted: Sequence[tuple[SampleSet, Ints]]) -> Batch:
         """Return the batch of some samples of each data set. Raises DataError, and any exception of the
