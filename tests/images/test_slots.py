@@ -39,6 +39,7 @@ class Firmware:
         self.labels = {number.removeprefix("n"): label for number, label in labels.items()}
         self.partitions = {n: PARTITIONS[label] for n, label in self.labels.items() if label in PARTITIONS}
         self.calls: list[str] = []
+        self.current = ""
 
     def __call__(self, *arguments: str) -> str:
         self.calls += arguments[:1]
@@ -55,6 +56,7 @@ class Firmware:
             self.order = arguments[1].split(",")
             assert set(self.order) <= set(self.labels)
         lines = [f"BootOrder: {','.join(self.order)}"] if self.order else ["No BootOrder is set"]
+        lines += [f"BootCurrent: {self.current}"] if self.current else []
         shown = [f"Boot{n}* {label}\t{self._path(n)}" for n, label in sorted(self.labels.items())]
         return "\n".join([*lines, *shown]) + "\n"
 
@@ -104,14 +106,15 @@ def parse(text: str) -> BootEntries:
 
 def test_what_efibootmgr_prints_is_understood() -> None:
     entries = parse(VERBOSE)
-    assert entries.order == ("0003", "0004", "0001")
+    assert entries.order == ("0003", "0004", "0001") and entries.current == "0004"
     assert entries.numbers == {"UiApp": "0000", "A": "0003", "B": "0004", "UEFI Misc Device": "0001"}
     assert entries.strays == ()
 
 
 def test_firmware_without_an_order_or_entries_is_understood() -> None:
     none = "BootCurrent: 0000\nNo BootOrder is set; firmware will attempt recovery\n"
-    assert parse(none) == parse("BootOrder: \n") == parse("") == BootEntries({}, ())
+    assert parse(none) == BootEntries({}, (), current="0000")
+    assert parse("BootOrder: \n") == parse("") == BootEntries({}, ())
 
 
 def test_of_two_entries_with_a_name_the_first_that_starts_the_slot_counts() -> None:
@@ -214,6 +217,50 @@ def test_where_no_other_slot_comes_next_there_is_no_trial(use: type[Firmware], o
     assert not boot_entries.is_trial("A")
 
 
+@pytest.mark.parametrize(("current", "trial"), [("0003", True), ("0001", False), ("", True)])
+def test_a_trial_is_a_boot_by_the_slots_own_entry(use: type[Firmware], current: str, trial: bool) -> None:
+    """Firmware that put an entry of its own first, for slot A, undid an update that was kept."""
+    firmware = use("0001,0004,0003", n0001="UEFI Misc Device", n0003="A", n0004="B")
+    firmware.current = current
+    boot_entries.mend("A", "/dev/vda")
+    assert boot_entries.is_trial("A") == trial
+    assert firmware.order == ["0004", "0003", "0001"]
+
+
+def test_an_efibootmgr_that_fails_once_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "efibootmgr"
+    program.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/once ] && exec echo BootOrder: 0001\n>{tmp_path}/once\nexit 5\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(boot_entries, "EFIBOOTMGR", str(program))
+    monkeypatch.setattr(boot_entries, "_EFI_PAUSE_SECONDS", 0.0)
+    assert boot_entries._efibootmgr("--verbose") == "BootOrder: 0001\n"
+    (tmp_path / "once").unlink()
+    program.write_text("#!/bin/sh\necho busy >&2\nexit 5\n")
+    with pytest.raises(LocalError, match="efibootmgr --verbose: busy"):
+        boot_entries._efibootmgr("--verbose")
+
+
+def test_a_trial_that_cannot_be_told_at_once_is_judged(
+    use: type[Firmware], restarts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for no trial: the slot was neither kept nor left."""
+    firmware, asked = use("0003,0004", n0003="A", n0004="B"), []
+
+    def fail_first(*arguments: str) -> str:
+        asked.append(arguments)
+        if len(asked) < 3:
+            raise LocalError("efibootmgr --verbose: did not end in 30 s")
+        return firmware(*arguments)
+
+    monkeypatch.setattr(boot_entries, "_efibootmgr", fail_first)
+    monkeypatch.setattr(bless, "ASK_SECONDS", 60.0)
+    monkeypatch.setattr(bless, "_ASK_PAUSE_SECONDS", 0.0)
+    assert bless.main() == 1
+    assert restarts == ["/usr/bin/systemctl reboot"]
+
+
 def test_a_slot_without_an_entry_cannot_be_made_first(use: type[Firmware]) -> None:
     use("0001", n0001="UEFI Misc Device")
     with pytest.raises(LocalError, match="no entry for slot A"):
@@ -313,6 +360,8 @@ def restarts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     calls: list[str] = []
     monkeypatch.setattr(bless.subprocess, "run", lambda argv, **_: calls.append(" ".join(argv)))
     monkeypatch.setattr(bless, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(bless, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(bless, "_ASK_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(bless, "GREETED", tmp_path / "greeted")
     monkeypatch.setattr(boot_entries, "REPORT", tmp_path / "report")
     monkeypatch.setattr(boot_entries, "SLOT_FILE", tmp_path / "slot")

@@ -23,8 +23,11 @@ GREETED = Path("/run/millpond/greeted")
 PATIENCE_SECONDS = 300.0
 TEST = ("/usr/bin/python3", "-m", "millpond.agent.trial.check", "--config", "/etc/millpond/agent.toml")
 """The agent's test of what jobs need."""
+ASK_SECONDS = 120.0
+"""How long the firmware is asked whether this is a trial, before that counts as unknown."""
 _TEST_SECONDS = 600.0
 _RAUC_SECONDS = 120.0
+_ASK_PAUSE_SECONDS = 5.0
 
 
 def wait(path: Path, seconds: float) -> bool:
@@ -35,6 +38,20 @@ def wait(path: Path, seconds: float) -> bool:
             return False
         time.sleep(0.5)
     return True
+
+
+def known_trial(slot: str, seconds: float) -> bool:
+    """Return whether ``slot`` is on trial; where that can't be told, ask again: a trial that is taken for
+    none is neither kept nor left. Raises LocalError.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return boot_entries.is_trial(slot)
+        except LocalError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_ASK_PAUSE_SECONDS)
 
 
 def keep(slot: str) -> None:
@@ -104,7 +121,7 @@ def main() -> int:
     """Judge a trial slot. Exit codes: 0 no trial, or kept; 1 the machine restarts, as its unit has it do."""
     try:
         slot = boot_entries.running_slot()
-        trial = boot_entries.is_trial(slot)
+        trial = known_trial(slot, ASK_SECONDS)
     except (LocalError, OSError) as error:
         print(f"millpond: whether this slot is on trial is unknown: {error}", flush=True)
         return 0

@@ -15,6 +15,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ PROGRAM = r"\EFI\BOOT\BOOTAA64.EFI"
 PARTITIONS = Path("/dev/millpond")
 """The partitions of the disk that was booted."""
 SYS_BLOCK = Path("/sys/class/block")
-_EFI_SECONDS = 30.0
+EFIBOOTMGR = "/bin/efibootmgr"
+_EFI_SECONDS, _EFI_TRIES, _EFI_PAUSE_SECONDS = 30.0, 5, 1.0
 _ENTRY = re.compile(r"^Boot([0-9A-F]{4})\*?\s+([^\t]+?)(?:\t(.*))?$")
 _PARTITION = re.compile(r"HD\(\d+,GPT,([0-9a-f-]{36}),", re.IGNORECASE)
 _GPT_ENTRIES, _GPT_ENTRY, _GPT_GUID = (
@@ -46,30 +48,35 @@ _GPT_ENTRIES, _GPT_ENTRY, _GPT_GUID = (
 @dataclass(frozen=True, slots=True)
 class BootEntries:
     """The firmware's boot entries: numbers by label, the order of the numbers, and the numbers of ``strays``:
-    entries that have a slot's name and start something else, or that are there a second time.
+    entries that have a slot's name and start something else, or that are there a second time. ``current``
+    was booted; "" where the firmware does not tell.
     """
 
     numbers: dict[str, str]
     order: tuple[str, ...]
     strays: tuple[str, ...] = ()
+    current: str = ""
 
 
 def parse(text: str, partitions: Mapping[str, str]) -> BootEntries:
     """Parse the output of ``efibootmgr -v``; ``partitions`` has the GUID of each slot's ESP by the slot."""
     numbers: dict[str, str] = {}
     order: tuple[str, ...] = ()
+    current = ""
     strays: list[str] = []
     for line in text.splitlines():
         if line.startswith("BootOrder: "):
             numbered = line.removeprefix("BootOrder: ").strip()
             order = tuple(numbered.split(",")) if numbered else ()
+        elif line.startswith("BootCurrent: "):
+            current = line.removeprefix("BootCurrent: ").strip()
         elif found := _ENTRY.match(line):
             number, label, path = found[1], found[2], found[3] or ""
             if label in SLOTS and (label in numbers or not _starts(path, partitions[label])):
                 strays.append(number)
             else:
                 numbers.setdefault(label, number)
-    return BootEntries(numbers, order, tuple(strays))
+    return BootEntries(numbers, order, tuple(strays), current)
 
 
 def _starts(path: str, partition: str) -> bool:
@@ -146,21 +153,30 @@ def _entries() -> BootEntries:
 
 
 def _efibootmgr(*arguments: str) -> str:
-    argv = ["/bin/efibootmgr", *arguments]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", check=False, timeout=_EFI_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise LocalError(f"{' '.join(argv)} did not end in {_EFI_SECONDS:.0f} s") from None
-    if done.returncode:
-        raise LocalError(f"efibootmgr {' '.join(arguments)}: {done.stderr.strip()}")
+    """Run efibootmgr, again where it fails: firmware is busy at times. Raises LocalError."""
+    argv = [EFIBOOTMGR, *arguments]
+    for left in reversed(range(_EFI_TRIES)):
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", check=False, timeout=_EFI_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise LocalError(f"{' '.join(argv)} did not end in {_EFI_SECONDS:.0f} s") from None
+        if not done.returncode:
+            break
+        if not left:
+            raise LocalError(f"efibootmgr {' '.join(arguments)}: {done.stderr.strip()}")
+        time.sleep(_EFI_PAUSE_SECONDS)
     return done.stdout
 
 
 def is_trial(slot: str) -> bool:
-    """Return whether the next boot would take the other slot than ``slot``, which runs. Raises LocalError."""
-    return leader(_entries()) not in ("", slot)
+    """Return whether ``slot``, which runs, was booted by its own entry, and the next boot would take the
+    other one. Firmware that boots a slot by an entry of its own tries nothing. Raises LocalError.
+    """
+    entries = _entries()
+    own = entries.current in ("", entries.numbers.get(slot))
+    return own and leader(entries) not in ("", slot)
 
 
 def make_first(slot: str) -> None:

@@ -19,7 +19,6 @@ import stat
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,7 +259,6 @@ def arguments(spec: QemuSpec) -> list[str]:
     firmware = next(path for path in FIRMWARE if path.exists())
     argv = [PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-name", spec.name]
     argv += ["-sandbox", SANDBOX]
-    argv += ["-uuid", str(uuid.uuid5(uuid.NAMESPACE_OID, spec.name))]
     argv += [*hardware.arguments, "-m", str(hardware.memory), "-smp", str(hardware.processors)]
     argv += ["-serial", "stdio", "-qmp", "unix:slot/qmp,server=on,wait=off"]
     argv += ["-drive", f"if=pflash,format=raw,readonly=on,file={firmware}"]
