@@ -80,13 +80,30 @@ def test_a_bundle_is_made_once_and_a_later_one_takes_its_place(tmp_path: Path) -
     first = bundles.make(fleet, path, manifest)
     before = first.path.stat()
     other = bundles.make(fleet, *make_image(tmp_path / "uefi", board="generic-uefi"))
-    assert bundles.make(fleet, path, manifest) == first
+    again = bundles.make(fleet, path, manifest)
+    assert again == first
     assert (first.path.stat().st_ino, first.path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    later = bundles.make(fleet, *make_image(tmp_path / "later", serial=2000))
+    image = make_image(tmp_path / "later", serial=2000)
+    later = bundles.make(fleet, *image)
     assert later.path != first.path and later.sha256 != first.sha256
+    assert first.path.exists()  # another update sends it
+    for held in (first.held, again.held):
+        os.close(held)
+    bundles.make(fleet, *image)
     assert sorted(one.name for one in later.path.parent.iterdir()) == sorted(
         [later.path.name, other.path.name]
     )
+
+
+@needs_rauc
+def test_what_a_killed_update_has_left_is_removed(tmp_path: Path) -> None:
+    """It was some 300 MB, for ever."""
+    fleet = provisioning.create(tmp_path / "f", "farm", ())
+    left = tmp_path / "f/updates/tmpabc/content"
+    left.mkdir(parents=True)
+    (left / "rootfs.img").write_bytes(b"x")
+    bundle = bundles.make(fleet, *make_image(tmp_path / "image"))
+    assert list(bundle.path.parent.iterdir()) == [bundle.path]
 
 
 @needs_rauc

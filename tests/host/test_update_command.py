@@ -6,18 +6,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
+import typer
 from rich.console import Console
 
 from millpond.base.errors import LocalError, RemoteError
 from millpond.host.cli import update
+from millpond.host.cli.options import Format
 from millpond.host.cli.update import UpdateOutcome, check, roll
-from millpond.host.remote import device_update, ssh
+from millpond.host.remote import bundles, device_update, ssh
 from millpond.host.remote.bundles import Bundle
 from millpond.host.remote.device_update import DeviceUpdate, Running
 
@@ -159,6 +164,21 @@ def test_the_same_image_and_older_ones_on_request_are_installed(tmp_path: Path) 
     assert Device(tmp_path, NOW, serial=1).check(allow_older=True) == NOW
 
 
+@pytest.mark.parametrize("allow_older", [False, True])
+def test_the_device_is_told_which_older_image_it_may_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_older: bool
+) -> None:
+    lines: list[str] = []
+    device = Device(tmp_path, NOW, serial=7)
+    monkeypatch.setattr(device, "_send", lambda _transport: None)
+    monkeypatch.setattr(device, "_wait", lambda before: before)
+    monkeypatch.setattr(device, "_command", lambda _transport, line, *_words, **_more: lines.append(line))
+    with contextlib.nullcontext() if allow_older else pytest.raises(LocalError, match="--allow-older"):
+        device.run(allow_older=allow_older)
+    assert [line for line in lines if line == "echo 7 >/var/lib/millpond-update/older"] == lines[:1]
+    assert bool(lines) == allow_older
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_update, "_POLL_SECONDS", 0.01)
@@ -181,6 +201,67 @@ def test_a_device_that_fell_back_is_told(tmp_path: Path) -> None:
     back = dataclasses.replace(NOW, boot="boot-3", report="slot B: the worker: no torch")
     with pytest.raises(RemoteError, match="dev0 fell back to slot A: slot B: the worker: no torch"):
         Device(tmp_path, None, trial, None, back)._wait(NOW)
+
+
+@pytest.fixture
+def stalled() -> Iterator[paramiko.Transport]:
+    """A connection to a device that starts every command, and reads nothing of what it is sent."""
+
+    class Server(paramiko.ServerInterface):
+        def check_auth_none(self, _username: str) -> int:
+            return paramiko.AUTH_SUCCESSFUL  # type: ignore[attr-defined,no-any-return]
+
+        def get_allowed_auths(self, _username: str) -> str:
+            return "none"
+
+        def check_channel_request(self, _kind: str, _number: int) -> int:
+            return paramiko.OPEN_SUCCEEDED  # type: ignore[attr-defined,no-any-return]
+
+        def check_channel_exec_request(self, _channel: paramiko.Channel, _command: bytes) -> bool:
+            return True
+
+    ours, theirs = socket.socketpair()
+    server, client = paramiko.Transport(theirs), paramiko.Transport(ours)
+    server.add_server_key(paramiko.ECDSAKey.generate())
+    try:
+        server.start_server(event=threading.Event(), server=Server())
+        client.start_client(timeout=30)
+        client.auth_none("root")
+        yield client
+    finally:
+        client.close()
+        server.close()
+
+
+@pytest.mark.parametrize("size", [16 << 20, 100])
+def test_a_device_that_takes_no_more_bytes_is_left(
+    tmp_path: Path, stalled: paramiko.Transport, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """It held `millpond update --all` for ever."""
+    monkeypatch.setattr(device_update, "_STALL_SECONDS", 0.3)
+    (tmp_path / "b").write_bytes(bytes(size))
+    with pytest.raises(RemoteError, match="dev0 has taken nothing for 0 s"):
+        Device(tmp_path)._copy(stalled)
+
+
+@pytest.mark.parametrize("error", [RemoteError("it is away"), FileNotFoundError(2, "No such file", "b")])
+def test_all_outcomes_are_told_whatever_one_device_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def run(device: DeviceUpdate, *, allow_older: bool) -> Running:
+        if device.device == "dev1":
+            raise error
+        return dataclasses.replace(NOW, slot="B")
+
+    make_fleet(tmp_path / "f", "qemu-virt", "qemu-virt", "qemu-virt")
+    path, manifest = make_image(tmp_path / "image")
+    bundle = Bundle(path, "", manifest)
+    monkeypatch.setattr(bundles, "make", lambda *_: bundle)
+    monkeypatch.setattr(DeviceUpdate, "run", run)
+    with pytest.raises(typer.Exit):
+        update.command([str(path)], True, 1, 600.0, False, None, tmp_path / "f", Format.JSON)
+    told = json.loads(capsys.readouterr().out)["devices"]
+    assert [one["state"] for one in told] == ["updated", "failed", "untouched"]
 
 
 class Answer:

@@ -69,7 +69,7 @@ def command(
         try:
             device = DeviceUpdate(fleet_directory, name, bundle, watch, patience, authority)
             running = device.run(allow_older=allow_older)
-        except MillpondError as error:
+        except (MillpondError, OSError) as error:  # what others have done must be told, too
             return UpdateOutcome(name, "failed", error=str(error))
         console.print(f"{name}: runs {running.version} ({running.serial}) in slot {running.slot}")
         return UpdateOutcome(name, "updated", running.slot)

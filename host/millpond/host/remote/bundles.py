@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpond.base.errors import LocalError
@@ -16,6 +18,9 @@ from millpond.host.fleet.authority import Authority, signer
 from millpond.host.fleet.directory import Fleet
 from millpond.images.format.manifest import Manifest
 from millpond.linux.files import sha256_of
+
+_FOLDER = "tmp"
+"""What the names of folders begin with in which bundles are made."""
 
 _IMAGES = {"rootfs": "root.squashfs", "esp": "esp.vfat"}
 """Images in the order of writing: the firmware finds the new slot only when all of it is there."""
@@ -26,27 +31,40 @@ _SETTINGS = "[system]\ncompatible=millpond\nbootloader=noop\n[keyring]\ncheck-pu
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle's file, its SHA-256 and the manifest of its image."""
+    """A bundle's file, its SHA-256 and the manifest of its image. No other update removes the file as long as
+    this process has the descriptor ``held``.
+    """
 
     path: Path
     sha256: str
     manifest: Manifest
+    held: int = field(default=-1, compare=False, repr=False)
 
 
 def make(fleet: Fleet, image: Path, manifest: Manifest) -> Bundle:
     """Return the bundle of an image for the devices of ``fleet``, made once and kept. Raises LocalError."""
     target = _place(fleet, manifest)
-    if not target.exists():
-        certificate, key = signer(Authority.load(fleet.ca, fleet.identity.authority), fleet.ca)
-        target.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder, "made.raucb")
-            _bundle(_content(Path(folder), image.parent, manifest), made, certificate, key, fleet)
-            with made.open("rb") as file:
-                os.fsync(file.fileno())  # a file at ``target`` is taken for whole
-            made.replace(target)
+    target.parent.mkdir(exist_ok=True)
+    with (fleet.directory / "updates.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another update makes its bundle
+        for left in target.parent.glob(f"{_FOLDER}*"):  # by one that was killed
+            shutil.rmtree(left)
+        if not target.exists():
+            _make(fleet, image, manifest, target)
+        held = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(held, fcntl.LOCK_SH)
         _forget_others(target, manifest.board)
-    return Bundle(target, sha256_of(target), manifest)
+    return Bundle(target, sha256_of(target), manifest, held)
+
+
+def _make(fleet: Fleet, image: Path, manifest: Manifest, target: Path) -> None:
+    certificate, key = signer(Authority.load(fleet.ca, fleet.identity.authority), fleet.ca)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=_FOLDER) as folder:
+        made = Path(folder, "made.raucb")
+        _bundle(_content(Path(folder), image.parent, manifest), made, certificate, key, fleet)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())  # a file at ``target`` is taken for whole
+        made.replace(target)
 
 
 def _place(fleet: Fleet, manifest: Manifest) -> Path:
@@ -55,9 +73,12 @@ def _place(fleet: Fleet, manifest: Manifest) -> Path:
 
 
 def _forget_others(kept: Path, board: str) -> None:
+    """Remove the board's other bundles, but for those that another update holds."""
     for path in kept.parent.glob(f"{board}-*.raucb"):
         if path != kept:
-            path.unlink(missing_ok=True)
+            with path.open("r+b") as file, contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def _content(folder: Path, images: Path, manifest: Manifest) -> Path:

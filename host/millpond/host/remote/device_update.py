@@ -34,10 +34,14 @@ Watch = Callable[[Phase, int], None]
 
 _FOLDER = "/var/lib/millpond-update"
 _BUNDLE = f"{_FOLDER}/bundle.raucb"
+_OLDER = f"{_FOLDER}/older"
+"""Holds the serial of the one image that the device installs though it is older than its own."""
 _ROOM = 16 << 20
 """Bytes that a device's state needs beside the bundle."""
 _STATUS = "python3 -m millpond.images.ondevice.boot_entries status"
 _CHUNK = 1 << 18
+_STALL_SECONDS = 45.0
+"""How long a device may take no bytes of a bundle."""
 _POLL_SECONDS = 2.0
 
 
@@ -95,10 +99,13 @@ class DeviceUpdate:
         before = self.check(allow_older=allow_older)
         with self._connected() as transport:
             self._send(transport)
+            if allow_older:
+                allow = f"echo {self._bundle.manifest.serial} >{_OLDER}"
+                self._command(transport, allow, "its state cannot be written")
             self._watch("installing", 0)
             self._command(transport, f"rauc install {_BUNDLE}", "it did not install the update")
             self._watch("restarting", 0)
-            restart = f"rm -f {_BUNDLE}; systemctl reboot"
+            restart = f"rm -rf {_FOLDER}; systemctl reboot"
             self._command(transport, restart, "it did not restart", may_vanish=True)
         return self._wait(before)
 
@@ -171,13 +178,23 @@ class DeviceUpdate:
             )
 
     def _copy(self, transport: paramiko.Transport) -> None:
+        """Send the bundle's bytes. Raises RemoteError, also where the device stops taking them."""
         with contextlib.closing(transport.open_session(timeout=ssh.CONNECT_SECONDS)) as channel:
+            channel.settimeout(_STALL_SECONDS)
             channel.exec_command(f"cat >{_BUNDLE}")
-            with self._bundle.path.open("rb") as source:
-                while data := source.read(_CHUNK):
-                    channel.sendall(data)
-                    self._watch("sending", len(data))
-            channel.shutdown_write()
+            try:
+                with self._bundle.path.open("rb") as source:
+                    while data := source.read(_CHUNK):
+                        channel.sendall(data)
+                        self._watch("sending", len(data))
+                channel.shutdown_write()
+                taken = channel.status_event.wait(_STALL_SECONDS)
+            except TimeoutError:
+                taken = False
+            if not taken:
+                raise RemoteError(
+                    f"{self.device} has taken nothing for {_STALL_SECONDS:.0f} s: is its state well?"
+                )
             if channel.recv_exit_status():
                 raise RemoteError(f"{self.device}: the bundle was not taken")
 
