@@ -15,7 +15,7 @@ from torch import nn
 from millpond.train.balance.curve import Ints
 from millpond.train.compute.accelerator import device_of, moved
 from millpond.train.compute.evaluation import autocast
-from millpond.train.compute.optimizers import trainable
+from millpond.train.compute.optimizers import set_mode, trainable
 from millpond.train.compute.prefetch import ReadingMeter, prefetched
 from millpond.train.compute.selection import Selection, Synthetic, batches
 from millpond.train.job.spec import WorkSpec
@@ -54,12 +54,16 @@ class BatchLoop:
         if self._work.local.proximal:
             self._near = [parameter.detach().clone() for parameter in trainable(self._model)]
 
+    def end(self, optimizer: torch.optim.Optimizer) -> None:
+        """End an exchange: the parameters take the values that are to be used."""
+        set_mode(optimizer, training=False)
+
     def run(
         self, optimizer: torch.optim.Optimizer, samples: Selection | Synthetic, shuffle: torch.Generator
     ) -> tuple[float, float]:
         """Take a step for each batch of the shuffled samples. Returns the summed loss and its count."""
         total = counted = 0.0
-        self._model.zero_grad()
+        self._clear(optimizer)
         for parts in self.read(samples, shuffle, self.roles):
             loss, count = self.learn(optimizer, parts)
             total, counted = total + loss, counted + count
@@ -148,7 +152,12 @@ class BatchLoop:
                 torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
             optimizer.step()
             self.steps += 1
-        self._model.zero_grad()  # also what a task's optimizer leaves out: clipping counts all gradients
+        self._clear(optimizer)
+
+    def _clear(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clear all gradients, and what an optimizer of the user's keeps of them."""
+        optimizer.zero_grad()
+        self._model.zero_grad()  # also what the optimizer leaves out: clipping counts all gradients
 
     def _add_proximal(self, trained: Sequence[torch.nn.Parameter]) -> None:
         """Add the gradient of the proximal term."""

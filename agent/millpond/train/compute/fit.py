@@ -14,7 +14,7 @@ from torch import nn
 
 from millpond.train.compute.batch_loop import BatchLoop
 from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.optimizers import Schedule, make_optimizer
+from millpond.train.compute.optimizers import Schedule, make_optimizer, set_mode
 from millpond.train.compute.selection import Selection
 from millpond.train.determinism import generators
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
@@ -61,7 +61,9 @@ def fit(
     for epoch in range(1, epochs + 1):
         model.train()
         schedule.set(optimizer, epoch)
+        set_mode(optimizer, training=True)
         loss, count = loop.run(optimizer, samples, shuffle)
+        loop.end(optimizer)
         fitted.losses.append(loss / count)
         figures = hooks.summary(evaluate(model, hooks, held_out, work)) if held_out else {}
         fitted.scores.append(figures)

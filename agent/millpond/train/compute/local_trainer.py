@@ -15,7 +15,7 @@ import torch
 
 from millpond.train.compute.evaluation import evaluate
 from millpond.train.compute.mini_epochs import MiniEpochReader
-from millpond.train.compute.optimizers import Schedule, make_optimizer
+from millpond.train.compute.optimizers import Schedule, make_optimizer, set_mode
 from millpond.train.compute.personal import PersonalPart, loop_of
 from millpond.train.compute.selection import SampleFolders, Selection, Synthetic
 from millpond.train.determinism import generators
@@ -139,6 +139,7 @@ class LocalTrainer:
             for _ in range(work.passes):
                 loss, count = self._loop.run(optimizer, part, shuffle)
                 total, counted = total + loss, counted + count
+        self._loop.end(optimizer)
         if work.local.normalized:
             self._local_steps = local_steps(optimizer, self._loop.steps - before, work.local.proximal)
         self.parameters.check_bound()
@@ -160,6 +161,7 @@ class LocalTrainer:
         made = make_optimizer(model, work.optimizer, self._task)
         self._schedule = self._schedule or Schedule(made, work.scheduler, work.total, self._task)
         self._schedule.set(made, epoch)
+        set_mode(made, training=True)
         return made
 
     def _used(self) -> float:

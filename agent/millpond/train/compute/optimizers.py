@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from torch.optim import lr_scheduler
 
 from millpond.base.errors import LocalError
 from millpond.train.job.spec import OptimizerSpec, SchedulerSpec
+from millpond.train.state import optimizer_state
 from millpond.train.task.task import Task
 
 _UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
@@ -29,8 +31,6 @@ _NO_SCHEDULERS = (
     "_LRScheduler",
 )
 """Schedulers whose arguments a job file cannot have, or whose steps need more than their number."""
-_SCHEDULED = ("lr", "momentum", "betas")
-"""What torch's schedulers change of a parameter group: OneCycleLR and CyclicLR all three."""
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -49,6 +49,10 @@ def make_optimizer(
     """
     parameters = trainable(model)
     if not spec.name and task and (own := task.optimizer(parameters)) is not None:
+        if isinstance(own, torch.optim.LBFGS):
+            raise LocalError(
+                "the task's optimizer: LBFGS calls the loss again in each step, which is not possible here"
+            )
         return own
     known = {
         name.lower(): found
@@ -63,6 +67,20 @@ def make_optimizer(
     return made
 
 
+def set_mode(optimizer: torch.optim.Optimizer, *, training: bool) -> None:
+    """Tell an optimizer that has modes, as those without a schedule have, whether training goes on: outside
+    of it the parameters have other values.
+    """
+    change = getattr(optimizer, "train" if training else "eval", None)
+    if callable(change):
+        change()
+
+
+def has_modes(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether ``set_mode`` changes an optimizer."""
+    return callable(getattr(optimizer, "eval", None))
+
+
 class _StandIn(torch.optim.Optimizer):
     """An optimizer of any parameter groups, for a scheduler to change: classes check theirs."""
 
@@ -71,8 +89,8 @@ class _StandIn(torch.optim.Optimizer):
 
 
 class Schedule:
-    """The learning rates of an optimizer's parameter groups by round or epoch, and their momentum, which some
-    schedulers change, too.
+    """What a scheduler changes of an optimizer's parameter groups, by round or epoch: learning rates, and
+    whatever else.
     """
 
     def __init__(
@@ -80,43 +98,54 @@ class Schedule:
     ) -> None:
         """Raises LocalError for a scheduler that is unknown or does not take its arguments."""
         # A scheduler changes its optimizer: it has one of its own, whose parameters nobody trains.
-        groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
+        self._first = optimizer_state.groups_of(optimizer)
+        groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in copy.deepcopy(self._first)]
         total = max(total, 1)  # a job that only prepares its workers has none
         stand_in = _StandIn(groups, dict(optimizer.defaults))
         self._optimizer, self._scheduler = stand_in, _make_scheduler(stand_in, spec, total, task)
-        self._rates = [_rates(stand_in)]
-        if spec.name:
-            # Some arguments are of no use at the first step.
-            with _told("train: scheduler", type(self._scheduler)):
-                self._go_on(min(2, total))
+        self._changed: list[set[str]] = [set() for _ in groups]
+        self._values: list[list[dict[str, Any]]] = []
+        self._note()
+        # Some arguments are of no use at the first step.
+        with _told("train: scheduler", type(self._scheduler)) if spec.name else contextlib.nullcontext():
+            self._go_on(min(2, total))
 
     def set(self, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         """Set what the scheduler changes for a round or epoch, from 1."""
         if self._scheduler is None:
             return
         self._go_on(epoch)
-        for group, rates in zip(optimizer.param_groups, self._rates[max(epoch, 1) - 1], strict=True):
-            group.update(rates)
+        found = self._values[max(epoch, 1) - 1]
+        for group, values, changed in zip(optimizer.param_groups, found, self._changed, strict=True):
+            group.update({key: values[key] for key in changed})
 
     def _go_on(self, epoch: int) -> None:
-        assert self._scheduler is not None
+        if self._scheduler is None:
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it misses the steps of the stand-in
-            while len(self._rates) < epoch:
+            while len(self._values) < epoch:
                 self._scheduler.step()
-                self._rates.append(_rates(self._optimizer))
+                self._note()
 
-
-def _rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    kept = [{key: group[key] for key in _SCHEDULED if key in group} for group in optimizer.param_groups]
-    return [{**each, "lr": float(each["lr"])} for each in kept]
+    def _note(self) -> None:
+        """Note the values of this round or epoch, and which are others than at first."""
+        now = optimizer_state.groups_of(self._optimizer)
+        self._values.append([{**each, "lr": float(each["lr"])} for each in now])
+        for values, first, changed in zip(self._values[-1], self._first, self._changed, strict=True):
+            changed.update(key for key in first if not optimizer_state.is_same(values[key], first[key]))
 
 
 def _make_scheduler(
     optimizer: torch.optim.Optimizer, spec: SchedulerSpec, total: int, task: Task | None
 ) -> lr_scheduler.LRScheduler | None:
     if not spec.name:
-        return task.scheduler(optimizer, total) if task else None
+        own = task.scheduler(optimizer, total) if task else None
+        if isinstance(own, lr_scheduler.ReduceLROnPlateau):
+            raise LocalError(
+                "the task's scheduler: ReduceLROnPlateau follows a score; here they follow rounds or epochs"
+            )
+        return own
     known = {
         name.lower(): found
         for name, found in inspect.getmembers(lr_scheduler, inspect.isclass)

@@ -46,6 +46,11 @@ class MixedLoop(BatchLoop):
         self._optimizer = make(self._personal)
         self._personal.train()
 
+    def end(self, optimizer: torch.optim.Optimizer) -> None:
+        """See BatchLoop."""
+        super().end(optimizer)
+        super().end(self._optimizer)
+
     def learn(self, optimizer: torch.optim.Optimizer, parts: Iterator[Part]) -> tuple[float, float]:
         """See BatchLoop."""
         whole = list(parts)

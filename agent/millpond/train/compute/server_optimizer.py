@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from millpond.base.errors import LocalError
 from millpond.train.compute.optimizers import Schedule, make_optimizer, trainable
 from millpond.train.job.spec import OptimizerSpec
-from millpond.train.state import layout
+from millpond.train.state import optimizer_state
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.layout import Tensor as Entry
@@ -75,6 +74,7 @@ class ServerOptimizer:
         self.parameters = parameters
         self._optimizer = optimizer
         self._schedule, self._clip_norm = schedule, clip_norm
+        self._first = optimizer_state.groups_of(optimizer)
 
     def apply(self, factor: float, epoch: int = 1) -> None:
         """Make one step of round or epoch ``epoch`` with the mean in ``parameters.sums``, at ``factor`` times
@@ -91,29 +91,20 @@ class ServerOptimizer:
         for group in groups:
             group["lr"] = group["lr"] * factor
         self._optimizer.step()
+        for parameter in (parameter for group in groups for parameter in group["params"]):
+            parameter.grad = None  # a view of the mean
+        self._optimizer.zero_grad()  # for what an optimizer of the user's clears there
         for group, rate in zip(groups, own, strict=True):
             group["lr"] = rate
         self.parameters.complete()
 
     def momentum(self) -> tuple[tuple[Entry, ...], Vector]:
-        """Return the optimizer's tensors, named ``parameter.name``, and their values as float32 [size]."""
-        entries, values = [], []
-        for number, state in sorted(self._optimizer.state_dict()["state"].items()):
-            for name, value in sorted(state.items()):
-                if isinstance(value, Tensor):
-                    entries.append(Entry(f"{number}.{name}", tuple(value.shape), "float32"))
-                    values.append(value.detach().reshape(-1).to(torch.float32).numpy())
-        return tuple(entries), np.concatenate(values) if values else np.empty(0, np.float32)
+        """Return what the optimizer keeps: its tensors, named ``parameter.name``, its figures, and the values
+        of both as float32 [size]. Raises LocalError for what a checkpoint does not hold.
+        """
+        return optimizer_state.read(self._optimizer, self._first)
 
     def restore(self, entries: tuple[Entry, ...], values: Vector) -> None:
-        """Take an optimizer's tensors back. Raises LocalError for those of another optimizer."""
+        """Take back what an optimizer has kept. Raises LocalError for that of another one."""
         self.parameters.loaded()
-        whole = self._optimizer.state_dict()
-        state: dict[int, dict[str, Tensor]] = {}
-        for entry, span in layout.spans(entries):
-            number, _, name = entry.name.partition(".")
-            if not number.isdigit():
-                raise LocalError(f"the checkpoint's '{entry.name}' is not of an optimizer")
-            state.setdefault(int(number), {})[name] = torch.from_numpy(values[span].copy()).view(entry.shape)
-        whole["state"] = state
-        self._optimizer.load_state_dict(whole)
+        optimizer_state.write(self._optimizer, entries, values)

@@ -23,7 +23,7 @@ from millpond.train.compute import accelerator
 from millpond.train.compute.accelerator import device_of, moved
 from millpond.train.compute.evaluation import autocast, evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.optimizers import Schedule, make_optimizer
+from millpond.train.compute.optimizers import Schedule, has_modes, make_optimizer
 from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.data.errors import DataError
@@ -226,6 +226,11 @@ class ParameterServerRole:
             optimizer = optimizer_of(self._strategy, model)
         else:
             optimizer = make_optimizer(model, work.optimizer, self._task)
+            if has_modes(optimizer):
+                raise LocalError(
+                    "the task's optimizer: outside of training, after eval(), the model is another one; in"
+                    " [synchronous] steps that one would be lost: use [federated]"
+                )
         self._optimizer = ServerOptimizer(
             self._parameters,
             optimizer,
