@@ -23,7 +23,7 @@ DEVICES = tuple(f"csd{number}" for number in range(10))
 TITLE = "the host's processor time, with the aggregator on a device over that without"
 ABOUT = "the host's processor seconds of a round that devices add, over those of one that it adds itself"
 EMULATION = "10 devices are process trees of one machine, their LAN is a bridge in it; 2,029,642 values"
-_ROUNDS = 60
+_ROUNDS, _QUICK_ROUNDS = 60, 12
 _FIRST = 5
 """Rounds before those that count: nodes are started, links measured, buffers grow."""
 _MODEL = """\
@@ -71,7 +71,7 @@ def measure(run: Run) -> Findings:
     with running(DEVICES, searched=False, lan=True) as fleet:
         for repeat in range(run.repeats):
             for name in seconds:
-                cpu, wall = _round(fleet, name)
+                cpu, wall = _round(fleet, name, _QUICK_ROUNDS if run.quick else _ROUNDS)
                 seconds[name].append(cpu)
                 walls[name].append(wall)
                 run.say(f"{repeat + 1}: {name}: {cpu:.4f} s of the host's processors, a round {wall:.3f} s")
@@ -86,22 +86,22 @@ def measure(run: Run) -> Findings:
     return Findings(tuple(rows))
 
 
-def _round(fleet: Emulation, name: str) -> tuple[float, float]:
-    """Return the seconds of the host's processors, and those that pass, of one round of a job."""
+def _round(fleet: Emulation, name: str, rounds: int) -> tuple[float, float]:
+    """Return the seconds of the host's processors, and those that pass, of one of a job's ``rounds``."""
     folder = fleet.base / "offload"
     folder.mkdir(exist_ok=True)
     (folder / "idle.py").write_text(_MODEL)
     aggregate, topology = ("host", "auto") if name == "host" else (DEVICES[0], name)
-    (folder / "job.toml").write_text(_JOB.format(aggregate=aggregate, topology=topology, rounds=_ROUNDS))
+    (folder / "job.toml").write_text(_JOB.format(aggregate=aggregate, topology=topology, rounds=rounds))
     job = fleet.submit(folder / "job.toml")
     first = _reach(fleet, job, _FIRST)
-    last = _reach(fleet, job, _ROUNDS - 1)
+    last = _reach(fleet, job, rounds - 1)
     fleet.wait_for_end(job)
     log = (fleet.directory / "jobs" / str(job) / "job.log").read_text()
     if (name == "host") is bool(re.search("devices add the updates", log)) or "cannot add" in log:
         raise RuntimeError(f"not what is to be measured:\n{log}")
-    rounds = last[0] - first[0]
-    return (last[1] - first[1]) / rounds, (last[2] - first[2]) / rounds
+    counted = last[0] - first[0]
+    return (last[1] - first[1]) / counted, (last[2] - first[2]) / counted
 
 
 def _reach(fleet: Emulation, job: int, wanted: int) -> tuple[int, float, float]:
