@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ..system.support import why_not
-
 TESTS = Path(__file__).parents[1]
 KEYS = {"figure", "what", "value", "low", "high", "unit", "peer", "repeats", "emulation"}
 SECONDS = 330.0  # the limit of an experiment's shortest form, and its cleanup
@@ -54,8 +52,9 @@ HERE = {
 _RUN = [(benchmark, name) for benchmark, names in HERE.items() for name in names]
 _GROUPS = 6  # they do not wait for each other
 
-if complaint := why_not() or (shutil.which("cc") is None and "there is no C compiler"):
-    pytestmark = pytest.mark.skip(reason=complaint)
+_DEVICES = ("/dev/fuse", "/dev/net/tun")
+_CAN = shutil.which("cc") and all(os.access(path, os.R_OK | os.W_OK) for path in _DEVICES)
+pytestmark = pytest.mark.skipif(not _CAN, reason=f"needs a C compiler and {' and '.join(_DEVICES)}")
 
 
 def bench(benchmark: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
