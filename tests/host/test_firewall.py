@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
+from millpond.host.fleet import forwarding
 from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig, HostConfig
 from millpond.host.fleet.firewall import HostFirewall
 from millpond.host.fleet.forwarding import Forwarding
@@ -158,9 +159,15 @@ def gets(udp: socket.socket) -> bool:
         return False
 
 
+@pytest.fixture(autouse=True)
+def interfaces_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of these tests are there before the guard is."""
+    monkeypatch.setattr(forwarding, "VANISH_SECONDS", 0.0)
+
+
 def test_a_device_reaches_no_service_of_the_host(tmp_path: Path) -> None:
     def body(wires: Wires) -> None:
-        forwarding = Forwarding(fleet(tmp_path))
+        guard = Forwarding(fleet(tmp_path))
         with services() as udp:
             assert not wires.reaches(HOST, LOW) and not wires.reaches(HOST, HIGH)
             assert not wires.reaches(SECOND, LOW)  # the host's address in the tunnel of another
@@ -170,7 +177,7 @@ def test_a_device_reaches_no_service_of_the_host(tmp_path: Path) -> None:
             wires.ask("udp", UNGUARDED, str(LOW))
             assert gets(udp)
             assert wires.reaches(HOST, 0, "ping")
-            forwarding.close()
+            guard.close()
             assert wires.reaches(HOST, LOW)
 
     in_namespace(body)
@@ -188,14 +195,14 @@ def test_the_host_reaches_its_device(tmp_path: Path) -> None:
 
 def test_a_launch_opens_the_ports_of_its_worker_on_the_host_alone(tmp_path: Path) -> None:
     def body(wires: Wires) -> None:
-        forwarding = Forwarding(fleet(tmp_path))
+        guard = Forwarding(fleet(tmp_path))
         with services():
-            with forwarding.between(["csd0"], host=True):
+            with guard.between(["csd0"], host=True):
                 assert wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
             assert not wires.reaches(HOST, HIGH)
-            with forwarding.between(["csd0"]):
+            with guard.between(["csd0"]):
                 assert not wires.reaches(HOST, HIGH)
-            with forwarding.between(["csd1"], host=True):
+            with guard.between(["csd1"], host=True):
                 assert not wires.reaches(HOST, HIGH)
 
     in_namespace(body)
@@ -215,18 +222,18 @@ def test_the_next_daemon_replaces_what_a_killed_one_left(tmp_path: Path) -> None
 
 def test_the_guard_outlives_a_reload_of_the_machines_rules(tmp_path: Path) -> None:
     def body(wires: Wires) -> None:
-        forwarding = Forwarding(fleet(tmp_path))
-        with services(), forwarding.between(["csd0"], host=True):
+        guard = Forwarding(fleet(tmp_path))
+        with services(), guard.between(["csd0"], host=True):
             for _ in range(2):
                 flush_ruleset()
                 assert wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
         flush_ruleset()
         with services():
             assert not wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
-            with forwarding.between(["csd0"], host=True):
+            with guard.between(["csd0"], host=True):
                 assert wires.reaches(HOST, HIGH)
             assert not wires.reaches(HOST, HIGH)
-            forwarding.close()
+            guard.close()
             assert wires.reaches(HOST, LOW)
 
     in_namespace(body)
@@ -290,9 +297,9 @@ def test_a_kernel_without_nftables_is_refused_unless_configured(
 
     def body(wires: Wires) -> None:
         with services():
-            forwarding = Forwarding(fleet(tmp_path, "off"))
-            with forwarding.between(["csd0"], host=True):
+            guard = Forwarding(fleet(tmp_path, "off"))
+            with guard.between(["csd0"], host=True):
                 assert wires.reaches(HOST, LOW)
-            forwarding.close()
+            guard.close()
 
     in_namespace(body)

@@ -9,9 +9,11 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millpond.linux.child import in_child, leave_out_local_address
 from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
 from millpond.linux.netlink import rtnetlink
 from millpond.linux.network import loopback_up
@@ -74,8 +76,9 @@ def test_rules_are_added_and_deleted_by_interface_and_priority() -> None:
     def body() -> None:
         before = ip("rule")
         for interface in ("mp-a", "mp-b"):
-            rtnetlink.allow_tcp(interface, 17700, range(7701, 65535), TABLE)
-            rtnetlink.prohibit(interface, 17701)
+            for is_new in (True, False):
+                assert rtnetlink.allow_tcp(interface, 17700, range(7701, 65535), TABLE) is is_new
+                assert rtnetlink.prohibit(interface, 17701) is is_new
         rules = ip("rule")
         assert f"17700:\tfrom all iif mp-a [detached] ipproto tcp dport 7701-65534 lookup {TABLE}" in rules
         assert "17701:\tfrom all iif mp-a [detached] prohibit" in rules
@@ -93,12 +96,64 @@ def test_rules_are_added_and_deleted_by_interface_and_priority() -> None:
 
 def test_routes_of_a_table_are_added_and_deleted() -> None:
     def body() -> None:
-        rtnetlink.add_route(NETWORK, "lo", TABLE)
+        assert rtnetlink.add_route(NETWORK, "lo", TABLE)
         assert f"{NETWORK} dev lo" in ip("route", "show", "table", str(TABLE))
-        with pytest.raises(FileExistsError):
-            rtnetlink.add_route(NETWORK, "lo", TABLE)
+        assert not rtnetlink.add_route(NETWORK, "lo", TABLE)
         for _ in range(2):
             rtnetlink.delete_route(NETWORK, TABLE)
         assert not ip("route", "show", "table", str(TABLE))
+
+    in_namespace(body)
+
+
+def pair(name: str) -> None:
+    """Make an interface whose carrier is up."""
+    ip("link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
+    ip("link", "set", f"{name}-peer", "up")
+
+
+def test_an_address_is_added_where_it_is_missing() -> None:
+    def body() -> None:
+        pair("mp-a")
+        address = ipaddress.IPv4Interface("10.77.0.1/30")
+        for is_new in (True, False):
+            assert rtnetlink.add_address("mp-a", address) is is_new
+            rtnetlink.set_up("mp-a")
+        assert "inet 10.77.0.1/30" in ip("addr", "show", "mp-a") and "UP" in ip("link", "show", "mp-a")
+        assert f"{NETWORK} dev mp-a" in ip("route")
+
+    in_namespace(body)
+
+
+def test_the_way_to_an_address_is_that_of_the_kernel() -> None:
+    def body() -> None:
+        address = ipaddress.IPv4Address("10.77.0.2")
+        assert rtnetlink.outgoing(address) == ""
+        for name in ("mp-a", "vpn"):
+            pair(name)
+            ip("link", "set", name, "up")
+        ip("route", "add", "10.0.0.0/8", "dev", "vpn")
+        assert rtnetlink.outgoing(address) == "vpn"
+        ip("route", "add", str(NETWORK), "dev", "mp-a")
+        assert rtnetlink.outgoing(address) == "mp-a"
+        ip("rule", "add", "pref", "5", "to", str(NETWORK), "prohibit")
+        assert rtnetlink.outgoing(address) == ""
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize("mtu", [1500, 1000])
+def test_an_interface_without_ipv6_needs_no_local_address_left_out(mtu: int) -> None:
+    def body() -> None:
+        pair("mp-a")
+        ip("link", "set", "mp-a", "mtu", str(mtu))  # one below 1280 has no IPv6
+
+        def work(netlink: Any) -> None:
+            (index,) = netlink.link_lookup(ifname="mp-a")
+            leave_out_local_address(netlink, index)
+
+        assert in_child(work) == ""
+        ip("link", "set", "mp-a", "up")
+        assert "inet6" not in ip("addr", "show", "mp-a")
 
     in_namespace(body)

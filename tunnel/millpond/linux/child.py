@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -17,10 +18,8 @@ from millpond.linux.syscalls import die_with_parent
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-NO_LOCAL_ADDRESS = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", 1]]}]]}
-"""IFLA_AF_SPEC of an interface without an IPv6 link-local address: with one the kernel sends router
-solicitations over the link for ever.
-"""
+_NO_LOCAL_ADDRESS = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", 1]]}]]}
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
 CHILD_SECONDS, KILL_SECONDS = 30.0, 3.0
 _LOOK_SECONDS = 0.002
 _DONE, _FAILED = b"D", b"F"
@@ -84,6 +83,19 @@ def in_child(work: Callable[[IPRoute], None]) -> str:
     if answer == _DONE.decode():
         return ""
     return answer.removeprefix(_FAILED.decode()) or "the process that should do it ended"
+
+
+def leave_out_local_address(netlink: IPRoute, index: int) -> None:
+    """Give an interface no IPv6 link-local address: with one the kernel sends router solicitations over the
+    link for ever. A kernel or an interface without IPv6 (ipv6.disable=1, an MTU below 1280) needs nothing.
+    """
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        netlink.link("set", index=index, IFLA_AF_SPEC=_NO_LOCAL_ADDRESS)
+    except NetlinkError as error:
+        if error.code not in _NO_IPV6:
+            raise
 
 
 def end(pid: int) -> None:

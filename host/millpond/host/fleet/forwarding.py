@@ -5,6 +5,10 @@ Two guards, each of which is enough: a tunnel's interface forwards nothing, and 
 that come in by it and are not for the host itself. A launch opens both for exactly its devices, and for
 nothing but TCP to ports above those of agents and SSH servers. The rules are there before the interfaces, and
 last longer. A device may be in a launch and in jobs at the same time: each has rules of its own.
+
+Other programs change what they did not make: systemd-networkd deletes foreign rules when it starts, and
+ip_forward, switched on, sets the flag of each interface. ``mend`` puts back what is missing. The rules of
+an interface that another program has, such as the daemon of a second fleet with a device of this name, stay.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import ParamSpec
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from millpond.base.errors import LocalError
 from millpond.host.fleet.directory import Fleet
@@ -26,13 +33,39 @@ from millpond.wire.control_messages import CONTROL_PORT
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
+T = TypeVar("T")
 
 PORTS = range(CONTROL_PORT + 1, 65535)
 """Ports that devices of one launch reach on each other: not agents' or SSH's. The kernel takes no 65535."""
+VANISH_SECONDS = 1.0
 _ALLOW, _PROHIBIT = 17700, 17701
 _FIRST_TABLE = 7_700_000
 _MOST = 64
 """Launches and jobs at a time; each has a table and a priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The way between one device and the others of a launch or job: a route to the device's ``network``, in a
+    table that they share, and a rule that sends the device's TCP by this table.
+    """
+
+    interface: str
+    network: ipaddress.IPv4Network
+    table: int
+    priority: int
+
+    def add_route(self) -> bool:
+        return rtnetlink.add_route(self.network, self.interface, self.table)
+
+    def delete_route(self) -> None:
+        rtnetlink.delete_route(self.network, self.table)
+
+    def add_rule(self) -> bool:
+        return rtnetlink.allow_tcp(self.interface, self.priority, PORTS, self.table)
+
+    def delete_rule(self) -> None:
+        rtnetlink.delete_rules(self.interface, self.priority)
 
 
 class Forwarding:
@@ -46,10 +79,13 @@ class Forwarding:
         self._lock = threading.Lock()
         self._places: set[int] = set()
         self._uses: Counter[str] = Counter()
+        self._open_ways: list[_Way] = []
         self._problem = ""
+        foreign = _still_there(self._interfaces)
         try:
             for interface in self._interfaces:
-                _delete_rules(interface)  # a killed daemon leaves them
+                if interface not in foreign:
+                    _delete_rules(interface)  # a killed daemon leaves them
                 rtnetlink.prohibit(interface, _PROHIBIT)
         except OSError as error:
             self._problem = f"this kernel takes no routing rules: {error.strerror}"
@@ -57,9 +93,26 @@ class Forwarding:
 
     def close(self) -> None:
         """Remove the rules, once the tunnels are gone."""
+        foreign = _still_there(self._interfaces)
         for interface in self._interfaces:
-            _try(_delete_rules, interface)
+            if interface not in foreign:
+                _try(_delete_rules, interface)
         self._firewall.close()
+
+    def mend(self) -> None:
+        """Put back the rules, routes and flags that another program has taken away, and tell it."""
+        if self._problem:
+            return
+        with self._lock:
+            restored = {name for name in self._interfaces if _try(rtnetlink.prohibit, name, _PROHIBIT)}
+            restored |= {way.interface for way in self._open_ways if _try(way.add_rule)}
+            for way in self._open_ways:
+                _try(way.add_route)  # it went with the interface, if the tunnel was made anew
+            for interface in self._interfaces:
+                _try(rtnetlink.set_forwarding, interface, on=self._uses[interface] > 0)
+        if restored:
+            names = ", ".join(sorted(restored))
+            log.warning("another program had deleted routing rules of %s: they are back", names)
 
     @contextlib.contextmanager
     def between(self, devices: Sequence[str], *, host: bool = False) -> Iterator[None]:
@@ -84,23 +137,29 @@ class Forwarding:
     def _open(self, devices: Sequence[str], undo: contextlib.ExitStack) -> None:
         place = self._take_place()
         undo.callback(self._places.discard, place)
-        table, priority = _FIRST_TABLE + place, _ALLOW - place
-        for name in devices:
-            network = ipaddress.IPv4Interface(self._fleet.addresses(name).host).network
-            undo.callback(_try, rtnetlink.delete_route, network, table)
-            rtnetlink.add_route(network, self._fleet.interface(name), table)
-        for name in devices:
-            interface = self._fleet.interface(name)
-            undo.callback(_try, rtnetlink.delete_rules, interface, priority)
-            rtnetlink.allow_tcp(interface, priority, PORTS, table)
-            undo.callback(_try, self._use, interface, -1)
-            self._use(interface, 1)
+        ways = [self._way(name, place) for name in devices]
+        for way in ways:
+            undo.callback(_try, way.delete_route)
+            way.add_route()
+        for way in ways:
+            undo.callback(_try, way.delete_rule)
+            way.add_rule()
+            undo.callback(_try, self._use, way, -1)
+            self._use(way, 1)
 
-    def _use(self, interface: str, change: int) -> None:
+    def _way(self, name: str, place: int) -> _Way:
+        network = ipaddress.IPv4Interface(self._fleet.addresses(name).host).network
+        return _Way(self._fleet.interface(name), network, _FIRST_TABLE + place, _ALLOW - place)
+
+    def _use(self, way: _Way, change: int) -> None:
         """Note one use more or less of an interface, which forwards as long as it has any. Raises OSError."""
         with self._lock:
-            self._uses[interface] += change
-            rtnetlink.set_forwarding(interface, on=self._uses[interface] > 0)
+            if change > 0:
+                self._open_ways.append(way)
+            else:
+                self._open_ways.remove(way)
+            self._uses[way.interface] += change
+            rtnetlink.set_forwarding(way.interface, on=self._uses[way.interface] > 0)
 
     def _take_place(self) -> int:
         with self._lock:
@@ -116,7 +175,21 @@ def _delete_rules(interface: str) -> None:
         rtnetlink.delete_rules(interface, priority)
 
 
-def _try(step: Callable[P, None], *arguments: P.args, **options: P.kwargs) -> None:
-    """Run an undo step; ignore OSError, as rules vanish with their interface."""
-    with contextlib.suppress(OSError):
-        step(*arguments, **options)
+def _still_there(interfaces: Sequence[str]) -> set[str]:
+    """Return those of the interfaces that exist. The tunnels of a daemon that was killed, and those that are
+    being closed, end in some ms: an interface that stays belongs to another program.
+    """
+    end = time.monotonic() + VANISH_SECONDS
+    while found := set(interfaces) & {name for _, name in socket.if_nameindex()}:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.01)
+    return found
+
+
+def _try(step: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
+    """Take a step to undo or to mend; ignore OSError, as rules vanish with their interface."""
+    try:
+        return step(*arguments, **options)
+    except OSError:
+        return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millpond.base.errors import LocalError
-from millpond.linux.child import NO_LOCAL_ADDRESS, in_child
+from millpond.linux.child import in_child, leave_out_local_address
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -65,7 +65,7 @@ def make_bridge() -> None:
     def work(netlink: IPRoute) -> None:
         netlink.link("add", ifname=BRIDGE, kind="bridge")
         (index,) = netlink.link_lookup(ifname=BRIDGE)
-        netlink.link("set", index=index, IFLA_AF_SPEC=NO_LOCAL_ADDRESS)
+        leave_out_local_address(netlink, index)
         netlink.link("set", index=index, state="up")
 
     _run(work, "the devices' LAN cannot be made")
@@ -83,7 +83,7 @@ def attach(name: str, pid: int, shape: LinkShape) -> None:
         netlink.link("add", ifname=port, kind="veth", mtu=shape.mtu, peer=peer)
         (index,) = netlink.link_lookup(ifname=port)
         (bridge,) = netlink.link_lookup(ifname=BRIDGE)
-        netlink.link("set", index=index, IFLA_AF_SPEC=NO_LOCAL_ADDRESS)
+        leave_out_local_address(netlink, index)
         netlink.link("set", index=index, master=bridge, state="up")
         _shape(netlink, index, shape)
 
@@ -102,7 +102,8 @@ def configure(link: BoardLink) -> None:
     def work(netlink: IPRoute) -> None:
         (index,) = netlink.link_lookup(ifname=INTERFACE)
         netlink.addr("add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen)
-        netlink.link("set", index=index, mtu=link.shape.mtu, IFLA_AF_SPEC=NO_LOCAL_ADDRESS)
+        leave_out_local_address(netlink, index)
+        netlink.link("set", index=index, mtu=link.shape.mtu)
         netlink.link("set", index=index, state="up")
         _shape(netlink, index, link.shape)
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Iterator
 
 HEADER = struct.Struct("=IHHII")
 """Size with the header, type, flags, sequence number, port."""
 REQUEST, ACKNOWLEDGE, EXCLUSIVE, CREATE, APPEND = 0x1, 0x4, 0x200, 0x400, 0x800
 _ATTRIBUTE, _ERROR = struct.Struct("=HH"), struct.Struct("=i")
 _NESTED = 0x8000
-_NLMSG_ERROR = 2
+ERROR = 2
+"""The type of an answer that is an error or an acknowledgement."""
 
 
 def message(kind: int, flags: int, body: bytes) -> bytes:
@@ -36,12 +38,21 @@ def text(kind: int, content: str) -> bytes:
     return attribute(kind, content.encode() + b"\0")
 
 
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield type and content of each of the attributes that ``data`` consists of."""
+    at = 0
+    while at + _ATTRIBUTE.size <= len(data):
+        size, kind = _ATTRIBUTE.unpack_from(data, at)
+        yield kind & ~_NESTED, data[at + _ATTRIBUTE.size : at + size]
+        at += max((size + 3) // 4 * 4, _ATTRIBUTE.size)
+
+
 def acknowledged(answer: bytes) -> int:
     """Return how many messages an answer acknowledges. Raises OSError for an error, or another answer."""
     count = at = 0
     while at + HEADER.size <= len(answer):
         size, kind = HEADER.unpack_from(answer, at)[:2]
-        if kind != _NLMSG_ERROR:
+        if kind != ERROR:
             raise OSError(errno.EPROTO, "the kernel gave no answer to a netlink request")
         if code := -_ERROR.unpack_from(answer, at + HEADER.size)[0]:
             raise OSError(code, os.strerror(code))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: control the kernel's IPv4 forwarding: per interface, and by routing rules and tables.
+"""Edge: control the kernel's IPv4: forwarding by interface, routing rules and tables, addresses.
 
 It speaks rtnetlink(7) itself: the files below /proc/sys are read-only for a service, and a library takes
 25 MiB of a daemon for a few messages.
@@ -11,20 +11,28 @@ import errno
 import ipaddress
 import socket
 import struct
+import sys
 
 from millpond.linux.netlink.messages import (
     ACKNOWLEDGE,
     CREATE,
+    ERROR,
     EXCLUSIVE,
+    HEADER,
     acknowledged,
     attribute,
+    attributes,
     message,
     nested,
     text,
 )
 
 _LINK, _RULE, _ROUTE = struct.Struct("=BxHiII"), struct.Struct("=8BI"), struct.Struct("=8BI")
-_RTM_SETLINK, _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_NEWRULE, _RTM_DELRULE = 19, 24, 25, 32, 33
+_ADDRESS = struct.Struct("=4BI")
+_RTM_SETLINK, _RTM_NEWADDR, _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_GETROUTE = 19, 20, 24, 25, 26
+_RTM_NEWRULE, _RTM_DELRULE = 32, 33
+_IFF_UP = 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFLA_AF_SPEC, _IFLA_INET_CONF, _DEVCONF_FORWARDING = 26, 1, 1
 _FRA_IIFNAME, _FRA_PRIORITY, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = 3, 6, 15, 22, 24
 _TO_TABLE, _PROHIBIT = 1, 8
@@ -41,18 +49,53 @@ def set_forwarding(interface: str, *, on: bool) -> None:
     _request(_RTM_SETLINK, 0, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + setting)
 
 
-def prohibit(interface: str, priority: int) -> None:
-    """Add a rule that refuses packets which come in by an interface and are not for this machine, unless an
-    earlier rule allows them. The interface need not exist yet. Raises OSError.
+def set_up(interface: str) -> None:
+    """Bring an interface up; one that is up stays so. Raises OSError."""
+    index = socket.if_nametoindex(interface)
+    _request(_RTM_SETLINK, 0, _LINK.pack(socket.AF_UNSPEC, 0, index, _IFF_UP, _IFF_UP))
+
+
+def add_address(interface: str, address: ipaddress.IPv4Interface) -> bool:
+    """Give an interface an address. Returns whether the interface did not have it yet. Raises OSError."""
+    index, length = socket.if_nametoindex(interface), address.network.prefixlen
+    body = _ADDRESS.pack(socket.AF_INET, length, 0, 0, index)
+    for kind in (_IFA_LOCAL, _IFA_ADDRESS):
+        body += attribute(kind, address.ip.packed)
+    return _added(_RTM_NEWADDR, body)
+
+
+def outgoing(address: ipaddress.IPv4Address) -> str:
+    """Return the interface by which packets to an address leave this machine; "" if there is none. Raises
+    OSError.
     """
-    _add_rule(_PROHIBIT, 0, _matching(interface, priority))
+    body = _ROUTE.pack(socket.AF_INET, 32, *bytes(6), 0) + attribute(_RTA_DST, address.packed)
+    try:
+        answer = _ask(_RTM_GETROUTE, body)
+    except OSError as error:
+        if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES):  # the last by a rule
+            return ""
+        raise
+    for kind, data in attributes(answer[HEADER.size + _ROUTE.size :]):
+        if kind == _RTA_OIF:
+            return socket.if_indextoname(int.from_bytes(data, sys.byteorder))
+    return ""
 
 
-def allow_tcp(interface: str, priority: int, ports: range, table: int) -> None:
-    """Add a rule that routes TCP from an interface to these ports as ``table`` says. Raises OSError."""
+def prohibit(interface: str, priority: int) -> bool:
+    """Add a rule that refuses packets which come in by an interface and are not for this machine, unless an
+    earlier rule allows them. The interface need not exist yet. Returns whether there was no such rule. Raises
+    OSError.
+    """
+    return _add_rule(_PROHIBIT, 0, _matching(interface, priority))
+
+
+def allow_tcp(interface: str, priority: int, ports: range, table: int) -> bool:
+    """Add a rule that routes TCP from an interface to these ports as ``table`` says. Returns whether there
+    was no such rule. Raises OSError.
+    """
     match = _matching(interface, priority) + attribute(_FRA_IP_PROTO, bytes([socket.IPPROTO_TCP]))
     match += attribute(_FRA_DPORT_RANGE, struct.pack("=HH", ports.start, ports.stop - 1))
-    _add_rule(_TO_TABLE, table, match)
+    return _add_rule(_TO_TABLE, table, match)
 
 
 def delete_rules(interface: str, priority: int) -> None:
@@ -61,10 +104,12 @@ def delete_rules(interface: str, priority: int) -> None:
         pass
 
 
-def add_route(network: ipaddress.IPv4Network, interface: str, table: int) -> None:
-    """Add a route to ``table``; it goes away with the interface. Raises OSError."""
+def add_route(network: ipaddress.IPv4Network, interface: str, table: int) -> bool:
+    """Add a route to ``table``; it goes away with the interface. Returns whether there was none. Raises
+    OSError.
+    """
     way = attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(interface)))
-    _request(_RTM_NEWROUTE, CREATE | EXCLUSIVE, _route(network, table) + way)
+    return _added(_RTM_NEWROUTE, _route(network, table) + way)
 
 
 def delete_route(network: ipaddress.IPv4Network, table: int) -> None:
@@ -78,9 +123,8 @@ def _route(network: ipaddress.IPv4Network, table: int) -> bytes:
     return head + _number(_RTA_TABLE, table)
 
 
-def _add_rule(action: int, table: int, match: bytes) -> None:
-    body = _rule(action) + match + (_number(_FRA_TABLE, table) if table else b"")
-    _request(_RTM_NEWRULE, CREATE | EXCLUSIVE, body)
+def _add_rule(action: int, table: int, match: bytes) -> bool:
+    return _added(_RTM_NEWRULE, _rule(action) + match + (_number(_FRA_TABLE, table) if table else b""))
 
 
 def _rule(action: int) -> bytes:
@@ -93,6 +137,15 @@ def _matching(interface: str, priority: int) -> bytes:
 
 def _number(kind: int, value: int) -> bytes:
     return attribute(kind, struct.pack("=I", value))
+
+
+def _added(kind: int, body: bytes) -> bool:
+    """Send an addition; returns whether it was not there yet."""
+    try:
+        _request(kind, CREATE | EXCLUSIVE, body)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _done(kind: int, body: bytes, nothing_left: int) -> bool:
@@ -108,7 +161,19 @@ def _done(kind: int, body: bytes, nothing_left: int) -> bool:
 
 def _request(kind: int, flags: int, body: bytes) -> None:
     """Send one message and wait for its acknowledgement. Raises OSError."""
+    if not acknowledged(_exchange(kind, ACKNOWLEDGE | flags, body)):
+        raise OSError(errno.EPROTO, "the kernel gave no answer to a routing request")
+
+
+def _ask(kind: int, body: bytes) -> bytes:
+    """Send a question and return the answer. Raises OSError."""
+    answer = _exchange(kind, 0, body)
+    if len(answer) < HEADER.size or HEADER.unpack_from(answer)[1] == ERROR:
+        acknowledged(answer)
+    return answer
+
+
+def _exchange(kind: int, flags: int, body: bytes) -> bytes:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
-        sock.sendto(message(kind, ACKNOWLEDGE | flags, body), (0, 0))
-        if not acknowledged(sock.recv(65536)):
-            raise OSError(errno.EPROTO, "the kernel gave no answer to a routing request")
+        sock.sendto(message(kind, flags, body), (0, 0))
+        return sock.recv(65536)

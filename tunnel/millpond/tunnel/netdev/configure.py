@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from millpond.base.errors import LocalError
-from millpond.linux.child import NO_LOCAL_ADDRESS, in_child
+from millpond.linux.child import in_child, leave_out_local_address
 from millpond.linux.netlink import rtnetlink
 from millpond.tunnel.addresses import Address, Network
 from millpond.tunnel.errors import InterfaceGone
@@ -23,7 +23,8 @@ def configure(interface: str, address: Address, mtu: int, peers: Network | None,
         (index,) = netlink.link_lookup(ifname=interface)
         if peers is not None:  # a new interface has the machine's default
             rtnetlink.set_forwarding(interface, on=False)
-        netlink.link("set", index=index, mtu=mtu, IFLA_AF_SPEC=NO_LOCAL_ADDRESS)
+        leave_out_local_address(netlink, index)
+        netlink.link("set", index=index, mtu=mtu)
         netlink.addr("add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen)
         netlink.link("set", index=index, state="up")
         if peers is not None and routed:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules that keep devices from each other, when other programs and other daemons change them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from millpond.host.fleet import forwarding
+from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig, HostConfig
+from millpond.host.fleet.forwarding import Forwarding
+from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
+from millpond.linux.network import loopback_up
+
+NAMES = ("csd0", "csd1")
+
+
+def ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def in_namespace(body: Callable[[], None]) -> None:
+    """Run it in a network of its own, in which no interface goes away by itself."""
+
+    def inside() -> int:
+        loopback_up()
+        forwarding.VANISH_SECONDS = 0.0
+        body()
+        return 0
+
+    assert exit_code(os.waitpid(spawn(Sandbox(own_network=True), inside), 0)[1]) == 0
+
+
+def fleet(folder: Path, devices: Sequence[str] = NAMES) -> Fleet:
+    folder.mkdir(exist_ok=True)
+    config = FleetConfig("testing", device=tuple(map(DeviceConfig, devices)), host=HostConfig(firewall="off"))
+    return Fleet(folder, config)
+
+
+def tunnels(*names: str) -> None:
+    """Make interfaces with the names of tunnels."""
+    for name in names:
+        ip("link", "add", f"mp-{name}", "type", "veth", "peer", "name", f"peer-{name}")
+        for end in ("mp", "peer"):
+            ip("link", "set", f"{end}-{name}", "up")
+
+
+def rules() -> list[str]:
+    """The rules of tunnels, without their priorities."""
+    return sorted(re.findall(r"iif (mp-.*?)\s*$", ip("rule"), re.MULTILINE))
+
+
+def flags() -> list[str]:
+    return [Path(f"/proc/sys/net/ipv4/conf/mp-{name}/forwarding").read_text().strip() for name in NAMES]
+
+
+def test_a_second_daemon_leaves_the_rules_of_interfaces_that_it_has_not_made(tmp_path: Path) -> None:
+    def body() -> None:
+        first = Forwarding(fleet(tmp_path / "first"))
+        tunnels("csd0")
+        with first.between(["csd0"]):
+            before = rules()
+            second = Forwarding(fleet(tmp_path / "second", ("csd0", "csd9")))
+            assert set(before) < set(rules())
+            second.close()
+            assert rules() == before
+        ip("link", "del", "mp-csd0")
+        first.close()
+        assert rules() == []
+
+    in_namespace(body)
+
+
+def test_rules_of_a_killed_daemon_are_replaced_once_its_tunnels_are_gone(tmp_path: Path) -> None:
+    def body() -> None:
+        tunnels(*NAMES)
+        left = Forwarding(fleet(tmp_path)).between(NAMES)
+        left.__enter__()
+        assert len(rules()) == 4
+        for name in NAMES:
+            ip("link", "del", f"mp-{name}")
+        Forwarding(fleet(tmp_path))
+        assert [line.split()[-1] for line in rules()] == ["prohibit", "prohibit"]
+
+    in_namespace(body)
+
+
+def test_what_another_program_takes_away_is_put_back_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body() -> None:
+        guard = Forwarding(fleet(tmp_path))
+        tunnels(*NAMES, "csd2")
+        with guard.between(NAMES):
+            before = rules(), flags(), ip("route", "show", "table", "all")
+            assert before[1] == ["1", "1"]
+            ip("rule", "flush")  # as systemd-networkd does, which puts those of the kernel back
+            for priority, table in (("32766", "main"), ("32767", "default")):
+                ip("rule", "add", "pref", priority, "lookup", table)
+            ip("route", "flush", "table", str(forwarding._FIRST_TABLE))
+            guard.mend()
+            assert (rules(), flags(), ip("route", "show", "table", "all")) == before
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # which sets the flag of each interface
+        assert flags() == ["1", "1"]
+        for _ in range(2):
+            guard.mend()
+        assert flags() == ["0", "0"]
+        told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert told[1:] == ["another program had deleted routing rules of mp-csd0, mp-csd1: they are back"]
+
+    in_namespace(body)
