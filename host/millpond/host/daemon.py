@@ -63,9 +63,9 @@ def meter(fleet: Fleet, sysfs: Path = Path("/sys")) -> EnergyMeter:
 
 
 @contextlib.contextmanager
-def running(fleet: Fleet, group: str = "") -> Iterator[DeviceRegistry]:
+def running(fleet: Fleet, group: str = "") -> Iterator[Callable[[], None]]:
     """Run all parts of the daemon inside the context; the socket answers when the context is entered, members
-    of the ``group``, too.
+    of the ``group``, too. Yields what puts back what other programs take away, to be called again and again.
     """
     with contextlib.ExitStack() as stack:
         refusal = f"another host daemon serves {fleet.directory}"
@@ -117,7 +117,12 @@ def running(fleet: Fleet, group: str = "") -> Iterator[DeviceRegistry]:
             fleet, devices, jobs, files, launches, lambda: traffic(fleet), forwarding.between, gid
         )
         stack.callback(server.close)
-        yield devices
+
+        def mend() -> None:
+            forwarding.mend()
+            server.mend()
+
+        yield mend
 
 
 def run(directory: Path, group: str = "") -> None:
@@ -131,7 +136,7 @@ def run(directory: Path, group: str = "") -> None:
     most = allow_most()
     if most < FEW_DESCRIPTORS:
         log.warning("only %d files may be open at once (ulimit -n): some devices and commands may wait", most)
-    with running(fleet, group):
+    with running(fleet, group) as mend:
         notify("READY=1")
         log.info("the host daemon serves fleet '%s' at %s", fleet.config.name, fleet.socket)
         expiry = ExpiryLog(fleet)
@@ -139,5 +144,6 @@ def run(directory: Path, group: str = "") -> None:
         while not stop.wait(min(watchdog_interval() or 5.0, 5.0)):
             notify("WATCHDOG=1")
             expiry.tell()
+            mend()
         notify("STOPPING=1")
     log.info("stopped")

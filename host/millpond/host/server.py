@@ -82,9 +82,27 @@ class DaemonServer:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
         self._files, self._launches, self._between = files, launches, between
         self._folders = HandedFolders(fleet.test_data, files)
-        mode = 0o600 if group is None else 0o660
-        server = sockets.listen(fleet.socket, mode=mode, group=group)
-        self._acceptor = Acceptor(server, self._serve, places=COMMANDS, name="commands")
+        self._group = group
+        self._acceptor = self._listen()
+
+    def _listen(self) -> Acceptor:
+        mode = 0o600 if self._group is None else 0o660
+        server = sockets.listen(self._fleet.socket, mode=mode, group=self._group)
+        self._file = self._fleet.socket.stat().st_ino
+        return Acceptor(server, self._serve, places=COMMANDS, name="commands")
+
+    def mend(self) -> None:
+        """Listen on a new socket if something has removed the file of the old one."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._fleet.socket.stat().st_ino == self._file:
+                return
+        try:
+            replaced, self._acceptor = self._acceptor, self._listen()
+        except OSError as error:
+            log.warning("%s was removed, and cannot be made anew: %s", self._fleet.socket, error.strerror)
+            return
+        replaced.close()
+        log.warning("%s was removed: there is a new one", self._fleet.socket)
 
     def close(self) -> None:
         """Answer no more, and remove the socket."""

@@ -8,6 +8,7 @@ the agent stops answering, every connection to it is closed: no caller waits for
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import socket
 import ssl
@@ -28,7 +29,8 @@ from millpond.host.fleet.lifecycle import DeviceEvent, DeviceState
 from millpond.host.fleet.power import DevicePower
 from millpond.host.store.store import Store
 from millpond.images.boards import EMULATED
-from millpond.tunnel.endpoint.handle import EndpointHandle, spawn_endpoint
+from millpond.linux.netlink import rtnetlink
+from millpond.tunnel.endpoint.handle import STARTING, EndpointHandle, spawn_endpoint
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 from millpond.wire import tls
 from millpond.wire.channel import Channel, enable_keepalive
@@ -89,6 +91,7 @@ class Device:
         self._stop = threading.Event()
         self._end: EndpointHandle | None = None
         self._heard = time.monotonic()
+        self._told = (DeviceState.ABSENT, "")
         self._power = DevicePower(config.watts, emulated=config.board == EMULATED)
         self._thread = threading.Thread(target=self._run, name=f"device {self.name}", daemon=True)
 
@@ -203,8 +206,11 @@ class Device:
                 stack.callback(end.stop)
                 while end.alive and not self._stop.is_set() and not self._refusal():
                     self._run_session(end)
-            if not self._refusal():
-                self._transition(DeviceEvent.LOST, "the tunnel's end on the host died")
+            if not end.alive and not self._refusal():
+                why = f"the tunnel cannot go on: {end.status.get('reason', 'its end on the host has died')}"
+                self._transition(DeviceEvent.LOST, why)
+                self._tell(DeviceState.ABSENT, why)
+                self._stop.wait(RETRY_SECONDS)
 
     def _refusal(self) -> str:
         """Return why the device must not be connected: it is revoked, or whether it is cannot be read."""
@@ -234,7 +240,10 @@ class Device:
     def _session(self, end: EndpointHandle) -> None:
         """Shake hands with the agent, then ask for its load until it is lost."""
         if end.status.get("state") != "up":
-            self._transition(DeviceEvent.LOST, str(end.status.get("reason", "waiting for the device")))
+            if (
+                reason := str(end.status.get("reason", ""))
+            ) != STARTING:  # what ended the last one stays said
+                self._transition(DeviceEvent.LOST, reason or "waiting for the device")
             self._stop.wait(RETRY_SECONDS / 2)
             return
         fault = self._fleet.address_fault(self.name)
@@ -249,13 +258,32 @@ class Device:
             self._transition(DeviceEvent.OTHER_VERSION, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
         except (ConnectionLost, DeadlineExceeded) as error:
-            self._transition(DeviceEvent.LOST, self._fleet.address_fault(self.name) or str(error))
+            fault = self._fleet.address_fault(self.name) or self._mend_interface()
+            self._transition(DeviceEvent.LOST, fault or str(error))
             self._stop.wait(RETRY_SECONDS)
         except RemoteError as error:
             self._transition(DeviceEvent.NOT_TRUSTED, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
         finally:
             self._close_channels()
+
+    def _mend_interface(self) -> str:
+        """Put back what another program has changed of the tunnel's interface: it is up, and has its address.
+        Returns which other interface has the way to the device, or "".
+        """
+        interface, there = self._fleet.interface(self.name), self._addresses.device_ip
+        try:
+            rtnetlink.set_up(interface)
+            if rtnetlink.add_address(interface, ipaddress.IPv4Interface(self._addresses.host)):
+                log.warning("another program had taken the address of %s away: it is back", interface)
+            way = rtnetlink.outgoing(ipaddress.IPv4Address(there))
+        except (OSError, ValueError):  # the tunnel is being made anew
+            return ""
+        if way in (interface, ""):
+            return ""
+        return (
+            f"what is sent to {there} leaves by {way}: it has this range; set another 'network' in fleet.toml"
+        )
 
     def _handshake(self, agent: Channel) -> None:
         hello = Hello(VERSION, time.time())
@@ -296,6 +324,12 @@ class Device:
             self._status = DeviceStatus(state, reason, welcome or before.welcome, load, self._heard)
             self._changed.notify_all()
         if state is not before.state and state is not DeviceState.CONNECTING:
+            self._tell(state, reason)
+
+    def _tell(self, state: DeviceState, reason: str) -> None:
+        """Log the state, but not again and again for a device that is tried again and again."""
+        if self._told != (state, reason):
+            self._told = state, reason
             log.info("%s is %s%s", self.name, state, f": {reason}" if reason else "")
 
 

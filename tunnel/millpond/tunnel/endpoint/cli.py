@@ -49,9 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         Endpoint(_config(arguments), _transport(arguments), status).run()
     except LocalError as error:
-        log.error("%s", error)
-        with suppress(Orphaned):
-            status.down(str(error))
+        if arguments.status_fd is None:
+            log.error("%s", error)
+        else:  # who started it tells it, once
+            with suppress(Orphaned):
+                status.down(str(error))
         return 1
     return 0
 

@@ -24,6 +24,8 @@ from millpond.tunnel.ring.link_params import DEFAULT_MTU
 
 log = logging.getLogger(__name__)
 
+STARTING = "starting"
+"""The reason of an endpoint that has reported nothing yet."""
 START_SECONDS = 90.0
 """Longer than a zygote may take for an answer, and another in its place."""
 _STOP_SECONDS = 3.0
@@ -52,7 +54,7 @@ class EndpointHandle:
     def __init__(self, start: Starter) -> None:
         self._start = start
         self._changed = threading.Condition()
-        self._status: dict[str, Any] = {"state": "down", "reason": "starting"}
+        self._status: dict[str, Any] = {"state": "down", "reason": STARTING}
         self._process: Process | None = None
         self._failure: OSError | None = None
         self._ended = self._given_up = False
@@ -121,7 +123,7 @@ class EndpointHandle:
     def status(self) -> dict[str, Any]:
         """The latest state that the endpoint reported; down once its process has ended."""
         with self._changed:
-            if self._ended and self._status["state"] == "up":
+            if self._ended and (self._status["state"] == "up" or self._status["reason"] == STARTING):
                 return {**self._status, "state": "down", "reason": "the tunnel endpoint has died"}
             return dict(self._status)
 

@@ -123,6 +123,8 @@ def _attach(descriptor: int, name: str, deadline: Deadline) -> None:
             fcntl.ioctl(descriptor, _TUNSETIFF, request)
             return
         except OSError as error:
-            if error.errno != errno.EBUSY or deadline.passed:
-                raise LocalError(f"interface {name} cannot be made: {error.strerror}") from None
-        time.sleep(0.01)
+            if error.errno == errno.EBUSY and not deadline.passed:
+                time.sleep(0.01)
+                continue
+            why = "another program has one of this name" if error.errno == errno.EBUSY else error.strerror
+            raise LocalError(f"interface {name} cannot be made: {why}") from None

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's end of a device's tunnel, when other programs take its name, its address or its range."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, LocalError
+from millpond.host.fleet import device as devices
+from millpond.host.fleet import directory, provisioning
+from millpond.host.fleet.device import Device
+from millpond.host.store.store import Store
+from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
+from millpond.linux.network import loopback_up
+from millpond.tunnel.endpoint.zygote_client import EndpointZygote
+from millpond.tunnel.netdev.tun import Tun
+
+from ..waiting import eventually
+
+ADDRESS, DEVICE = "10.77.0.1/30", "10.77.0.2"
+
+
+def ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def in_namespace(body: Callable[[], None]) -> None:
+    def inside() -> int:
+        loopback_up()
+        body()
+        return 0
+
+    assert exit_code(os.waitpid(spawn(Sandbox(own_network=True), inside), 0)[1]) == 0
+
+
+def interface(name: str) -> None:
+    ip("link", "add", name, "type", "veth", "peer", "name", f"peer-{name}"[:15])
+    ip("link", "set", f"peer-{name}"[:15], "up")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    provisioning.create(tmp_path / "fleet", "farm", ("csd0",))
+    fleet = directory.read(tmp_path / "fleet")
+    return Device(fleet, fleet.config.device[0], Store(fleet.database), cast(EndpointZygote, None))
+
+
+def test_an_address_that_was_taken_away_is_put_back(device: Device) -> None:
+    def body() -> None:
+        interface("mp-csd0")
+        assert device._mend_interface() == ""
+        assert f"inet {ADDRESS}" in ip("addr", "show", "mp-csd0")
+        ip("addr", "flush", "dev", "mp-csd0")
+        ip("link", "set", "mp-csd0", "down")
+        assert device._mend_interface() == ""
+        assert "10.77.0.0/30 dev mp-csd0 proto kernel" in ip("route")
+
+    in_namespace(body)
+
+
+def test_another_interface_with_the_range_is_named(device: Device) -> None:
+    def body() -> None:
+        for name in ("mp-csd0", "vpn0"):
+            interface(name)
+            ip("link", "set", name, "up")
+        ip("route", "add", "10.0.0.0/8", "dev", "vpn0", "table", "52")
+        ip("rule", "add", "pref", "5270", "lookup", "52")
+        assert f"what is sent to {DEVICE} leaves by vpn0" in device._mend_interface()
+        ip("rule", "del", "pref", "5270")
+        assert device._mend_interface() == ""
+
+    in_namespace(body)
+
+
+def test_a_name_that_is_taken_is_no_riddle() -> None:
+    def body() -> None:
+        interface("mp-csd0")
+        with pytest.raises(LocalError, match="interface mp-csd0 cannot be made: another program has one of"):
+            Tun("mp-csd0", 12, Deadline.after(0))
+
+    in_namespace(body)
+
+
+@dataclass
+class Endpoint:
+    """An endpoint whose process has ended, or whose tunnel is up."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def alive(self) -> bool:
+        return self.state == "up"
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {"state": self.state, "reason": self.reason}
+
+    def stop(self) -> None: ...
+
+
+def test_what_ended_a_tunnel_stays_the_reason_and_is_told_once(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons, spawned = itertools.chain(3 * ["its name is taken"], itertools.repeat("another")), []
+
+    def spawn_ended(*_: object, **__: object) -> Endpoint:
+        spawned.append(Endpoint("down", next(reasons)))
+        return spawned[-1]
+
+    monkeypatch.setattr(devices, "spawn_endpoint", spawn_ended)
+    monkeypatch.setattr(devices, "RETRY_SECONDS", 0.01)
+    caplog.set_level(logging.INFO)
+    device.start()
+    try:
+        eventually(lambda: len(spawned) > 6, "it is tried again and again")
+        assert device.status.reason == "the tunnel cannot go on: another"
+    finally:
+        device.stop()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        f"csd0 is absent: the tunnel cannot go on: {why}" for why in ("its name is taken", "another")
+    ]
+
+
+def test_an_agent_that_cannot_be_reached_is_told_once(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[Deadline] = []
+
+    def no_control(deadline: Deadline) -> None:
+        tried.append(deadline)
+        raise ConnectionLost("csd0: No route to host")
+
+    monkeypatch.setattr(devices, "spawn_endpoint", lambda *_, **__: Endpoint("up"))
+    monkeypatch.setattr(devices, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(device, "control", no_control)
+    caplog.set_level(logging.INFO)
+    device.start()
+    try:
+        eventually(lambda: len(tried) > 3, "it is tried again and again")
+    finally:
+        device.stop()
+    assert [record.getMessage() for record in caplog.records] == ["csd0 is absent: No route to host"]
