@@ -71,6 +71,7 @@ class Rig:
     store: Store
     begun: dict[int, StandIn]
     command: Callable[..., tuple[int, str, str]]
+    server: DaemonServer
 
     def write_job(self, name: str, text: str = "") -> Path:
         """Write a job file."""
@@ -172,7 +173,7 @@ def open_rig(
             cast(Any, None),
         )
         rigs.append((server, jobs, store))
-        return Rig(tmp_path, jobs, store, begun, command)
+        return Rig(tmp_path, jobs, store, begun, command, server)
 
     yield begin
     close()

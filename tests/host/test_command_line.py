@@ -155,3 +155,18 @@ def test_a_follower_of_a_job_is_told_that_the_daemon_has_ended(open_rig: Callabl
     open_rig()
     thread.join(20)
     assert told[-1] == "the host daemon has ended; jobs go on when it is back"
+
+
+@pytest.mark.expected_log("was removed: there is a new one")
+def test_a_socket_that_was_removed_is_made_anew(rig: Rig) -> None:
+    socket = rig.directory / "host.sock"
+    code, _, error = rig.command("jobs")
+    assert code == 0, error
+    socket.unlink()
+    assert rig.command("jobs")[0] != 0
+    rig.server.mend()
+    code, _, error = rig.command("jobs")
+    assert code == 0, error
+    made = socket.stat().st_ino
+    rig.server.mend()
+    assert socket.stat().st_ino == made
