@@ -204,8 +204,8 @@ system)
     need_sshd
     ;;
 guest) need_guest_tools ;;
-tests) want_programs "its tests are skipped" busybox:busybox sfdisk:fdisk rauc:rauc veritysetup:cryptsetup-bin \
-    osslsigncode:osslsigncode ;;
+tests) want_programs "its tests are skipped" busybox:busybox sfdisk:fdisk rauc:rauc \
+    mksquashfs:squashfs-tools veritysetup:cryptsetup-bin osslsigncode:osslsigncode ;;
 image) need_image_tools ;;
 qemu) need_qemu ;;
 bench)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from millpond.base.errors import MillpondError
+from millpond.base.errors import LocalError, MillpondError
 from millpond.base.version import VERSION
 from millpond.images import boards
 from millpond.images.build import boot, debian, disk, kernel, python, root, verity
@@ -32,7 +34,14 @@ _MAKERS = ("boot", "debian", "disk", "kernel", "python", "root")
 
 
 def build(context: Context) -> Path:
-    """Make the image; its manifest. Raises LocalError."""
+    """Make the image, when no other build uses its cache; its manifest. Raises LocalError."""
+    context.cache.mkdir(parents=True, exist_ok=True)
+    with (context.cache / "lock").open("ab") as lock:
+        _step("the cache", lambda: fcntl.flock(lock, fcntl.LOCK_EX))
+        return _build(context)
+
+
+def _build(context: Context) -> Path:
     shutil.rmtree(context.work, ignore_errors=True)
     context.work.mkdir(parents=True)
     base = context.cache / f"base-{context.name}-{_key(context)}"
@@ -129,10 +138,22 @@ def _report(tree: Path) -> None:
 
 
 def _serial(source: Path) -> int:
-    """Return the time of the working tree's newest change, as git knows it; 0 without git."""
-    argv = [find("git"), "-C", str(source), "log", "-1", "--format=%ct"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else 0
+    """Return the time of the working tree's newest commit. Raises LocalError where git does not tell it: of
+    images without one no device could tell which is later.
+    """
+    source = source.resolve()
+    outer = {
+        **os.environ,
+        "GIT_CEILING_DIRECTORIES": str(source.parent),
+    }  # a repository around it is another's
+    own = {name: value for name, value in outer.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
+    # Only a time is read of it, whoever owns it: in containers and for root that is somebody else.
+    argv = [find("git"), "-c", f"safe.directory={source}", "-C", str(source), "log", "-1", "--format=%ct"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=own)
+    if done.returncode or not done.stdout.strip():
+        why = (done.stderr.strip().splitlines() or ["it has no commit"])[0]
+        raise LocalError(f"{source} does not tell its newest commit ({why}): name the image's --serial")
+    return int(done.stdout)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -199,9 +220,9 @@ def main() -> int:
     arguments = _parser().parse_args()
     failure = 2
     try:
-        context = _context(arguments)
+        context = None if arguments.lock else _context(arguments)
         failure = 1
-        told = _lock(arguments) if arguments.lock else _make(context)
+        told = _make(context) if context else _lock(arguments)
         print(f"millpond image: {told}", flush=True)
     except (MillpondError, OSError) as error:
         print(f"millpond: {error}", file=sys.stderr)

@@ -8,15 +8,10 @@ then Debian's snapshots are asked for it, which keep everything.
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import re
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +19,7 @@ from typing import Any
 
 from millpond.base.errors import LocalError
 from millpond.images import boards
-from millpond.images.build import recipe
+from millpond.images.build import download, recipe
 from millpond.images.build.run import find, run
 from millpond.linux.files import sha256_of
 
@@ -33,8 +28,6 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SNAPSHOTS = "https://snapshot.debian.org/archive"
 HINT = "'make image-lock' takes today's versions"
 _EPOCH = "# epoch"
-_SECONDS = 60.0
-_CHUNK = 1 << 20
 _APT_FOLDERS = (
     "etc/apt.conf.d",
     "etc/preferences.d",
@@ -115,41 +108,22 @@ def _get(
     """
     answering, reasons = list(archives), list[str]()
     for archive in archives:
-        address = f"{archive[package.archive]}/{package.path}"
-        try:
-            _download(address, package, path)
-        except urllib.error.HTTPError as error:
-            error.close()  # it holds the connection
-            reasons.append(f"{_host(address)}: {error.reason}")
-        except LocalError as error:
-            reasons.append(f"{_host(address)}: {error}")
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        silent = True
+        for base in download.mirrors_of(archive[package.archive]):
+            try:
+                download.download(f"{base}/{package.path}", path, package.size, package.sha256)
+            except download.MirrorRefusal as error:
+                silent = False
+                reasons.append(str(error))
+            except LocalError as error:
+                reasons.append(str(error))
+            else:
+                return answering, []
+        if silent:
             answering.remove(archive)  # or each package would wait for it
-            reasons.append(f"{_host(address)}: {getattr(error, 'reason', error)}")
-        else:
-            return answering, []
     if not answering:
         raise LocalError(f"cannot get {package.name} {package.version} ({'; '.join(reasons)}): {HINT}")
     return answering, reasons
-
-
-def _host(address: str) -> str:
-    return urllib.parse.urlsplit(address).netloc
-
-
-def _download(address: str, package: DebianPackage, path: Path) -> None:
-    """Download a package and check it. Raises LocalError for another file than the one that is locked,
-    URLError, HTTPException, OSError.
-    """
-    part, digest, size = path.with_suffix(".part"), hashlib.sha256(), 0
-    with urllib.request.urlopen(address, timeout=_SECONDS) as source, part.open("wb") as target:  # noqa: S310 - an archive's
-        while (data := source.read(_CHUNK)) and size <= package.size:
-            digest.update(data)
-            size += target.write(data)
-    if (size, digest.hexdigest()) != (package.size, package.sha256):
-        part.unlink()
-        raise LocalError("not the file that is locked")
-    part.replace(path)
 
 
 def unpack(files: Sequence[Path], root: Path) -> None:

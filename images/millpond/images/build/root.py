@@ -7,6 +7,7 @@ appended to it anew.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -57,11 +58,14 @@ _FLASH_OPTIONS = {
 """Options of /flash. The identity, which is there after all local file systems, names the disk of its own:
 without nofail, /flash would be one of them.
 """
+_UMASK = 0o022
+"""The builder's own would leave files to root alone that workers read, or make another image."""
 _COMPRESSION = ("-comp", "zstd", "-b", "1M", "-Xcompression-level")
 
 
 def make_base(context: Context) -> tuple[Path, str]:
     """Unpack Debian's and Python's packages into the root; the unpacked whole, and the kernel's release."""
+    os.umask(_UMASK)
     unpacked = context.work / "unpacked"
     packages = debian.locked()
     others = [package for package in packages if not kernel.is_kernel(package.name)]
@@ -170,6 +174,7 @@ def squash(context: Context, made: Path, *trees: Path) -> None:
 
 def make_millpond(context: Context) -> Path:
     """Build millpond for the board's processor; return the tree that becomes the root's /opt."""
+    os.umask(_UMASK)
     source, place = context.work / "source", context.work / "last/opt/millpond"
     _copy_source(context.source, source)
     wheels = context.work / "wheel"

@@ -61,12 +61,17 @@ def run(
         stdin=subprocess.DEVNULL if given is None else None,
         capture_output=True,
         cwd=folder,
-        env={**os.environ, "LC_ALL": "C", **(environment or {})},
+        env={**_environment(), "LC_ALL": "C", **(environment or {})},
         check=False,
     )
     if done.returncode:
         raise LocalError(_story(argv, done, folder, hint))
     return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without a packager's clock: the image has its own."""
+    return {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
 
 
 def _story(
