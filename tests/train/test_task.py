@@ -20,13 +20,14 @@ from millpond.base.errors import LocalError
 from millpond.train.balance.data_plan import order
 from millpond.train.compute.evaluation import evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders, Selection, Synthetic
+from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import of_arrays
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import Folder, Update, Work
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task import sums
+from millpond.train.task.made_up import Synthetic
 from millpond.train.task.task import Task
 from millpond.train.worker import user_code
 
@@ -168,10 +169,25 @@ class Pair(NamedTuple):
 
 def test_nothing_of_a_sample_is_in_made_up_ones() -> None:
     real = {"pair": Pair(torch.ones(1, 2), ["a private text"]), "length": 7, "flag": [torch.ones(1)]}
-    made = Synthetic(real, 3).batch(np.arange(2))
+    whole = type("Whole", (), {"__getitems__": lambda _, wanted: real})()
+    made = Synthetic(Task(Language()), whole, 3).batch(np.arange(2))
     assert isinstance(made["pair"], Pair) and made["pair"].tokens.shape == (2, 2)
     assert (made["pair"].name, made["length"]) == (["", ""], 0)
     assert len(made["flag"]) == 1 and made["flag"][0].shape == (2,)
+
+
+class Graphs(Language):
+    """A task whose batches join the nodes of all samples."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        nodes = [torch.as_tensor(sample["nodes"]) for sample in samples]
+        return torch.cat(nodes), torch.tensor([len(each) for each in nodes]), samples[0]["name"]
+
+
+def test_batches_that_join_samples_are_made_of_made_up_ones() -> None:
+    real = {"nodes": np.full((3, 2), 5), "name": "a private text"}
+    nodes, sizes, name = Synthetic(Task(Graphs()), [real], 3, 1).batch(np.arange(4))
+    assert (nodes.shape, nodes.unique().tolist(), sizes.tolist(), name) == ((12, 2), [1], 4 * [3], "")
 
 
 class Whole(Texts):

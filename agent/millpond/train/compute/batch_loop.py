@@ -17,10 +17,11 @@ from millpond.train.compute.accelerator import device_of, moved
 from millpond.train.compute.evaluation import autocast
 from millpond.train.compute.optimizers import set_mode, trainable
 from millpond.train.compute.prefetch import ReadingMeter, prefetched
-from millpond.train.compute.selection import Selection, Synthetic, batches
+from millpond.train.compute.selection import Selection, batches
 from millpond.train.job.spec import WorkSpec
 from millpond.train.state.flat import Vector
 from millpond.train.state.layout import Tensor
+from millpond.train.task.made_up import Synthetic
 from millpond.train.task.task import Batch, Task
 
 K = TypeVar("K")
@@ -147,6 +148,8 @@ class BatchLoop:
         """Take a step with the gradients of a batch that counts ``count``, and clear them."""
         trained = trainable(self._model)
         if count and any(parameter.grad is not None for parameter in trained):
+            if self._work.clip_norm is not None or self._near:
+                _make_dense(trained)
             self._add_proximal(trained)
             if self._work.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
@@ -164,6 +167,13 @@ class BatchLoop:
         for parameter, near in zip(trained, self._near, strict=False):
             pull = (parameter.detach() - near).mul_(self._work.local.proximal)
             parameter.grad = pull if parameter.grad is None else parameter.grad.add_(pull)
+
+
+def _make_dense(trained: Sequence[nn.Parameter]) -> None:
+    """Make sparse gradients dense: torch has no norm and no sum of them."""
+    for parameter in trained:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
 
 
 def _split(places: Ints, parts: int) -> list[Ints]:

@@ -17,13 +17,14 @@ from millpond.train.compute.evaluation import evaluate
 from millpond.train.compute.mini_epochs import MiniEpochReader
 from millpond.train.compute.optimizers import Schedule, make_optimizer, set_mode
 from millpond.train.compute.personal import PersonalPart, loop_of
-from millpond.train.compute.selection import SampleFolders, Selection, Synthetic
+from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies.fednova import accumulated
+from millpond.train.task.made_up import Synthetic
 from millpond.train.task.sums import LOSS, Sums
 from millpond.train.task.task import Task
 
@@ -53,7 +54,8 @@ class LocalTrainer:
         personal = parameters.local or self._loop.tensors
         self._personal = PersonalPart(parameters, self._loop, run, folder) if personal else None
         self._schedule: Schedule | None = None
-        self._exchanges = 0
+        self._exchanges = self._whole = 0
+        self._measured = False
         self._local_steps = 1.0  # of the last exchange
         self._stream: StreamTiming | None = None
         self._process = psutil.Process()
@@ -62,7 +64,21 @@ class LocalTrainer:
     def run(self, request: Work, state: Vector) -> Update:
         """Train from ``state``; the values of the update are then in ``parameters.sums``. Raises DataError
         for samples that are not there, and any exception of the task.
+
+        Whole numbers of made-up samples are 0, which a class or a word may be, and no length of a sequence:
+        where the task fails, they are 1.
         """
+        try:
+            found = self._run(request, state)
+        except Exception:
+            if not request.synthetic or self._measured or self._whole:
+                raise
+            self._whole = 1
+            found = self._run(request, state)
+        self._measured = self._measured or request.synthetic > 0
+        return found
+
+    def _run(self, request: Work, state: Vector) -> Update:
         started, used = time.perf_counter(), self._used()
         self._loop.meter.begin()
         self._stream = None
@@ -99,7 +115,7 @@ class LocalTrainer:
     def _answer(self, request: Work, state: Vector) -> tuple[int, Sums, tuple[float, float, float]]:
         """Return the number of samples, the loss, and weight, largest value and norm of the update."""
         made_up = request.synthetic
-        chosen = self._samples.synthetic(made_up) if made_up else self._samples.take(request)
+        chosen = self._samples.synthetic(made_up, self._whole) if made_up else self._samples.take(request)
         self._stream = chosen.stream
         self.parameters.model.train()
         if self._work.passes:

@@ -7,14 +7,11 @@ depends on whole groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from millpond.base.errors import LocalError
 from millpond.linux.progress import reading
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import held_count, held_out, order
@@ -22,6 +19,7 @@ from millpond.train.balance.ranges import Ranges
 from millpond.train.data.errors import DataError
 from millpond.train.data.streamed import StreamedSamples
 from millpond.train.protocol import Folder, StreamTiming, Work
+from millpond.train.task.made_up import Synthetic
 from millpond.train.task.task import Batch, SampleSet, Task
 
 
@@ -93,14 +91,14 @@ class SampleFolders:
         ]
         return Selection(self._task, self._parts, found, _groups(0, 1))
 
-    def synthetic(self, count: int) -> Synthetic:
-        """Return ``count`` samples that are made up in the shape of the real ones. Raises DataError if there
-        are none.
+    def synthetic(self, count: int, whole: int = 0) -> Synthetic:
+        """Return ``count`` samples that are made up in the shape of the real ones, see ``Synthetic``. Raises
+        DataError if there are none.
         """
         like = next((part for part in self._parts if len(part)), None)
         if like is None:
             raise DataError("missing data: there are no samples")
-        return Synthetic(self._task.fetch([(like, np.zeros(1, np.int64))]), count)
+        return Synthetic(self._task, like, count, whole)
 
 
 def _at(order: Ints, ranges: Ranges) -> Ints:
@@ -167,48 +165,6 @@ class Selection:
 
     def _part_of(self, places: Ints) -> Ints:
         return np.searchsorted(self._ends, places, side="right")
-
-
-class Synthetic:
-    """``count`` samples made up in the shape of the batch ``like``, which is of one sample: floats of noise,
-    whole numbers of zero, texts without a letter. Nothing of the sample but its shape and types is in them.
-    """
-
-    in_memory, stream = True, None
-
-    def __init__(self, like: Batch, count: int) -> None:
-        self._like, self._count = like, count
-        self.groups = _groups(count, 1)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def threads(self, most: int) -> int:
-        """Return how many threads may make samples up at once, of ``most``."""
-        return most
-
-    def batch(self, places: Ints) -> Batch:
-        """Return a batch of as many samples as ``places``."""
-        return _made_up(self._like, len(places))
-
-
-def _made_up(like: Any, count: int) -> Any:
-    if isinstance(like, Tensor):
-        if not like.ndim or len(like) != 1:
-            raise LocalError("a batch of one sample has tensors whose first dimension is not 1")
-        shape = (count, *like.shape[1:])
-        if like.is_floating_point():
-            return torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(like.dtype)
-        return torch.ones(shape, dtype=like.dtype) if like.dtype == torch.bool else like.new_zeros(shape)
-    if isinstance(like, Mapping):
-        return {key: _made_up(item, count) for key, item in like.items()}
-    if isinstance(like, tuple) and hasattr(like, "_fields"):
-        return type(like)(*(_made_up(item, count) for item in like))
-    if isinstance(like, list) and len(like) == 1 and isinstance(like[0], (str, bytes)):  # one per sample
-        return count * [type(like[0])()]
-    if isinstance(like, (list, tuple)):
-        return type(like)(_made_up(item, count) for item in like)
-    return type(like)() if type(like) in (str, bytes, int, float, bool) else like
 
 
 def batches(groups: Ints, batch: int, steps: int, shuffle: torch.Generator) -> Iterator[Ints]:

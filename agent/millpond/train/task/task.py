@@ -118,7 +118,11 @@ class Task:
         found = [items_of(part, indices) for part, indices in wanted]
         if not isinstance(found[0], list):
             return found[0] if len(found) == 1 else _joined(found)
-        return (self._hook("collate") or default_collate)([sample for part in found for sample in part])
+        return self.collated([sample for part in found for sample in part])
+
+    def collated(self, samples: list[Any]) -> Batch:
+        """Return the batch of a list of samples."""
+        return (self._hook("collate") or default_collate)(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
         """Return the summed loss of a batch, and its count. Raises LocalError for something else."""

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import nn
 
 from millpond.aggregate.messages import Advance
@@ -20,7 +18,7 @@ from millpond.base.errors import LocalError
 from millpond.linux import memory
 from millpond.train import protocol
 from millpond.train.compute import accelerator
-from millpond.train.compute.accelerator import device_of, moved
+from millpond.train.compute.accelerator import device_of
 from millpond.train.compute.evaluation import autocast, evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.optimizers import Schedule, has_modes, make_optimizer
@@ -43,6 +41,7 @@ from millpond.train.task import structure
 from millpond.train.task.sums import Sums
 from millpond.train.task.task import SampleSet, Task
 from millpond.train.worker import user_code
+from millpond.train.worker.trial import try_out
 from millpond.wire.channel import Buffer
 from millpond.wire.messages import Message, Ok
 
@@ -51,8 +50,7 @@ OpenStream = Callable[[WorkSpec, Folder], ReadAhead]
 """Returns the samples of a folder on another device, by their indices. Raises RemoteError."""
 
 _TRIED = 2
-"""Samples with which the parameter server tries the model: BatchNorm has no variance of one. A worker whose
-job has no rounds reads as many, or a group."""
+"""Samples that a worker reads whose job has no rounds; or a group."""
 
 
 class WorkerRole(Protocol):
@@ -243,30 +241,17 @@ class ParameterServerRole:
             )
         self._momentum = np.empty(0, np.float32)
         if prepare.test:
-            self._try(self._held_out[prepare.test])
+            self._try(prepare, root, code_dir, layers)
 
-    def _try(self, samples: Selection) -> None:
-        """Compute the loss, its gradients and the metrics of a batch, and leave the model as it was: what
-        cannot work is found here, where errors may be told, before any device is asked.
+    def _try(self, prepare: PrepareServer, root: Path, code_dir: Path, local: Collection[str]) -> None:
+        """Try the job, with a task and a model of its own. Raises LocalError, and any exception of the user's
+        code.
         """
-        parameters = self._scored or self._parameters
-        before, batch = parameters.state.copy(), samples.batch(np.arange(min(_TRIED, len(samples))))
-        parameters.model.train()
-        device = device_of(parameters.model)
-        batch = moved(batch, device)
-        with autocast(self._work, device):
-            loss, count = self._task.loss(parameters.model, batch)
-        found = loss.item()
-        if not count > 0 or not math.isfinite(found):
-            raise LocalError(f"the task's loss is {found:g} over a count of {count:g}")
-        if not loss.requires_grad:
-            raise LocalError("the task's loss does not depend on a parameter that may be trained")
-        loss.backward()  # type: ignore[no-untyped-call]
-        parameters.model.eval()
-        with torch.no_grad(), autocast(self._work, device):
-            self._task.summary(self._task.metrics(parameters.model, batch))
-        parameters.load(before)
-        parameters.model.zero_grad()
+        work = prepare.work
+        task, model = user_code.build(work, code_dir)
+        _initialize(model, work, code_dir)
+        samples = _test_samples(task, root, prepare.test)
+        try_out(task, accelerator.place(model, prepare.accelerator), work, self._strategy, samples, local)
 
     def ready(self) -> ServerReady:
         """Implement ``WorkerRole``."""
@@ -375,12 +360,18 @@ class _HeldOut:
 
     def __getitem__(self, folder: str) -> Selection:
         if folder not in self._samples:
-            part = self._task.dataset(self._root, folder, "test")
-            if not len(part):
-                raise DataError(f"missing data: {folder} holds no samples")
+            part = _test_samples(self._task, self._root, folder)
             every = np.arange(len(part))
             self._samples[folder] = Selection(self._task, [part], [every], every)
         return self._samples[folder]
+
+
+def _test_samples(task: Task, root: Path, folder: str) -> SampleSet:
+    """Return the samples of a folder to score a model on. Raises DataError."""
+    part = task.dataset(root, folder, "test")
+    if not len(part):
+        raise DataError(f"missing data: {folder} holds no samples")
+    return part
 
 
 def _initialize(model: nn.Module, work: WorkSpec, code_dir: Path) -> str:
