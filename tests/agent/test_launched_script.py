@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import socket
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,7 +25,17 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import AllSaved, Exited, Launch, Output, SavedPart, StopScript
+from millpond.wire.launch_messages import (
+    SAVED_PART,
+    AllSaved,
+    Exited,
+    InputPart,
+    InputsEnd,
+    Launch,
+    Output,
+    SavedPart,
+    StopScript,
+)
 from millpond.wire.messages import Message
 
 from ..waiting import eventually
@@ -305,3 +318,163 @@ def test_a_script_has_workers_of_its_own_that_share_memory(agent: Agent) -> None
     host, _ = agent.serve(script(SHARING))
     with host:
         assert said(host) == (["[[0.0, 1.0], [2.0, 3.0]]", "[2, 4]"], 0)
+
+
+ENVIRONMENT = """
+import getpass, os, pwd, socket
+from pathlib import Path
+import torch, torch.distributed as dist
+print(dist.is_torchelastic_launched(), getpass.getuser(), os.environ["LOGNAME"])
+print(pwd.getpwuid(os.getuid()).pw_name, torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])
+Path.home().joinpath(".cache", "huggingface").mkdir(parents=True)
+print(os.environ["HF_HUB_OFFLINE"], os.environ["GIVEN"])
+print([socket.gethostbyname(name) for name in ("csd1", "host", "here", "master", socket.gethostname())])
+print(socket.gethostbyaddr("10.77.0.6")[0])
+"""
+
+
+def test_a_script_has_what_libraries_ask_of_a_machine(agent: Agent) -> None:
+    """Before: Lightning chose a launcher of its own, getpass.getuser failed, names of ranks were unknown."""
+    names = (("10.77.0.6", "csd1"), ("10.77.0.1", "host here"))
+    launch = replace(script(ENVIRONMENT), shared=True, names=names, variables=(("GIVEN", "a=b"),))
+    host, _ = agent.serve(launch)
+    with host:
+        lines, code = said(host)
+    user = "millpond"
+    addresses = ["10.77.0.6", "10.77.0.1", "10.77.0.1", "127.0.0.1", "127.0.0.1"]
+    assert (lines, code) == (
+        [f"True {user} {user}", f"{user} 1 1", "1 a=b", f"{addresses}", "csd1"],
+        0,
+    )
+
+
+PROCESSES = """
+import os, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print(os.environ["RANK"], os.environ["LOCAL_RANK"], dist.get_world_size(), flush=True)
+dist.barrier()
+if len(sys.argv) > 1 and dist.get_rank() == 1:
+    sys.exit(9)
+time.sleep(600 if len(sys.argv) > 1 else 0)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("fail",), 9)])
+def test_a_worker_has_several_processes_that_end_together(
+    agent: Agent, arguments: tuple[str, ...], code: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    variables = (("GLOO_SOCKET_IFNAME", "lo"),)
+    launch = replace(
+        script(PROCESSES), processes=3, arguments=arguments, master_port=port, variables=variables
+    )
+    host, _ = agent.serve(launch)
+    with host:
+        lines, found = said(host)
+    assert found == code and {"0 0 3", "1 1 3", "2 2 3"} <= set(lines)
+
+
+RELATIVE = {
+    "pkg/__init__.py": b"",
+    "pkg/near.py": b"NEAR = 'near'\n",
+    "pkg/train.py": b"import sys\nfrom .near import NEAR\nprint(NEAR, __name__, __package__, sys.argv[1:])\n",
+    "pkg/plain.py": b"import near, os\nprint(near.NEAR, os.path.exists('pkg/plain.py'), __file__[-12:])\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "line"),
+    [
+        ("pkg/train.py", "pkg.train", "near __main__ pkg ['--x', 'y']"),
+        ("pkg/plain.py", "", "near True pkg/plain.py"),
+    ],
+)
+def test_a_script_in_a_folder_finds_what_lies_there(agent: Agent, name: str, module: str, line: str) -> None:
+    launch = replace(script(""), script=name, files=RELATIVE, module=module, arguments=("--x", "y"))
+    host, _ = agent.serve(launch)
+    with host:
+        assert said(host) == ([line], 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("import helpers.deep", "'helpers' is not here: send a module of your own by --file helpers.py"),
+        ("import torch\ntorch.distributed.init_process_group('nccl')", "nccl needs a GPU on each worker"),
+    ],
+)
+def test_what_a_script_needs_here_is_told_in_a_line(agent: Agent, code: str, hint: str) -> None:
+    host, _ = agent.serve(script(code))
+    with host:
+        lines, found = said(host)
+    assert found == 1 and lines[-1].startswith(f"millpond: {hint}"), lines
+
+
+def wheel(**modules: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for module, text in modules.items():
+            archive.writestr(f"{module}.py", text)
+    return packed.getvalue()
+
+
+def send(host: Channel, path: str, content: bytes, *, is_wheel: bool = False) -> None:
+    for start in range(0, max(len(content), 1), SAVED_PART):
+        part = InputPart(path, start, len(content), is_wheel)
+        host.send(part, soon(), content[start : start + SAVED_PART])
+
+
+USING = """
+import os, subprocess, sys
+from pathlib import Path
+import extra
+print(extra.WORD, len(Path("run/model.bin").read_bytes()), Path("run/empty").stat().st_size)
+subprocess.run([sys.executable, "-c", "import extra; print(extra.WORD)"], check=True)
+Path("run/new").write_text("x")
+"""
+
+
+def test_a_script_has_the_files_and_wheels_that_it_was_sent(agent: Agent) -> None:
+    host, _ = agent.serve(replace(script(USING, most_saved=1 << 20), inputs=True))
+    with host:
+        send(host, "run/model.bin", bytes(3 * SAVED_PART + 1))
+        send(host, "extra-1-py3-none-any.whl", wheel(extra="WORD = 'word'\n"), is_wheel=True)
+        send(host, "extra-2-cp27-cp27m-win32.whl", b"", is_wheel=True)
+        send(host, "run/empty", b"")
+        host.send(InputsEnd(), soon())
+        lines = [host.expect(Output, soon()).lines for _ in range(2)]
+        assert lines == [(f"word {3 * SAVED_PART + 1} 0",), ("word",)]
+        assert host.expect(Exited, soon()).code == 0
+        assert host.expect(SavedPart, soon(), 1).path == "run/new"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "told"),
+    [
+        ("../outside", b"x", "is no name of a file"),
+        ("torch-9-py3-none-any.whl", b"", "workers have their own torch"),
+        ("extra-1-cp27-cp27m-win32.whl", b"", "there is none of extra for Python"),
+        ("extra-1-py3-none-any.whl", b"x", "damaged"),
+    ],
+)
+def test_files_that_cannot_be_had_end_the_launch_with_a_line(
+    agent: Agent, path: str, content: bytes, told: str
+) -> None:
+    host, _ = agent.serve(replace(script("print('run')"), inputs=True))
+    with host:
+        send(host, path, content, is_wheel=path.endswith(".whl"))
+        send(host, "more", bytes(8 * SAVED_PART))
+        host.send(InputsEnd(), soon())
+        (line,), code = said(host)
+    assert (code, told in line) == (1, True), line
+
+
+def test_a_refused_launch_says_so_whatever_comes_behind_it(agent: Agent) -> None:
+    host, _ = agent.serve(Launch("../a", (), {"../a": b""}, 0, 1, "", 1, inputs=True))
+    with host:
+        send(host, "more", bytes(30 * SAVED_PART))
+        host.send(InputsEnd(), soon())
+        with pytest.raises(Refused, match="is no name of a file"):
+            host.expect(Exited, soon())

@@ -10,7 +10,8 @@ import pytest
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.host.api.launch import LaunchSaved, StartLaunch, WorkerEnd
-from millpond.host.cli.launch import _about_privacy, read_files
+from millpond.host.cli.launch import _about_privacy
+from millpond.host.cli.launch_files import read_files
 from millpond.host.terminal.output_folder import OutputFolder
 
 
@@ -25,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(*paths: Path | str) -> list[str]:
-    return sorted(read_files(Path("a.py"), [Path(path) for path in paths]))
+    return sorted(read_files(Path("a.py"), [Path(path) for path in paths])[1])
 
 
 def test_files_keep_their_paths_below_the_current_folder(here: Path) -> None:
@@ -34,7 +35,7 @@ def test_files_keep_their_paths_below_the_current_folder(here: Path) -> None:
     assert names(here / "elsewhere") == ["a.py", "elsewhere/d", "elsewhere/more/e"]
     assert names(".", "./data/../data", "a.py") == ["a.py", "data/b.txt", "data/deep/c"]
     (here / "work/data/linked").symlink_to("/etc/hostname")
-    sent = read_files(Path(here / "work/a.py"), [Path("data")])
+    _, sent = read_files(Path(here / "work/a.py"), [Path("data")])
     assert sent["data/b.txt"].endswith(b"\xff") and sent["data/linked"] == Path("/etc/hostname").read_bytes()
 
 

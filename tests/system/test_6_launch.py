@@ -346,10 +346,13 @@ def test_remote_calls_go_between_all_ranks(ready: Emulation) -> None:
     ]
 
 
-def test_who_logs_in_has_the_python_of_workers(ready: Emulation) -> None:
+def test_who_logs_in_has_the_python_of_workers_and_what_it_asks_of_a_machine(ready: Emulation) -> None:
     code = "import torch; print(torch.ones(2).sum().item())"
     result = ready.millpond("run", "csd0", "--", f"millpond-python -c '{code}'")
     assert (result.code, result.out) == (0, "2.0\n"), result
+    code = 'import multiprocessing, socket; multiprocessing.Lock(); print(socket.gethostbyname("csd0"))'
+    result = ready.millpond("run", "csd0", "--", f"millpond-python -c '{code}'")
+    assert (result.code, result.out) == (0, "127.0.1.1\n"), result
 
 
 def test_devices_reach_those_of_their_launch_and_no_agent(ready: Emulation) -> None:

@@ -19,6 +19,7 @@ from millpond.wire.launch_messages import (
     SavedOrder,
     SavedPart,
     check_files,
+    check_start,
     environment,
     script_digest,
 )
@@ -69,13 +70,24 @@ def test_files_that_cannot_lie_beside_each_other_are_refused() -> None:
 
 
 def test_a_worker_gets_what_torchrun_would_give_it() -> None:
-    launch = Launch("a.py", (), {}, 2, 3, "10.77.0.5", 40001, worker="csd1")
-    assert environment(launch, "mp0") == {
+    launch = Launch("a.py", (), {}, 2, 3, "10.77.0.5", 40001, worker="csd1", run="r")
+    found = environment(launch, "mp0")
+    assert found == {
         "RANK": "2",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "3",
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_RANK": "2",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": "3",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "r",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "HF_HUB_OFFLINE": "1",
         "MILLPOND_WORKER": "csd1",
         "MASTER_ADDR": "10.77.0.5",
         "MASTER_PORT": "40001",
@@ -83,6 +95,22 @@ def test_a_worker_gets_what_torchrun_would_give_it() -> None:
         "TP_SOCKET_IFNAME": "mp0",
     }
     assert "MASTER_ADDR" not in environment(replace(launch, confined=True), "mp0")
+    several = replace(launch, processes=4, variables=(("MASTER_PORT", "29500"), ("A", "b=c")))
+    assert environment(several, "mp0", 3) == found | {
+        "RANK": "11",
+        "ROLE_RANK": "11",
+        "LOCAL_RANK": "3",
+        "WORLD_SIZE": "12",
+        "ROLE_WORLD_SIZE": "12",
+        "LOCAL_WORLD_SIZE": "4",
+        "OMP_NUM_THREADS": "1",
+        "MASTER_PORT": "29500",
+        "A": "b=c",
+    }
+    assert environment(replace(launch, shared=True), "mp0")["OMP_NUM_THREADS"] == "1"
+    for processes, name in ((0, "A"), (257, "A"), (1, ""), (1, "A=B"), (1, "A\0")):
+        with pytest.raises(ConfigError):
+            check_start(processes, {name: "x"})
 
 
 def parts(*found: tuple[str, int, int, int]) -> None:

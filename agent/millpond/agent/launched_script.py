@@ -29,7 +29,10 @@ from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
 from millpond.wire.data_service_messages import DataFound, FindData
 from millpond.wire.launch_messages import (
+    SAVED_PART,
     AllSaved,
+    InputPart,
+    InputsEnd,
     Launch,
     Lines,
     Output,
@@ -37,6 +40,7 @@ from millpond.wire.launch_messages import (
     SavedPart,
     StopScript,
     check_files,
+    check_start,
 )
 from millpond.wire.messages import Failure, Kind
 
@@ -76,27 +80,32 @@ class LaunchedScripts:
 
     def serve(self, request: Launch, host: Channel) -> None:
         """Run the script until it ends or the host leaves. Raises RemoteError."""
+        inputs, failure = _Inputs(host, request.inputs), None
         try:
-            check_files(request.script, request.files)
-            if request.confined:
-                check_launch(self._config.policy, self._config.name, request)
-            with self._place(request.script):
-                log.info(
-                    "launch %s: started as worker %d of %d", request.script, request.rank, request.world_size
-                )
-                if request.confined:
-                    run_confined(self._config, self._zygote, request, host)
-                else:
-                    with self._counted() as count:
-                        self._run(request, host, count)
+            self._serve(request, host, inputs)
         except Refused as error:
-            host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
+            failure = Failure(error.code, error.text)
         except ConfigError as error:
-            host.send(Failure("launch", str(error)), Deadline.after(REPLY_SECONDS))
+            failure = Failure("launch", str(error))
         except OSError as error:
-            text = f"the script cannot be started: {error.strerror or error}"
-            log.error("launch %s: %s", request.script, text)
-            host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
+            failure = Failure("device", f"the script cannot be started: {error.strerror or error}")
+            log.error("launch %s: %s", request.script, failure.text)
+        if failure:
+            inputs.pass_on(None)
+            host.send(failure, Deadline.after(REPLY_SECONDS))
+
+    def _serve(self, request: Launch, host: Channel, inputs: _Inputs) -> None:
+        check_files(request.script, request.files)
+        check_start(request.processes, dict(request.variables))
+        if request.confined:
+            check_launch(self._config.policy, self._config.name, request)
+        with self._place(request.script):
+            log.info("launch %s: worker %d of %d", request.script, request.rank, request.world_size)
+            if request.confined:
+                run_confined(self._config, self._zygote, request, host)
+            else:
+                with self._counted() as count:
+                    self._run(request, host, inputs, count)
 
     @contextlib.contextmanager
     def _place(self, script: str) -> Iterator[None]:
@@ -110,9 +119,10 @@ class LaunchedScripts:
             self._script = ""
             self._lock.release()
 
-    def _run(self, request: Launch, host: Channel, count: Callable[[], None]) -> None:
+    def _run(self, request: Launch, host: Channel, inputs: _Inputs, count: Callable[[], None]) -> None:
         script = LaunchedScript(self._zygote, _sandbox(self._config), request, self._config.link.interface)
         try:
+            inputs.pass_on(script)
             _relay(script, host, count)
             _finish(script, host, request.most_saved)
         finally:
@@ -137,6 +147,27 @@ class LaunchedScripts:
 
     def _uncounted(self) -> int:
         return self._crossed() - sum(ledger(self._gate, self._others)[0].values())
+
+
+class _Inputs:
+    """The files that come behind a Launch, if there are ``more``."""
+
+    def __init__(self, host: Channel, more: bool) -> None:
+        self._host, self._more = host, more
+
+    def pass_on(self, script: LaunchedScript | None) -> None:
+        """Pass all on to the script's process, or to nobody. Raises RemoteError of the host."""
+        while self._more:
+            head = self._host.receive(Deadline.after(SEND_SECONDS))
+            self._more = isinstance(head.message, InputPart)
+            if not self._more and (not isinstance(head.message, InputsEnd) or head.payload_size):
+                raise ProtocolError(f"the host sent '{head.message.NAME}' where files belong")
+            data = b""
+            if head.payload_size:
+                data = bytes(self._host.receive_payload(SAVED_PART, Deadline.after(SEND_SECONDS)))
+            if script:
+                with contextlib.suppress(ConnectionLost):  # if it has died, its end is seen next
+                    script.channel.send(head.message, Deadline.after(SEND_SECONDS), data)
 
 
 def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> None:

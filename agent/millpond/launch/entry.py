@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: the first process of a launched script's sandbox, a fork of a zygote that has loaded torch.
 
-Its arguments are descriptors: of a Unix socket on which one Launch message comes, and of the channel
-of the script's requests; and the interface towards the other workers. The script runs in a
-fork of this process, in a folder of its own that holds its files. The folder is in memory: what the script
+Its arguments are descriptors: of a Unix socket on which one Launch message comes, with the files behind it,
+and of the channel of the script's requests; and the interface towards the other workers. The script runs in
+forks of this process, in a folder of its own that holds its files. The folder is in memory: what the script
 has saved there is sent at the end, and goes when this process ends, as do all others that it has started.
 """
 
@@ -14,48 +14,61 @@ import os
 import select
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConnectionLost
+from millpond.base.errors import ConfigError, ConnectionLost
+from millpond.launch.inputs import receive_inputs
 from millpond.launch.saved import SavedFiles
 from millpond.launch.script import run_script
 from millpond.linux.confinement.sandbox import exit_code
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
-from millpond.wire.launch_messages import MOST_CODE, Exited, Launch, StopScript
+from millpond.wire.launch_messages import MOST_CODE, SAVED_PART, Exited, Launch, StopScript
 
 RECEIVE_SECONDS = 60.0
 _REAP_SECONDS = 1.0
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.002
+_NOT_STARTED = 1
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the script and send its exit code, 128 + N if signal N ended it, and what it has saved."""
     descriptor, requests, interface = arguments
     die_with_parent(signal.SIGKILL)
-    limits = Limits(head=MOST_CODE + (1 << 20), payload=0)
+    limits = Limits(head=MOST_CODE + (1 << 20), payload=SAVED_PART)
     sock = socket.socket(fileno=int(descriptor))
     with contextlib.suppress(ConnectionLost), Channel(sock, "the launcher", limits=limits) as channel:
         launch = channel.expect(Launch, Deadline.after(RECEIVE_SECONDS))
         folder = Path(tempfile.mkdtemp(prefix="launch-"))
-        _write(launch.files, folder)
+        error = _lay_out(launch, folder, channel)
         sent = SavedFiles(folder)
-        script = os.fork()
-        if not script:
-            channel.sock.close()  # not shut down: it is the first process's
-            run_script(launch, folder, interface, int(requests))
-        os.close(int(requests))
-        code = _wait(script, channel)
+        code = _NOT_STARTED if error else _run(launch, folder, interface, int(requests), channel)
+        if error:
+            print(f"millpond: {error}", file=sys.stderr, flush=True)
         _end_others()
         channel.send(Exited(code), NEVER)
         sent.send(channel, launch.most_saved)
     return 0
+
+
+def _lay_out(launch: Launch, folder: Path, channel: Channel) -> str:
+    """Write the script's files; return why that cannot be done, "" if it is."""
+    try:
+        _write(launch.files, folder)
+        if launch.inputs:
+            receive_inputs(channel, folder)
+    except ConfigError as error:
+        return str(error)
+    except OSError as error:
+        return f"the script's files cannot be written: {error.strerror}"
+    return ""
 
 
 def _write(files: Mapping[str, bytes], folder: Path) -> None:
@@ -65,22 +78,48 @@ def _write(files: Mapping[str, bytes], folder: Path) -> None:
         target.write_bytes(content)
 
 
-def _wait(script: int, channel: Channel) -> int:
-    """Return the script's exit code; kill it when that is wanted or the launcher has left. The first process
-    of its pid namespace also reaps orphans.
+def _run(launch: Launch, folder: Path, interface: str, requests: int, channel: Channel) -> int:
+    """Run the script's processes to their end; return the exit code of the first that fails, or 0."""
+    scripts = set()
+    for local in range(launch.processes):
+        script = os.fork()
+        if not script:
+            channel.sock.close()  # not shut down: it is the first process's
+            run_script(launch, folder, interface, requests, local)
+        scripts.add(script)
+    os.close(requests)
+    return _wait(scripts, channel)
+
+
+def _wait(scripts: set[int], channel: Channel) -> int:
+    """Wait for the script's processes; kill them when that is wanted, when one has failed, or when the
+    launcher has left. The first process of its pid namespace also reaps orphans.
     """
-    handle = os.pidfd_open(script)
+    handles = {script: os.pidfd_open(script) for script in scripts}
     poll = select.poll()
-    for descriptor in (handle, channel.sock.fileno()):
+    for descriptor in (*handles.values(), channel.sock.fileno()):
         poll.register(descriptor, select.POLLIN)
-    while True:
+    failed = 0
+    while handles:
         ready = {descriptor for descriptor, _ in poll.poll(1000 * _REAP_SECONDS)}
         if channel.sock.fileno() in ready:
             channel.expect(StopScript, Deadline.after(RECEIVE_SECONDS))
-            os.kill(script, signal.SIGKILL)
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == script:
-                return exit_code(ended[1])
+            _kill(handles)
+        while handles and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if handle := handles.pop(ended[0], None):
+                poll.unregister(handle)
+                os.close(handle)
+                code = exit_code(ended[1])
+                if code and not failed:
+                    failed = code
+                    _kill(handles)
+    return failed
+
+
+def _kill(handles: Mapping[int, int]) -> None:
+    for handle in handles.values():
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
 def _end_others() -> None:

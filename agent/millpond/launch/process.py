@@ -41,7 +41,7 @@ class LaunchedScript:
                 theirs.callback(os.close, log)
             arguments = ["3", "4", interface]
             self._process = zygote.start(
-                dataclasses.replace(sandbox, files=_names(launch)),
+                dataclasses.replace(sandbox, files=_files(launch, sandbox.uid or 0)),
                 arguments,
                 descriptors,
                 log,
@@ -94,10 +94,15 @@ def _channels(
     return found[0][0], found[1][0], [descriptor for _, descriptor in found]
 
 
-def _names(launch: Launch) -> dict[str, str]:
-    """Return files that resolve names without DNS: torch looks up the name of the master's address, programs
-    that of the machine.
-    """
-    names = ((launch.master_address, "master"), (launch.address, socket.gethostname()))
-    hosts = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for address, name in names if address)
-    return {"/etc/hosts": hosts, "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
+def _files(launch: Launch, uid: int) -> dict[str, str]:
+    """Return files that resolve names without DNS, of all workers and the machine, and that of its user."""
+    own = ((launch.address, socket.gethostname()), (launch.master_address, "master"))
+    names = (("127.0.0.1", "localhost"), *launch.names, *own)
+    hosts = "".join(f"{address} {name}\n" for address, name in names if address)
+    user = "millpond" if uid else "root"
+    return {
+        "/etc/hosts": hosts,
+        "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+        "/etc/passwd": f"{user}:x:{uid}:{uid}:{user}:/tmp:/bin/sh\n",
+        "/etc/group": f"{user}:x:{uid}:\n",
+    }

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import functools
 import io
 import os
+import pwd
+import runpy
 import socket
 import sys
 import threading
@@ -30,12 +33,14 @@ _SETTLE_SECONDS = 0.2
 _INTERRUPTED = 130
 
 
-def run_script(launch: Launch, folder: Path, interface: str, requests: int) -> NoReturn:
-    """Run the script in its ``folder`` and exit as it does; ``requests`` is the channel of its requests."""
+def run_script(launch: Launch, folder: Path, interface: str, requests: int, local: int) -> NoReturn:
+    """Run the script's ``local``-th process in its ``folder`` and exit as it does; ``requests`` is the
+    channel of its requests.
+    """
     code = 1
     try:
-        _prepare(launch, folder, interface, requests)
-        code = _run(folder / launch.script, requests if launch.confined else None, folder)
+        _prepare(launch, folder, interface, requests, local)
+        code = _run(launch, folder, requests if launch.confined else None)
         threading._shutdown()  # type: ignore[attr-defined]  # as Python ends: threads first
         atexit._run_exitfuncs()
         _flush()
@@ -45,20 +50,36 @@ def run_script(launch: Launch, folder: Path, interface: str, requests: int) -> N
         os._exit(code)
 
 
-def _prepare(launch: Launch, folder: Path, interface: str, requests: int) -> None:
+def _prepare(launch: Launch, folder: Path, interface: str, requests: int, local: int) -> None:
     os.chdir(folder)
-    os.environ.update(environment(launch, interface))
+    user = pwd.getpwuid(os.getuid()).pw_name
+    os.environ.update({"USER": user, "LOGNAME": user, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))})
+    os.environ.update(environment(launch, interface, local))
     os.environ[GROUP_CHANNEL if launch.confined else REQUESTS_CHANNEL] = str(requests)
-    sys.argv = [launch.script, *launch.arguments]
-    sys.path.insert(0, str((folder / launch.script).parent))
-    sys.stdout, sys.stderr = _stream(1), _stream(2)
+    path = folder / launch.script
+    sys.argv = [str(path) if launch.module else launch.script, *launch.arguments]
+    sys.path.insert(0, str(folder if launch.module else path.parent))
+    lines = launch.processes > 1  # otherwise parts of several processes' lines would make one
+    sys.stdout, sys.stderr = _stream(1, lines), _stream(2, lines)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # all forks have the same state; Python's own random has new ones by itself
     if torch := sys.modules.get("torch"):
         torch.use_deterministic_algorithms(False)  # which is on for workers of jobs
         torch.seed()
-        _settle_before_the_end(torch.distributed)
-    Path("/proc/self/comm").write_text(launch.script[-15:])
+        with contextlib.suppress(ValueError, RuntimeError):  # whatever the user has set
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        if launch.confined:
+            torch.distributed.init_process_group = _refuse_network
+        else:
+            _settle_before_the_end(torch.distributed)
+    Path("/proc/self/comm").write_text(path.name[-15:])
+
+
+def _refuse_network(*_: Any, **__: Any) -> NoReturn:
+    raise LocalError(
+        "a script of a private launch has no network: train with millpond.train.group in place of "
+        "torch.distributed, or launch without --private"
+    )
 
 
 def _settle_before_the_end(distributed: ModuleType) -> None:
@@ -77,20 +98,25 @@ def _settle_before_the_end(distributed: ModuleType) -> None:
             module.destroy_process_group = settled  # type: ignore[attr-defined]
 
 
-def _stream(descriptor: int) -> io.TextIOWrapper:
+def _stream(descriptor: int, lines: bool) -> io.TextIOWrapper:
     """Open an output that is shown line by line: Python must not keep it until a buffer is full."""
     raw = io.FileIO(descriptor, "w", closefd=False)
-    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=lines, write_through=not lines)
 
 
-def _run(path: Path, group: int | None, folder: Path) -> int:
+def _run(launch: Launch, folder: Path, group: int | None) -> int:
     """Run a file as the main module; ``group`` is the channel of a confined one. Returns the exit code."""
+    path = folder / launch.script
     module = ModuleType("__main__")
-    found = {"__file__": str(path), "__builtins__": builtins, "__cached__": None, "__package__": None}
+    package = launch.module.rpartition(".")[0] if launch.module else None
+    found = {"__file__": str(path), "__builtins__": builtins, "__cached__": None, "__package__": package}
     module.__dict__.update(found)
     sys.modules["__main__"] = module
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - what it is for
+        if launch.module:
+            runpy._run_module_as_main(launch.module, alter_argv=False)  # type: ignore[attr-defined]
+        else:
+            exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - what it is for
     except SystemExit as end:
         return _code(end)
     except KeyboardInterrupt:
@@ -111,11 +137,25 @@ def _code(end: SystemExit) -> int:
 
 
 def _show(error: BaseException, path: Path) -> None:
-    """Print the traceback, from the script's own first line on."""
+    """Print the traceback, from the script's own first line on, and what can be done about it."""
     trace: TracebackType | None = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
+    if hint := _hint(error):
+        print(f"millpond: {hint}", file=sys.stderr)
+
+
+def _hint(error: BaseException) -> str:
+    """Return what a script that was written for another place needs here, "" if that is not known."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        file = error.name.replace(".", "/")
+        return (
+            f"'{error.name}' is not here: send a module of your own by --file {file}.py, others by --wheels"
+        )
+    if "NCCL" in str(error) and not sys.modules["torch"].cuda.is_available():
+        return "nccl needs a GPU on each worker: init_process_group('gloo') works without"
+    return ""
 
 
 def _report(error: BaseException, group: int, folder: Path) -> None:

@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.host.api import daemon
 from millpond.host.api.connection import ENDED
-from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch
+from millpond.host.api.launch import (
+    LaunchEnded,
+    LaunchInput,
+    LaunchInputsEnd,
+    LaunchOutput,
+    LaunchSaved,
+    StartLaunch,
+)
 from millpond.host.connection import ANSWER_SECONDS
 from millpond.host.model.jobs import ACTIVE
 from millpond.host.submission import JobSubmission
@@ -92,12 +99,16 @@ class DaemonClient(JobSubmission):
             raise Refused("", error.code, error.text) from None
 
     def launch(
-        self, request: StartLaunch
+        self, request: StartLaunch, inputs: Iterable[tuple[LaunchInput, bytes]] = ()
     ) -> Iterator[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]:
         """Launch a script and follow it until all its workers have ended; they end with this connection.
-        Yields messages, each with its payload.
+        ``inputs`` are parts of files, if the request has some. Yields messages, each with its payload.
         """
         self._channel.send(request, self._deadline)
+        if request.inputs:
+            for part, content in inputs:
+                self._channel.send(part, self._deadline, content)
+            self._channel.send(LaunchInputsEnd(), self._deadline)
         while True:
             try:
                 head = self._channel.receive(NEVER)

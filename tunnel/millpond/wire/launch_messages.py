@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from millpond.base.errors import ConfigError, ProtocolError
+from millpond.base.text import printable
 from millpond.wire.messages import Kind, Message, message
 
 MOST_CODE = 3 << 20
@@ -24,6 +25,7 @@ MOST_AT_ONCE = 1 << 16
 SAVED_PART = 1 << 17
 """Most bytes of a saved file in one message."""
 LONGEST_PATH = 1024
+MOST_PROCESSES = 256
 MOST_NAMED = 8
 """Most names of files that were left out."""
 WORKER = "MILLPOND_WORKER"
@@ -33,13 +35,19 @@ WORKER = "MILLPOND_WORKER"
 @message("launch")
 @dataclass(frozen=True, slots=True)
 class Launch(Message):
-    """Run ``script``, one of ``files``, as worker ``rank`` of ``world_size``, named ``worker``.
+    """Run ``script``, one of ``files``, as worker ``rank`` of ``world_size``, named ``worker``, in the launch
+    ``run``.
 
-    The workers meet at the master's port, and each is at its own ``address``. If ``confined``, they have no
+    The workers meet at the master's port, and each is at its own ``address``; ``names`` are the addresses of
+    all, each with the names that it has. If ``confined``, they have no
     network but the exchanges of this connection, see ``wire.group_messages``, and see the private ``folders``
     (all that the device's policy allows, if there are none); ``signature`` is of an owner of the device.
     At the end come the files that the script has saved, up to ``most_saved`` bytes; their number alone if
     that is 0.
+
+    The script is run as the ``module`` of that name, if there is one, by so many ``processes``, which share
+    the worker's folder; with ``shared`` processors, those of several workers' machine, each has one thread.
+    It has ``variables`` in its environment. With ``inputs``, InputParts and InputsEnd follow.
 
     Answered by any number of Outputs, then Exited, SavedParts, and at last AllSaved. The script runs for as
     long as this connection is open.
@@ -58,6 +66,32 @@ class Launch(Message):
     folders: tuple[str, ...] = ()
     signature: str = ""
     worker: str = ""
+    run: str = ""
+    names: tuple[tuple[str, str], ...] = ()
+    module: str = ""
+    processes: int = 1
+    shared: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
+    inputs: bool = False
+
+
+@message("launch.input")
+@dataclass(frozen=True, slots=True)
+class InputPart(Message):
+    """A part of the file ``path`` of ``size`` bytes, which the script finds in its folder, or, if it is a
+    ``wheel``, installed; the payload begins at ``start``. The parts of a file come in order.
+    """
+
+    path: str
+    start: int
+    size: int
+    wheel: bool = False
+
+
+@message("launch.inputs_end")
+@dataclass(frozen=True, slots=True)
+class InputsEnd(Message):
+    """All parts of files have come."""
 
 
 @message("launch.stop")
@@ -188,26 +222,52 @@ def script_digest(script: str, files: Mapping[str, bytes]) -> str:
     return hashlib.sha256(json.dumps(["launch", script, contents]).encode()).hexdigest()
 
 
-def environment(launch: Launch, interface: str) -> dict[str, str]:
-    """Return the variables that torchrun gives a worker; ``interface`` is the one that leads to the others. A
-    confined one has no address to meet at.
+def environment(launch: Launch, interface: str, local: int = 0) -> dict[str, str]:
+    """Return the variables that torchrun gives a worker's process, the ``local``-th, and those that the user
+    gives it; ``interface`` is the one that leads to the others. A confined one has no address to meet at.
     """
+    rank, size = launch.rank * launch.processes + local, launch.world_size * launch.processes
     found = {
-        "RANK": str(launch.rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(launch.world_size),
-        "LOCAL_WORLD_SIZE": "1",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(launch.processes),
         "GROUP_RANK": str(launch.rank),
+        "GROUP_WORLD_SIZE": str(launch.world_size),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(size),
+        "HF_HUB_OFFLINE": "1",  # no worker reaches it, and each look-up would be tried again and again
         WORKER: launch.worker,
     }
-    if launch.confined:
-        return found
-    return found | {
+    if launch.shared or launch.processes > 1:
+        found["OMP_NUM_THREADS"] = "1"
+    if not launch.confined:
+        found |= _meeting(launch, interface)
+    return found | dict(launch.variables)
+
+
+def _meeting(launch: Launch, interface: str) -> dict[str, str]:
+    return {
         "MASTER_ADDR": launch.master_address,
         "MASTER_PORT": str(launch.master_port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": launch.run,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 has the store
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "GLOO_SOCKET_IFNAME": interface,
         "TP_SOCKET_IFNAME": interface,  # torch.distributed.rpc: otherwise by the name of the machine
     }
+
+
+def check_start(processes: int, variables: Mapping[str, str]) -> None:
+    """Raise ConfigError for a number of processes, or variables of the environment, that cannot be."""
+    if not 1 <= processes <= MOST_PROCESSES:
+        raise ConfigError(f"a worker has 1 to {MOST_PROCESSES} processes, not {processes}")
+    for name, value in variables.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError(f"'{printable(name, 80)}' cannot be a variable of the environment")
 
 
 class Lines:

@@ -36,6 +36,8 @@ _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{LONGEST_NAME - 1}}}")
 
 def check_launch(policy: Policy, device: str, request: Launch) -> None:
     """Raise Refused for a confined launch that the policy forbids."""
+    if request.variables or request.inputs or request.processes != 1:
+        raise refused("code", "a private launch is its script and files alone, which owners sign")
     for folder in request.folders:
         check_folder(policy, device, Folder(folder, device))
     digest = script_digest(request.script, request.files)

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
 import socket
+import tempfile
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, Refused
@@ -28,10 +33,18 @@ def find_data_service(device: str) -> DataFound:
     if REQUESTS_CHANNEL not in os.environ:
         raise LocalError(f"{device}: a device's name is known in a script of 'millpond launch' alone")
     try:
-        with _asking:
+        with _asking, _alone():
             return _channel().call(FindData(device), DataFound, Deadline.after(_START_SECONDS))
     except Refused as error:
         raise LocalError(error.text) from None
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keep the script's other processes from asking meanwhile: all have one channel."""
+    with Path(tempfile.gettempdir(), "millpond-requests").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @functools.cache

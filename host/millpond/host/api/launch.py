@@ -14,7 +14,8 @@ class StartLaunch(Message):
     """Run ``script``, one of ``files``, on ``devices`` (all of the fleet if none is named) and the host.
 
     What the workers save comes back, up to ``most_saved`` bytes of each. If ``confined``, the workers have no
-    network, and see the private ``folders``, see ``wire.launch_messages.Launch``.
+    network, and see the private ``folders``; see ``wire.launch_messages.Launch`` for these and ``module``,
+    ``processes`` and ``variables``. With ``inputs``, LaunchInputs and LaunchInputsEnd follow.
 
     Answered by LaunchOutput and LaunchSaved repeatedly, then LaunchEnded. The launch ends with the
     connection.
@@ -29,6 +30,28 @@ class StartLaunch(Message):
     confined: bool = False
     folders: tuple[str, ...] = ()
     signature: str = ""
+    module: str = ""
+    processes: int = 1
+    variables: tuple[tuple[str, str], ...] = ()
+    inputs: bool = False
+
+
+@message("api.launch.input")
+@dataclass(frozen=True, slots=True)
+class LaunchInput(Message):
+    """A part of a file for a ``worker``, or for all if that is "", see ``wire.launch_messages.InputPart``."""
+
+    worker: str
+    path: str
+    start: int
+    size: int
+    wheel: bool = False
+
+
+@message("api.launch.inputs_end")
+@dataclass(frozen=True, slots=True)
+class LaunchInputsEnd(Message):
+    """All files have been sent."""
 
 
 @message("api.launch.output")

@@ -16,14 +16,13 @@ import typer
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.base.schema import dump
 from millpond.base.version import VERSION
-from millpond.host.cli import flash, fleet_changes, jobs, new, remote, sign, update
+from millpond.host.cli import flash, fleet_changes, jobs, launch, new, remote, sign, update
 from millpond.host.cli.data import check as data_check
 from millpond.host.cli.data import explain as data_explain
 from millpond.host.cli.exits import (
     EXIT_CODES,
     FLEET_DIRECTORY,
     INTERRUPTED,
-    JOB,
     LOCAL,
     REMOTE,
     SSH,
@@ -356,70 +355,7 @@ data_check.app.command()(data_explain.explain)
 app.add_typer(data_check.app, name="data")
 app.command()(jobs.train)
 app.command()(jobs.resume)
-
-
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def launch(
-    script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="For the script.")] = None,
-    devices: Annotated[str, typer.Option(metavar="csd0,csd1", help="These devices, not all of them.")] = "",
-    host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
-    files: Annotated[
-        list[Path] | None,
-        typer.Option("--file", metavar="PATH", help="A file, or a folder, to lie beside the script."),
-    ] = None,
-    saved: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="DIR", help="Keep what the script saves, as DIR/WORKER/FILE."),
-    ] = None,
-    most: Annotated[
-        int, typer.Option("--output-limit", min=1, max=65536, help="MiB of files of each worker.")
-    ] = 256,
-    private: Annotated[
-        bool,
-        typer.Option(
-            "--private", help="Show private folders to the script, which then has millpond.train.group alone."
-        ),
-    ] = False,
-    folders: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="private/FOLDER", help="With --private: these folders, not all."),
-    ] = None,
-    signature: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --private: an owner's signature of the script's digest."),
-    ] = None,
-    digest: Annotated[bool, typer.Option("--digest", help="Print the script's digest; run nothing.")] = False,
-    fleet_directory: FleetOption = DEFAULT_FLEET,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
-    from millpond.host.api.launch import StartLaunch
-    from millpond.host.cli import launch as launch_command
-
-    sent = launch_command.read_files(script, files or ())
-    if digest:
-        launch_command.show_digest(script.name, sent, as_json=output is Format.JSON)
-        return
-    if (folders or signature) and not private:
-        raise LocalError("--data and --signature are for --private")
-    start = StartLaunch(
-        script.name,
-        tuple(arguments or ()),
-        sent,
-        tuple(name.strip() for name in devices.split(",") if name.strip()),
-        host,
-        most << 20 if saved else 0,
-        private,
-        tuple(folders or ()),
-        signature.read_text() if signature else "",
-    )
-    with DaemonClient(fleet_directory) as client:
-        ended = launch_command.run(client, start, saved, as_json=output is Format.JSON)
-    if ended.error:
-        fail(ended.error, JOB, document=False)
-
-
+app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command()(jobs.profile)
 app.add_typer(jobs.jobs, name="jobs")
 app.command()(jobs.stop)

@@ -1,78 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: the 'launch' command: reads the script's files, prints the workers' output, keeps their files."""
+"""Entry: the 'launch' command: sends the script, prints the workers' output, keeps their files."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from millpond.base.errors import LocalError
-from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch, WorkerEnd
+from millpond.host.api.launch import (
+    LaunchEnded,
+    LaunchInput,
+    LaunchOutput,
+    LaunchSaved,
+    StartLaunch,
+    WorkerEnd,
+)
+from millpond.host.cli.exits import JOB, fail
+from millpond.host.cli.launch_files import module_file, read_files, read_inputs
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
 from millpond.host.model.jobs import HOST
 from millpond.host.terminal import printing
 from millpond.host.terminal.output_folder import OutputFolder
-from millpond.wire.launch_messages import check_files, check_names, check_size, script_digest
+from millpond.wire.launch_messages import script_digest
 
 MOST_LINES = 100_000
 """Lines of output in a JSON document: the last ones."""
-_CACHES = "__pycache__"
 
 
-def read_files(script: Path, paths: Sequence[Path]) -> dict[str, bytes]:
-    """Return the files to send, by their names in the workers' folder: the script by its own name, others by
-    their paths below the current folder, or by their own names if they lie elsewhere; of folders all that
-    they hold. Nothing is read before names and sizes have been checked. Raises LocalError, OSError.
-    """
-    found = {script.name: script}
-    for path in paths:
-        for name, file in _named(path):
-            if name in found and not found[name].samefile(file):
-                raise LocalError(f"two files are named '{name}'")
-            found[name] = file
-            check_size(len(found), 0)
-    check_names(script.name, found)
-    check_size(len(found), sum(len(name.encode()) + path.stat().st_size for name, path in found.items()))
-    files = {name: path.read_bytes() for name, path in found.items()}
-    check_files(script.name, files)
-    return files
-
-
-def _named(path: Path) -> Iterator[tuple[str, Path]]:
-    whole, here = Path(os.path.abspath(path)), Path.cwd()  # noqa: PTH100 - links stay as they are
-    name = whole.relative_to(here) if whole != here and whole.is_relative_to(here) else Path(whole.name)
-    if not path.is_dir():
-        yield name.as_posix(), _plain(path)
+def launch(
+    script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="For the script.")] = None,
+    devices: Annotated[str, typer.Option(metavar="csd0,csd1", help="These devices, not all of them.")] = "",
+    host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
+    module: Annotated[bool, typer.Option("-m", help="The script is a module, as in python -m.")] = False,
+    processes: Annotated[
+        int, typer.Option("--nproc-per-node", "--nproc_per_node", metavar="N", help="On each worker.")
+    ] = 1,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", metavar="PATH", help="A file, or a folder, to lie where it lies here."),
+    ] = None,
+    wheels: Annotated[
+        list[Path] | None,
+        typer.Option("--wheels", metavar="PATH", help="Packages to install: a wheel, or a folder of wheels."),
+    ] = None,
+    variables: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable of the environment.")
+    ] = None,
+    given: Annotated[
+        Path | None,
+        typer.Option("--input", metavar="DIR", help="Files as --output leaves them; DIR/all is for each."),
+    ] = None,
+    saved: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Keep what the script saves, as DIR/WORKER/FILE."),
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--output-limit", min=1, max=65536, help="MiB of files of each worker.")
+    ] = 256,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private", help="Show private folders to the script, which then has millpond.train.group alone."
+        ),
+    ] = False,
+    folders: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="private/FOLDER", help="With --private: these folders, not all."),
+    ] = None,
+    signature: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --private: an owner's signature of the script's digest."),
+    ] = None,
+    digest: Annotated[bool, typer.Option("--digest", help="Print the script's digest; run nothing.")] = False,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
+    left = list(arguments or ())
+    if script == Path("-m") and left:  # behind --
+        module, script = True, Path(left.pop(0))
+    name, sent = read_files(module_file(str(script)) if module else script, files or ())
+    if digest:
+        _show_digest(name, sent, as_json=output is Format.JSON)
         return
-    base = Path() if whole == here else name
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(folder for folder in folders if folder != _CACHES)
-        for each in sorted(names):
-            file = Path(folder, each)
-            yield (base / file.relative_to(path)).as_posix(), _plain(file)
-        for link in (Path(folder, each) for each in folders):
-            if link.is_symlink():
-                raise LocalError(f"{link}: a link to a folder cannot be sent; name that folder itself")
+    if (folders or signature) and not private:
+        raise LocalError("--data and --signature are for --private")
+    start = StartLaunch(
+        name,
+        tuple(left),
+        sent,
+        tuple(name.strip() for name in devices.split(",") if name.strip()),
+        host,
+        most << 20 if saved else 0,
+        private,
+        tuple(folders or ()),
+        signature.read_text() if signature else "",
+        str(script) if module else "",
+        processes,
+        tuple(_variable(text) for text in variables or ()),
+        bool(given or wheels),
+    )
+    with DaemonClient(fleet_directory) as client:
+        inputs = read_inputs(given, wheels or ())
+        ended = _run(client, start, inputs, saved, as_json=output is Format.JSON)
+    if ended.error:
+        fail(ended.error, JOB, document=False)
 
 
-def _plain(path: Path) -> Path:
-    path.stat()  # raises if it is not there
-    if not path.is_file():
-        raise LocalError(f"{path}: only plain files can be sent")
-    return path
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise LocalError(f"--env {text}: this is not NAME=VALUE")
+    return name, value
 
 
-def run(client: DaemonClient, start: StartLaunch, output: Path | None, *, as_json: bool) -> LaunchEnded:
+def _run(
+    client: DaemonClient,
+    start: StartLaunch,
+    inputs: Iterable[tuple[LaunchInput, bytes]],
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> LaunchEnded:
     """Run a launch: print lines as they come, each with its worker's name, or, as JSON, one document at the
     end; keep what the workers have saved in ``output``.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(OutputFolder(output)) if output else None
-        ended = _show(client, start, folder, as_json=as_json)
+        ended = _show(client.launch(start, inputs), folder, as_json=as_json)
     if not as_json:
         for line in [*_about_files(ended.workers, output), *_about_privacy(start, ended.workers)]:
             print(f"millpond: {line}", file=sys.stderr)
@@ -80,10 +143,13 @@ def run(client: DaemonClient, start: StartLaunch, output: Path | None, *, as_jso
 
 
 def _show(
-    client: DaemonClient, start: StartLaunch, folder: OutputFolder | None, *, as_json: bool
+    events: Iterable[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]],
+    folder: OutputFolder | None,
+    *,
+    as_json: bool,
 ) -> LaunchEnded:
     lines: deque[dict[str, str]] = deque(maxlen=MOST_LINES)
-    for event, data in client.launch(start):
+    for event, data in events:
         if isinstance(event, LaunchSaved):
             if folder:
                 folder.write(event, data)
@@ -122,7 +188,7 @@ def _about_privacy(start: StartLaunch, workers: Sequence[WorkerEnd]) -> Iterator
         yield f"what the script prints on a device stays there: '{command}' shows it"
 
 
-def show_digest(script: str, files: Mapping[str, bytes], *, as_json: bool) -> None:
+def _show_digest(script: str, files: Mapping[str, bytes], *, as_json: bool) -> None:
     """Print the digest of a script and its files, which owners of devices list or sign."""
     found = script_digest(script, files)
     if as_json:

@@ -24,6 +24,7 @@ from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.launch.data_services import DataRequests
 from millpond.host.launch.group import LaunchGroup, serve_channel
+from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.launch.workers import (
     LOOK_SECONDS,
     HostPlace,
@@ -39,7 +40,7 @@ from millpond.linux import sockets
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
-from millpond.wire.launch_messages import AllSaved, SavedPart, check_files
+from millpond.wire.launch_messages import AllSaved, SavedPart, check_files, check_start
 
 READY_SECONDS = 30.0
 END_SECONDS = 10.0
@@ -86,12 +87,20 @@ class LaunchService:
 
     def run(self, request: StartLaunch, client: Channel) -> None:
         """Run a launch to its end and send all its output to ``client``. Raises LocalError, RemoteError."""
+        with LaunchInputs(self._fleet.directory) as inputs:
+            if request.inputs:
+                inputs.receive(client)
+            self._run(request, inputs, client)
+
+    def _run(self, request: StartLaunch, inputs: LaunchInputs, client: Channel) -> None:
         check_files(request.script, request.files)
+        check_start(request.processes, dict(request.variables))
         names = self._names(request)
+        inputs.check([*([HOST] if request.host else []), *names])
         with self._reserve(names):
             self._wait_ready(names, client)
             public = {name: self._volume(name) / "public" for name in names} if request.host else {}
-            place = HostPlace(self._zygote, public)
+            place = HostPlace(self._zygote, public, inputs)
             with self._forwarding.between(() if request.confined else names, host=request.host):
                 workers = plan(self._fleet, request, names)
                 client.send(_Launch(workers, self._devices, place, client).run(), NEVER)
@@ -106,6 +115,10 @@ class LaunchService:
                 raise ConfigError(f"'{name}' is named twice")
         if not names and not request.host:
             raise ConfigError("there is nobody to run the script: no device, and not the host")
+        if request.confined and (request.inputs or request.variables or request.processes != 1):
+            raise ConfigError(
+                "--private is for a script and its files alone: no --input, --wheels, --env, --nproc-per-node"
+            )
         if request.confined and not request.host:
             raise ConfigError("--private needs the host as rank 0, whose model all begin with: no --no-host")
         return names
@@ -238,7 +251,8 @@ class _Launch:
                 count = run_on_host(worker, self._place, serve, observer, self._over)
             else:
                 device, answer = self._devices[worker.name], partial(self._answer, worker)
-                count = run_on_device(worker, device, answer, observer, self._over)
+                inputs = self._place.inputs
+                count = run_on_device(worker, device, inputs, answer, observer, self._over)
             self._put(LaunchEvent(worker, done=True, count=count))
         except (MillpondError, OSError) as error:
             self._put(LaunchEvent(worker, reason=printable(reason_of(error, worker.name)), done=True))

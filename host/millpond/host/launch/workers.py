@@ -6,7 +6,8 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +19,9 @@ from millpond.host.api.launch import StartLaunch
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.launch.group import is_group_request
+from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.model.jobs import HOST
+from millpond.images.boards import EMULATED
 from millpond.launch.process import LaunchedScript
 from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
@@ -82,6 +85,7 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
     """
     names = [*([HOST] if request.host else []), *devices]
     interface, port = fleet.interface(devices[0]) if devices else "lo", _free_port()
+    run, here = uuid.uuid4().hex, [name for name in names if _is_here(fleet, name)]
 
     def launch(rank: int, name: str) -> Launch:
         master = _master_address(fleet, name, devices, on_host=request.host)
@@ -99,9 +103,32 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
             request.folders,
             request.signature,
             name,
+            run,
+            () if request.confined else tuple(_names(fleet, name, devices, on_host=request.host)),
+            request.module,
+            request.processes,
+            name in here and len(here) > 1,
+            request.variables,
+            request.inputs,
         )
 
     return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names)]
+
+
+def _is_here(fleet: Fleet, name: str) -> bool:
+    """Return whether a worker has this machine's processors, as those of emulated devices have."""
+    return name == HOST or fleet.device(name).board == EMULATED
+
+
+def _names(fleet: Fleet, viewer: str, devices: Sequence[str], *, on_host: bool) -> Iterator[tuple[str, str]]:
+    """Yield the addresses and names of all workers, for one of them: the host has one address for each
+    device, of which a device has its own first.
+    """
+    for name in devices:
+        yield fleet.addresses(name).device_ip, name
+    if on_host:
+        for name in sorted(devices, key=lambda name: name != viewer):
+            yield fleet.addresses(name).host_ip, f"{HOST} {socket.gethostname()}"
 
 
 def _master_address(fleet: Fleet, name: str, devices: Sequence[str], *, on_host: bool) -> str:
@@ -157,10 +184,13 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """The needs of the host's worker: the zygote that it is a fork of, and the public folders by device."""
+    """The needs of the host's worker: the zygote that it is a fork of, the public folders by device, and the
+    files that all workers are sent.
+    """
 
     zygote: Zygote
     public: Mapping[str, Path]
+    inputs: LaunchInputs
 
     def sandbox(self, *, confined: bool) -> Sandbox:
         """Return its sandbox."""
@@ -187,6 +217,8 @@ def run_on_host(
         over.add(script.channel)
         over.add(script.requests)
         serving.start()
+        if launch.inputs:
+            place.inputs.send(worker.name, script.channel)
         if not _follow_output(script, observer, over):
             return None
         code = _exit_code(script)
@@ -249,7 +281,12 @@ def _take_part(head: Head, channel: Channel, order: SavedOrder, observer: Worker
 
 
 def run_on_device(
-    worker: LaunchWorker, device: Device, answer: Answer, observer: WorkerObserver, over: Over
+    worker: LaunchWorker,
+    device: Device,
+    inputs: LaunchInputs,
+    answer: Answer,
+    observer: WorkerObserver,
+    over: Over,
 ) -> AllSaved | None:
     """Run a worker on a device. ``answer`` sends the answer to a request of its script, and returns False if
     the launch is over. Returns as ``run_on_host``. Raises RemoteError, also when the launch is over.
@@ -258,6 +295,8 @@ def run_on_device(
     with device.control(Deadline.after(START_SECONDS)) as agent:
         over.add(agent)
         agent.send(launch, Deadline.after(START_SECONDS))
+        if launch.inputs:
+            inputs.send(worker.name, agent)
         while True:
             if over.stopping and not stopped:
                 if launch.confined:

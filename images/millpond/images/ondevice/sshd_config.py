@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,10 @@ _COMMON = (
 )
 
 
-def accounts(root: int = 0) -> dict[str, str]:
-    """Return the device's own /etc files: its users, and nothing of the machine around it."""
+def accounts(root: int = 0, machine: str = "") -> dict[str, str]:
+    """Return the device's own /etc files: its users, its name, which is this ``machine``'s if none is given,
+    and nothing of the machine around it.
+    """
     users = (
         (ADMIN.user, root, "/root", "/bin/sh"),
         (USER.user, UID, HOME, "/bin/sh"),
@@ -82,7 +85,7 @@ def accounts(root: int = 0) -> dict[str, str]:
         "/etc/passwd": "".join(f"{n}:x:{uid}:{uid}:{n}:{home}:{shell}\n" for n, uid, home, shell in users),
         "/etc/group": "".join(f"{name}:x:{uid}:\n" for name, uid, _, _ in users),
         "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-        "/etc/hosts": "127.0.0.1 localhost\n",
+        "/etc/hosts": f"127.0.0.1 localhost\n127.0.1.1 {machine or socket.gethostname()}\n",
     }
 
 

@@ -133,7 +133,7 @@ def _sandbox(spec: BoardSpec) -> Sandbox:
             *(Bind(source, Path(target), read_only=False) for source, target in writable.items()),
         ),
         tmpfs=(*TMPFS, Path("/root")),
-        files=sshd_config.accounts()
+        files=sshd_config.accounts(machine=spec.name)
         | {"/etc/hostname": f"{spec.name}\n", "/var/log/lastlog": ""},  # sshd complains to root without it
         links={"/etc/mtab": "/proc/self/mounts"},
         hostname=spec.name,

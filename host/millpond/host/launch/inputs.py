@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: the files that a command sends behind a StartLaunch, kept until all workers have theirs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConfigError, LocalError, ProtocolError
+from millpond.base.text import printable
+from millpond.host.api.launch import LaunchInput, LaunchInputsEnd
+from millpond.wire.channel import Channel, FileSlice
+from millpond.wire.launch_messages import SAVED_PART, InputPart, InputsEnd
+
+SECONDS = 600.0
+EVERYONE = "all"
+
+
+class LaunchInputs:
+    """Files for the workers of a launch, in one file without a name in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - closed by __exit__
+        self._parts: list[tuple[LaunchInput, FileSlice]] = []
+
+    def __enter__(self) -> LaunchInputs:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def receive(self, client: Channel) -> None:
+        """Receive all files. Raises LocalError once all have come, if they could not be kept."""
+        problem = ""
+        while True:
+            head = client.receive(Deadline.after(SECONDS))
+            if isinstance(head.message, LaunchInputsEnd):
+                break
+            if not isinstance(head.message, LaunchInput):
+                raise ProtocolError(f"'{head.message.NAME}' came where a launch's files belong")
+            data = b""
+            if head.payload_size:
+                data = bytes(client.receive_payload(SAVED_PART, Deadline.after(SECONDS)))
+            try:
+                self._keep(head.message, data)
+            except OSError as error:
+                problem = problem or f"the launch's files cannot be kept: {error.strerror}"
+        if problem:
+            raise LocalError(problem)
+
+    def _keep(self, part: LaunchInput, data: bytes) -> None:
+        start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        self._parts.append((part, FileSlice(self._file.fileno(), start, len(data))))
+
+    def check(self, workers: Collection[str]) -> None:
+        """Raise ConfigError for files of who is no worker of the launch."""
+        for part, _ in self._parts:
+            if part.worker not in (*workers, EVERYONE):
+                raise ConfigError(
+                    f"files for '{printable(part.worker, 80)}', which is no worker of this launch; it has "
+                    f"{', '.join(workers)}, and '{EVERYONE}' for files of each"
+                )
+
+    def send(self, worker: str, channel: Channel) -> None:
+        """Send a worker its files."""
+        for part, data in self._parts:
+            if part.worker in (worker, EVERYONE):
+                message = InputPart(part.path, part.start, part.size, part.wheel)
+                channel.send(message, Deadline.after(SECONDS), data)
+        channel.send(InputsEnd(), Deadline.after(SECONDS))
