@@ -95,6 +95,19 @@ def _as_device(listener: socket.socket, kind: str, address: str, *more: str) -> 
         with socket.socket() as sock:
             sock.settimeout(SECONDS)
             return "yes" if sock.connect_ex((address, int(more[0]))) == 0 else "no"
+    elif kind == "refused":
+        udp = socket.SOCK_DGRAM if address == "udp" else socket.SOCK_STREAM
+        *_, there, port = (address, *more)
+        with socket.socket(socket.AF_INET, udp) as sock:
+            sock.settimeout(SECONDS)
+            try:
+                sock.connect((there, int(port)))
+                sock.send(b"x")
+                sock.recv(1)
+            except ConnectionRefusedError:
+                return "refused"
+            except OSError as error:
+                return repr(error)
     elif kind == "udp":
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.sendto(b"x", (address, int(more[0])))
@@ -196,14 +209,39 @@ def test_the_host_reaches_its_device(tmp_path: Path) -> None:
 def test_a_launch_opens_the_ports_of_its_worker_on_the_host_alone(tmp_path: Path) -> None:
     def body(wires: Wires) -> None:
         guard = Forwarding(fleet(tmp_path))
+        with guard.between(["csd0"], host=True) as opened, services():
+            assert wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
+            opened.listen([LOW])
+            assert wires.reaches(HOST, LOW)
+            opened.listen([])
+            assert not wires.reaches(HOST, LOW)
+            opened.listen([LOW])
         with services():
-            with guard.between(["csd0"], host=True):
-                assert wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
-            assert not wires.reaches(HOST, HIGH)
+            assert not wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
+            with guard.between(["csd0"], host=True) as opened:
+                assert not wires.reaches(HOST, HIGH)  # another program's
+                opened.listen([HIGH])
+                assert wires.reaches(HOST, HIGH)
             with guard.between(["csd0"]):
                 assert not wires.reaches(HOST, HIGH)
-            with guard.between(["csd1"], host=True):
-                assert not wires.reaches(HOST, HIGH)
+        with guard.between(["csd1"], host=True) as opened, services():
+            opened.listen([LOW])
+            assert not wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
+        with guard.between(["csd0"], host=True), services():
+            assert wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
+
+    in_namespace(body)
+
+
+def test_a_device_that_is_refused_is_told_so(tmp_path: Path) -> None:
+    """Before: what it began was dropped, and it waited for minutes."""
+
+    def body(wires: Wires) -> None:
+        guard = Forwarding(fleet(tmp_path))
+        with services():
+            assert wires.ask("refused", HOST, str(LOW)) == "refused"
+            assert wires.ask("refused udp", HOST, str(LOW)) == "refused"
+        guard.close()
 
     in_namespace(body)
 
@@ -223,15 +261,16 @@ def test_the_next_daemon_replaces_what_a_killed_one_left(tmp_path: Path) -> None
 def test_the_guard_outlives_a_reload_of_the_machines_rules(tmp_path: Path) -> None:
     def body(wires: Wires) -> None:
         guard = Forwarding(fleet(tmp_path))
-        with services(), guard.between(["csd0"], host=True):
+        with guard.between(["csd0"], host=True), services():
             for _ in range(2):
                 flush_ruleset()
                 assert wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
         flush_ruleset()
         with services():
             assert not wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
-            with guard.between(["csd0"], host=True):
-                assert wires.reaches(HOST, HIGH)
+        with guard.between(["csd0"], host=True), services():
+            assert wires.reaches(HOST, HIGH)
+        with services():
             assert not wires.reaches(HOST, HIGH)
             guard.close()
             assert wires.reaches(HOST, LOW)

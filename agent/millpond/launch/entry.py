@@ -26,13 +26,15 @@ from millpond.launch.inputs import receive_inputs
 from millpond.launch.saved import SavedFiles
 from millpond.launch.script import run_script
 from millpond.linux.confinement.sandbox import exit_code
+from millpond.linux.network import listening, own_sockets
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
-from millpond.wire.launch_messages import MOST_CODE, SAVED_PART, Exited, Launch, StopScript
+from millpond.wire.launch_messages import MOST_CODE, SAVED_PART, Exited, Launch, Listening, StopScript
 
 RECEIVE_SECONDS = 60.0
 _REAP_SECONDS = 1.0
+_PORTS_SECONDS = 0.05
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.002
 _NOT_STARTED = 1
@@ -88,10 +90,30 @@ def _run(launch: Launch, folder: Path, interface: str, requests: int, channel: C
             run_script(launch, folder, interface, requests, local)
         scripts.add(script)
     os.close(requests)
-    return _wait(scripts, channel)
+    return _wait(scripts, channel, _Ports(channel) if launch.tells_ports else None)
 
 
-def _wait(scripts: set[int], channel: Channel) -> int:
+class _Ports:
+    """The ports that the script listens on, told whenever they change."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._all: dict[int, int] = {}
+        self._told: set[int] = set()
+
+    def look(self) -> None:
+        """Look at them again. Raises ConnectionLost."""
+        now = listening()
+        if now == self._all:
+            return
+        own, self._all = own_sockets(), now
+        ports = {port for inode, port in now.items() if inode in own}
+        if ports != self._told:
+            self._told = ports
+            self._channel.send(Listening(tuple(sorted(ports))), NEVER)
+
+
+def _wait(scripts: set[int], channel: Channel, ports: _Ports | None) -> int:
     """Wait for the script's processes; kill them when that is wanted, when one has failed, or when the
     launcher has left. The first process of its pid namespace also reaps orphans.
     """
@@ -101,7 +123,11 @@ def _wait(scripts: set[int], channel: Channel) -> int:
         poll.register(descriptor, select.POLLIN)
     failed = 0
     while handles:
-        ready = {descriptor for descriptor, _ in poll.poll(1000 * _REAP_SECONDS)}
+        if ports:
+            ports.look()
+        ready = {
+            descriptor for descriptor, _ in poll.poll(1000 * (_PORTS_SECONDS if ports else _REAP_SECONDS))
+        }
         if channel.sock.fileno() in ready:
             channel.expect(StopScript, Deadline.after(RECEIVE_SECONDS))
             _kill(handles)

@@ -98,7 +98,8 @@ def _files(launch: Launch, uid: int) -> dict[str, str]:
     """Return files that resolve names without DNS, of all workers and the machine, and that of its user."""
     own = ((launch.address, socket.gethostname()), (launch.master_address, "master"))
     names = (("127.0.0.1", "localhost"), *launch.names, *own)
-    hosts = "".join(f"{address} {name}\n" for address, name in names if address)
+    both = [(prefix + address, name) for prefix in ("", "::ffff:") for address, name in names if address]
+    hosts = "".join(f"{address} {name}\n" for address, name in both)
     user = "millpond" if uid else "root"
     return {
         "/etc/hosts": hosts,

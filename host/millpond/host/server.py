@@ -76,7 +76,7 @@ class DaemonServer:
         files: FileCache,
         launches: LaunchService,
         traffic: Traffic,
-        between: Callable[[Sequence[str]], AbstractContextManager[None]],
+        between: Callable[[Sequence[str]], AbstractContextManager[object]],
         group: int | None = None,
     ) -> None:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic

@@ -47,7 +47,8 @@ class Launch(Message):
 
     The script is run as the ``module`` of that name, if there is one, by so many ``processes``, which share
     the worker's folder; with ``shared`` processors, those of several workers' machine, each has one thread.
-    It has ``variables`` in its environment. With ``inputs``, InputParts and InputsEnd follow.
+    It has ``variables`` in its environment. With ``inputs``, InputParts and InputsEnd follow. If it
+    ``tells_ports``, its first process sends Listening whenever these change.
 
     Answered by any number of Outputs, then Exited, SavedParts, and at last AllSaved. The script runs for as
     long as this connection is open.
@@ -73,6 +74,15 @@ class Launch(Message):
     shared: bool = False
     variables: tuple[tuple[str, str], ...] = ()
     inputs: bool = False
+    tells_ports: bool = False
+
+
+@message("launch.ports")
+@dataclass(frozen=True, slots=True)
+class Listening(Message):
+    """The script now listens on these TCP ports."""
+
+    ports: tuple[int, ...]
 
 
 @message("launch.input")

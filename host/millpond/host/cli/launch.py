@@ -34,62 +34,72 @@ MOST_LINES = 100_000
 """Lines of output in a JSON document: the last ones."""
 
 
+FilesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--file", metavar="PATH", help="A file, or a folder, to lie where it lies here."),
+]
+WheelsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--wheels", metavar="PATH", help="Packages to install: a wheel, or a folder of wheels."),
+]
+EnvironmentOption = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable of the environment.")
+]
+InputOption = Annotated[
+    Path | None,
+    typer.Option("--input", metavar="DIR", help="Files as --output leaves them; DIR/all is for each worker."),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="DIR", help="Keep what the script saves, as DIR/WORKER/FILE."),
+]
+PrivateOption = Annotated[
+    bool,
+    typer.Option(
+        "--private", help="Show private folders to the script, which then has millpond.train.group alone."
+    ),
+]
+FoldersOption = Annotated[
+    list[str] | None,
+    typer.Option("--data", metavar="private/FOLDER", help="With --private: these folders, not all."),
+]
+SignatureOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --private: an owner's signature of the digest.")
+]
+ProcessesOption = Annotated[
+    int, typer.Option("--nproc-per-node", "--nproc_per_node", metavar="N", help="Processes on each worker.")
+]
+
+
 def launch(
     script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="For the script.")] = None,
     devices: Annotated[str, typer.Option(metavar="csd0,csd1", help="These devices, not all of them.")] = "",
     host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
-    module: Annotated[bool, typer.Option("-m", help="The script is a module, as in python -m.")] = False,
-    processes: Annotated[
-        int, typer.Option("--nproc-per-node", "--nproc_per_node", metavar="N", help="On each worker.")
-    ] = 1,
-    files: Annotated[
-        list[Path] | None,
-        typer.Option("--file", metavar="PATH", help="A file, or a folder, to lie where it lies here."),
-    ] = None,
-    wheels: Annotated[
-        list[Path] | None,
-        typer.Option("--wheels", metavar="PATH", help="Packages to install: a wheel, or a folder of wheels."),
-    ] = None,
-    variables: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable of the environment.")
-    ] = None,
-    given: Annotated[
-        Path | None,
-        typer.Option("--input", metavar="DIR", help="Files as --output leaves them; DIR/all is for each."),
-    ] = None,
-    saved: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="DIR", help="Keep what the script saves, as DIR/WORKER/FILE."),
-    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")] = False,
+    processes: ProcessesOption = 1,
+    files: FilesOption = None,
+    wheels: WheelsOption = None,
+    variables: EnvironmentOption = None,
+    given: InputOption = None,
+    saved: OutputOption = None,
     most: Annotated[
         int, typer.Option("--output-limit", min=1, max=65536, help="MiB of files of each worker.")
     ] = 256,
-    private: Annotated[
-        bool,
-        typer.Option(
-            "--private", help="Show private folders to the script, which then has millpond.train.group alone."
-        ),
-    ] = False,
-    folders: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="private/FOLDER", help="With --private: these folders, not all."),
-    ] = None,
-    signature: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --private: an owner's signature of the script's digest."),
-    ] = None,
+    private: PrivateOption = False,
+    folders: FoldersOption = None,
+    signature: SignatureOption = None,
     digest: Annotated[bool, typer.Option("--digest", help="Print the script's digest; run nothing.")] = False,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
-    left = list(arguments or ())
+    left, as_json = list(arguments or ()), output is Format.JSON
     if script == Path("-m") and left:  # behind --
         module, script = True, Path(left.pop(0))
     name, sent = read_files(module_file(str(script)) if module else script, files or ())
     if digest:
-        _show_digest(name, sent, as_json=output is Format.JSON)
+        _show_digest(name, sent, as_json=as_json)
         return
     if (folders or signature) and not private:
         raise LocalError("--data and --signature are for --private")
@@ -105,12 +115,11 @@ def launch(
         signature.read_text() if signature else "",
         str(script) if module else "",
         processes,
-        tuple(_variable(text) for text in variables or ()),
+        tuple(map(_variable, variables or ())),
         bool(given or wheels),
     )
     with DaemonClient(fleet_directory) as client:
-        inputs = read_inputs(given, wheels or ())
-        ended = _run(client, start, inputs, saved, as_json=output is Format.JSON)
+        ended = _run(client, start, read_inputs(given, wheels or ()), saved, as_json=as_json)
     if ended.error:
         fail(ended.error, JOB, document=False)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge: the host's services are closed to its devices, but for worker 0 of a launch.
 
-The kernel drops what comes in by a tunnel's interface for the host itself: a device may answer the host's
+The kernel refuses what comes in by a tunnel's interface for the host itself: a device may answer the host's
 connections, and begin none. While a launch has a worker on the host, its devices may connect to the ports
-that the kernel gives to sockets which name none, as torch.distributed's do. The guard outlives a reload of
+that this worker listens on, and to those that the kernel gives to sockets which name none, as
+torch.distributed's do, unless another program had them when the launch began. The guard outlives a reload of
 the machine's own rules, and a killed daemon, whose tunnels end a moment after it; the next one replaces it.
 """
 
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from millpond.base.errors import LocalError
 from millpond.host.fleet.directory import Fleet
 from millpond.linux.netlink import nftables
 from millpond.linux.netlink.nftables import InputGuard
+from millpond.linux.network import listening
 
 log = logging.getLogger(__name__)
 
@@ -54,28 +57,54 @@ class HostFirewall:
             self._guard.close()
 
     @contextlib.contextmanager
-    def open_to(self, devices: Sequence[str]) -> Iterator[None]:
-        """Let these devices connect to the host's worker inside the context. Raises LocalError."""
-        guard = self._guard
-        if guard is None:
-            yield
-            return
+    def open_to(self, devices: Sequence[str]) -> Iterator[OpenPorts]:
+        """Let these devices connect to the host's worker inside the context. Yields what opens other ports.
+        Raises LocalError.
+        """
         with contextlib.ExitStack() as undo:
-            for name in devices:
-                interface = self._fleet.interface(name)
-                undo.callback(_close_to, guard, interface)
-                try:
-                    guard.open_to(interface)
-                except OSError as error:
-                    raise LocalError(f"{name} cannot be let to the host: {error.strerror or error}") from None
-            yield
+            opened = OpenPorts(self._guard, tuple(map(self._fleet.interface, devices)))
+            undo.callback(opened.close)
+            opened.open()
+            yield opened
 
 
-def _close_to(guard: InputGuard, interface: str) -> None:
-    try:
-        guard.close_to(interface)
-    except OSError as error:
-        log.warning("%s stays open to the host's worker: %s", interface, error.strerror or error)
+class OpenPorts:
+    """The ports of a launch's worker on the host, open to its devices' ``interfaces``."""
+
+    def __init__(self, guard: InputGuard | None = None, interfaces: Sequence[str] = ()) -> None:
+        self._guard, self._interfaces = guard, interfaces
+        taken = set(listening().values()) if guard and interfaces else set()
+        self._others = tuple(sorted(port for port in taken if port in _ephemeral_ports()))
+        self._added: set[int] = set()
+
+    def open(self) -> None:
+        """Open those that the kernel gives, but no other program's of now. Raises LocalError."""
+        for interface in self._interfaces if self._guard else ():
+            assert self._guard
+            try:
+                self._guard.open_to(interface, self._others)
+            except OSError as error:
+                text = f"{interface} cannot be let to the host: {error.strerror or error}"
+                raise LocalError(text) from None
+
+    def listen(self, ports: Collection[int]) -> None:
+        """Note the ports that the worker listens on now."""
+        for port in self._added ^ set(ports):
+            self._try(InputGuard.remove_port if port in self._added else InputGuard.add_port, port)
+        self._added = set(ports)
+
+    def close(self) -> None:
+        """Close all."""
+        self.listen(())
+        self._try(InputGuard.close_to, self._others)
+
+    def _try(self, step: Callable[[InputGuard, str, Any], None], argument: object) -> None:
+        for interface in self._interfaces if self._guard else ():
+            assert self._guard
+            try:
+                step(self._guard, interface, argument)
+            except OSError as error:
+                log.warning("ports for %s stay as they are: %s", interface, error.strerror or error)
 
 
 def _table(fleet: Fleet) -> str:

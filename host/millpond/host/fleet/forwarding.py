@@ -27,7 +27,7 @@ from typing import ParamSpec, TypeVar
 
 from millpond.base.errors import LocalError
 from millpond.host.fleet.directory import Fleet
-from millpond.host.fleet.firewall import HostFirewall
+from millpond.host.fleet.firewall import HostFirewall, OpenPorts
 from millpond.linux.netlink import rtnetlink
 from millpond.wire.control_messages import CONTROL_PORT
 
@@ -115,16 +115,15 @@ class Forwarding:
             log.warning("another program had deleted routing rules of %s: they are back", names)
 
     @contextlib.contextmanager
-    def between(self, devices: Sequence[str], *, host: bool = False) -> Iterator[None]:
+    def between(self, devices: Sequence[str], *, host: bool = False) -> Iterator[OpenPorts]:
         """Forward TCP between these devices, and no others, inside the context. With ``host`` they may
-        connect to the host's worker too. Raises LocalError.
+        connect to the host's worker too, at the ports that are yielded. Raises LocalError.
         """
         with contextlib.ExitStack() as undo:
-            if host:
-                undo.enter_context(self._firewall.open_to(devices))
+            opened = undo.enter_context(self._firewall.open_to(devices if host else ()))
             if len(devices) >= 2:
                 self._open_between(devices, undo)
-            yield
+            yield opened
 
     def _open_between(self, devices: Sequence[str], undo: contextlib.ExitStack) -> None:
         if self._problem:

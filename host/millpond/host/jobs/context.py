@@ -51,7 +51,7 @@ class JobContext:
     zygote: Zygote
     files: FileCache
     overlays: Overlays
-    between: Callable[[Sequence[str]], AbstractContextManager[None]]
+    between: Callable[[Sequence[str]], AbstractContextManager[object]]
 
 
 def limited(context: JobContext, names: Collection[str]) -> JobContext:

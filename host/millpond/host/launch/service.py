@@ -100,8 +100,9 @@ class LaunchService:
         with self._reserve(names):
             self._wait_ready(names, client)
             public = {name: self._volume(name) / "public" for name in names} if request.host else {}
-            place = HostPlace(self._zygote, public, inputs)
-            with self._forwarding.between(() if request.confined else names, host=request.host):
+            reached = () if request.confined else names
+            with self._forwarding.between(reached, host=request.host) as opened:
+                place = HostPlace(self._zygote, public, inputs, opened)
                 workers = plan(self._fleet, request, names)
                 client.send(_Launch(workers, self._devices, place, client).run(), NEVER)
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from millpond.base.text import printable
 from millpond.host.api.launch import StartLaunch
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
+from millpond.host.fleet.firewall import OpenPorts
 from millpond.host.launch.group import is_group_request
 from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.model.jobs import HOST
@@ -36,6 +38,7 @@ from millpond.wire.launch_messages import (
     Exited,
     Launch,
     Lines,
+    Listening,
     Output,
     SavedOrder,
     SavedPart,
@@ -110,6 +113,7 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
             name in here and len(here) > 1,
             request.variables,
             request.inputs,
+            name == HOST and bool(devices) and not request.confined,
         )
 
     return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names)]
@@ -185,12 +189,13 @@ class Over:
 @dataclass(frozen=True, slots=True)
 class HostPlace:
     """The needs of the host's worker: the zygote that it is a fork of, the public folders by device, and the
-    files that all workers are sent.
+    files that all workers are sent, and the ports that are ``opened`` to devices.
     """
 
     zygote: Zygote
     public: Mapping[str, Path]
     inputs: LaunchInputs
+    opened: OpenPorts = field(default_factory=OpenPorts)
 
     def sandbox(self, *, confined: bool) -> Sandbox:
         """Return its sandbox."""
@@ -219,10 +224,10 @@ def run_on_host(
         serving.start()
         if launch.inputs:
             place.inputs.send(worker.name, script.channel)
-        if not _follow_output(script, observer, over):
+        exited = _follow(script, place.opened, observer, over)
+        if exited is None:
             return None
-        code = _exit_code(script)
-        observer.exited(code, "")
+        observer.exited(exited.code, "")
         return _receive_saved(script.channel, launch.most_saved, observer)
     finally:
         script.stop()
@@ -230,28 +235,38 @@ def run_on_host(
             serving.join(START_SECONDS)
 
 
-def _follow_output(script: LaunchedScript, observer: WorkerObserver, over: Over) -> bool:
-    """Show the script's output until its end; return False if the launch ends before."""
-    lines, killed = Lines(), False
+def _follow(script: LaunchedScript, opened: OpenPorts, observer: WorkerObserver, over: Over) -> Exited | None:
+    """Show the script's output, and open the ports that it listens on, until its end; return None if the
+    launch ends before. Raises RemoteError.
+    """
+    lines, killed, channel = Lines(), False, script.channel.sock.fileno()
+    watched = [script.output, channel]
     while not over:
         if over.stopping and not killed:
             killed = True
             script.kill()
-        ready = sockets.readable([script.output, script.channel.sock.fileno()], LOOK_SECONDS)
-        if not ready:
-            continue
-        data = script.read() if script.output in ready else b""
-        _show(lines.take(data) if data else lines.end(), observer)
-        if not data:
-            return True
-    return False
+        ready = select.select(watched, [], [], LOOK_SECONDS)[0]
+        if script.output in ready:  # all of it is there before the end is told
+            data = script.read()
+            _show(lines.take(data) if data else lines.end(), observer)
+            if not data:
+                watched.remove(script.output)
+        elif ready:
+            if isinstance(news := _news(script), Exited):
+                _show(lines.end(), observer)
+                return news
+            opened.listen(news.ports)
+    return None
 
 
-def _exit_code(script: LaunchedScript) -> int:
+def _news(script: LaunchedScript) -> Exited | Listening:
     try:
-        return script.channel.expect(Exited, NEVER).code
+        head = script.channel.receive(NEVER)
     except ConnectionLost:
         raise RemoteError("the first process of the script's sandbox died") from None
+    if not isinstance(head.message, Exited | Listening) or head.payload_size:
+        raise ProtocolError(f"it sent '{head.message.NAME}' while a script runs")
+    return head.message
 
 
 def _receive_saved(channel: Channel, most: int, observer: WorkerObserver) -> AllSaved:

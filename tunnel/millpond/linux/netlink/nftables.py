@@ -11,7 +11,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from millpond.linux.netlink.messages import (
     ACKNOWLEDGE,
@@ -33,6 +33,8 @@ _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEW_TABLE, _DEL_TABLE, _NEW_CHAIN, _NEW_RULE, _NEW_SET, _NEW_ELEMENT, _DEL_ELEMENT = 0, 2, 3, 6, 9, 12, 14
 _LOCAL_IN, _ACCEPT, _DROP = 1, 1, 0
 _IFNAME_SIZE, _IFNAME_TYPE = 16, 41
+_PLACE_SIZE, _PORT_TYPE = 20, 13
+_UNREACHABLE, _RESET, _ICMP_PORT = 0, 1, 3
 _META_IIFNAME, _META_L4PROTO = 6, 16
 _EQUAL, _NOT_EQUAL, _AT_MOST, _AT_LEAST = 0, 1, 3, 5
 _TRANSPORT, _INVERTED = 2, 1
@@ -47,11 +49,12 @@ Message = tuple[int, int, bytes]
 
 
 class InputGuard:
-    """Two IPv4 tables, each of which drops what comes in by some interfaces for this machine. Thread-safe.
+    """Two IPv4 tables, each of which refuses what comes in by some interfaces for this machine. Thread-safe.
 
     They pass TCP of connections that this machine has begun, ICMP echoes, and, from interfaces that were
-    opened by ``open_to``, new TCP connections to ``ports``. The table ``name`` stays where this process is
-    killed, and goes, with all others, at a reload of the machine's rules (nft flush ruleset). The other,
+    opened by ``open_to``, new TCP connections to ``ports`` and to those that are added. The table ``name``
+    stays where this process is killed, and goes, with all others, at a reload of the machine's rules (nft
+    flush ruleset). The other,
     ``name``-PORT, belongs to a netlink socket of this process, with that port (NFT_TABLE_F_OWNER, Linux
     5.12): no other program can change or delete it, and the kernel deletes it when this process is killed.
     """
@@ -63,28 +66,45 @@ class InputGuard:
         self._lasting, self._owned = name, f"{name}-{self._socket.getsockname()[0]}"
         try:
             for table, flags in ((self._lasting, 0), (self._owned, _OWNER)):
-                _send(self._socket, _guard(table, flags, priority, ports))
+                self._make(table, flags, priority, ports)
                 for first in range(0, len(interfaces), _AT_ONCE):
                     some = interfaces[first : first + _AT_ONCE]
-                    _send(self._socket, [_elements(_NEW_ELEMENT, table, "guarded", some)])
+                    _send(self._socket, [_elements(_NEW_ELEMENT, table, "guarded", list(map(_padded, some)))])
         except BaseException:
             self.close()
             raise
 
-    def open_to(self, interface: str) -> None:
-        """Let an interface begin connections to the ports. Raises OSError."""
-        self._change_opened(_NEW_ELEMENT, interface)
+    def _make(self, table: str, flags: int, priority: int, ports: range) -> None:
+        try:
+            _send(self._socket, _guard(table, flags, priority, ports))
+        except FileNotFoundError:  # the kernel has no module to answer what it refuses
+            _send(self._socket, _guard(table, flags, priority, ports, answers=False))
 
-    def close_to(self, interface: str) -> None:
+    def open_to(self, interface: str, others: Collection[int] = ()) -> None:
+        """Let an interface begin connections to the ports, but for those of ``others``. Raises OSError."""
+        self._change(_NEW_ELEMENT, "others", [_place(interface, port) for port in others])
+        self._change(_NEW_ELEMENT, "opened", [_padded(interface)])
+
+    def close_to(self, interface: str, others: Collection[int] = ()) -> None:
         """Undo ``open_to`` for connections to come. Raises OSError."""
-        self._change_opened(_DEL_ELEMENT, interface)
+        self._change(_DEL_ELEMENT, "opened", [_padded(interface)])
+        self._change(_DEL_ELEMENT, "others", [_place(interface, port) for port in others])
 
-    def _change_opened(self, kind: int, interface: str) -> None:
+    def add_port(self, interface: str, port: int) -> None:
+        """Let an interface begin connections to one port more. Raises OSError."""
+        self._change(_NEW_ELEMENT, "added", [_place(interface, port)])
+
+    def remove_port(self, interface: str, port: int) -> None:
+        """Undo ``add_port`` for connections to come. Raises OSError."""
+        self._change(_DEL_ELEMENT, "added", [_place(interface, port)])
+
+    def _change(self, kind: int, name: str, keys: Sequence[bytes]) -> None:
         with self._lock:
             for table in (self._lasting, self._owned):
-                # a reload of the machine's rules has deleted the table, or the interface was not opened
-                with contextlib.suppress(FileNotFoundError):
-                    _send(self._socket, [_elements(kind, table, "opened", [interface])])
+                for first in range(0, len(keys), _AT_ONCE):
+                    # a reload of the machine's rules has deleted the table, or the interface was not opened
+                    with contextlib.suppress(FileNotFoundError):
+                        _send(self._socket, [_elements(kind, table, name, keys[first : first + _AT_ONCE])])
 
     def close(self) -> None:
         """Delete the tables."""
@@ -100,20 +120,28 @@ def delete(name: str) -> None:
         _send(sock, _deletion(name))
 
 
-def _guard(table: str, flags: int, priority: int, ports: range) -> list[Message]:
-    """Return the messages that replace a table by one which guards no interface yet."""
+def _guard(table: str, flags: int, priority: int, ports: range, *, answers: bool = True) -> list[Message]:
+    """Return the messages that replace a table by one which guards no interface yet. With ``answers`` who
+    begins what is refused is told so.
+    """
     chain = text(1, table) + text(3, "input") + text(7, "filter") + _number(5, _ACCEPT)
     chain += nested(4, _number(1, _LOCAL_IN) + _number(2, priority))
     rules = [
         _lookup("guarded", inverted=True) + _verdict(_ACCEPT),
         _protocol(TCP) + _flags(_NOT_EQUAL) + _verdict(_ACCEPT),
-        _lookup("opened") + _protocol(TCP) + _destination(ports) + _verdict(_ACCEPT),
+        _protocol(TCP) + _lookup_place("added") + _verdict(_ACCEPT),
+        _lookup("opened") + _protocol(TCP) + _destination(ports) + _lookup_place("others", inverted=True)
+        + _verdict(_ACCEPT),
         *(_protocol(ICMP) + _load(0, 1) + _compare(_EQUAL, bytes([kind])) + _verdict(_ACCEPT)
           for kind in (ECHO_REPLY, ECHO_REQUEST)),
+        *([_protocol(TCP) + _expression("counter", b"") + _reject(_RESET),
+           _expression("counter", b"") + _reject(_UNREACHABLE)] if answers else []),
         _expression("counter", b"") + _verdict(_DROP),
     ]  # fmt: skip
     batch = [*_deletion(table), (_NEW_TABLE, CREATE, text(1, table) + _number(2, flags))]
-    batch += [_set(table, "guarded", 1), _set(table, "opened", 2), (_NEW_CHAIN, CREATE, chain)]
+    batch += [_set(table, "guarded", 1), _set(table, "opened", 2)]
+    batch += [_set(table, "added", 3, places=True), _set(table, "others", 4, places=True)]
+    batch.append((_NEW_CHAIN, CREATE, chain))
     return batch + [(_NEW_RULE, CREATE | APPEND, _rule(table, expressions)) for expressions in rules]
 
 
@@ -122,14 +150,23 @@ def _deletion(table: str) -> list[Message]:
     return [(_NEW_TABLE, CREATE, text(1, table)), (_DEL_TABLE, 0, text(1, table))]
 
 
-def _set(table: str, name: str, number: int) -> Message:
-    body = text(1, table) + text(2, name) + _number(3, 0) + _number(4, _IFNAME_TYPE)
-    return _NEW_SET, CREATE, body + _number(5, _IFNAME_SIZE) + _number(10, number)
+def _set(table: str, name: str, number: int, *, places: bool = False) -> Message:
+    """Return the message that makes a set of interfaces, or of ``places``: an interface and a port."""
+    kind, size = (_IFNAME_TYPE << 6 | _PORT_TYPE, _PLACE_SIZE) if places else (_IFNAME_TYPE, _IFNAME_SIZE)
+    body = text(1, table) + text(2, name) + _number(3, 0) + _number(4, kind)
+    return _NEW_SET, CREATE, body + _number(5, size) + _number(10, number)
 
 
-def _elements(kind: int, table: str, name: str, interfaces: Sequence[str]) -> Message:
-    keys = (attribute(1, interface.encode().ljust(_IFNAME_SIZE, b"\0")) for interface in interfaces)
-    elements = b"".join(nested(1, nested(1, key)) for key in keys)
+def _padded(interface: str) -> bytes:
+    return interface.encode().ljust(_IFNAME_SIZE, b"\0")
+
+
+def _place(interface: str, port: int) -> bytes:
+    return (_padded(interface) + port.to_bytes(2)).ljust(_PLACE_SIZE, b"\0")
+
+
+def _elements(kind: int, table: str, name: str, keys: Sequence[bytes]) -> Message:
+    elements = b"".join(nested(1, nested(1, attribute(1, key))) for key in keys)
     flags = CREATE if kind == _NEW_ELEMENT else 0
     return kind, flags, text(1, table) + text(2, name) + nested(3, elements)
 
@@ -141,6 +178,12 @@ def _rule(table: str, expressions: bytes) -> bytes:
 def _lookup(name: str, *, inverted: bool = False) -> bytes:
     body = text(1, name) + _number(2, 1) + _number(5, _INVERTED if inverted else 0)
     return _meta(_META_IIFNAME) + _expression("lookup", body)
+
+
+def _lookup_place(name: str, *, inverted: bool = False) -> bytes:
+    """Look up the interface, in one register, and the port, in the next."""
+    body = text(1, name) + _number(2, 1) + _number(5, _INVERTED if inverted else 0)
+    return _meta(_META_IIFNAME) + _load(2, 2, register=2) + _expression("lookup", body)
 
 
 def _protocol(number: int) -> bytes:
@@ -163,9 +206,9 @@ def _meta(key: int) -> bytes:
     return _expression("meta", _number(1, 1) + _number(2, key))
 
 
-def _load(offset: int, size: int) -> bytes:
-    """Load bytes of the transport header into the register."""
-    body = _number(1, 1) + _number(2, _TRANSPORT) + _number(3, offset) + _number(4, size)
+def _load(offset: int, size: int, *, register: int = 1) -> bytes:
+    """Load bytes of the transport header into a register."""
+    body = _number(1, register) + _number(2, _TRANSPORT) + _number(3, offset) + _number(4, size)
     return _expression("payload", body)
 
 
@@ -175,6 +218,10 @@ def _compare(comparison: int, value: bytes) -> bytes:
 
 def _verdict(code: int) -> bytes:
     return _expression("immediate", _number(1, 0) + nested(2, nested(2, _number(1, code))))
+
+
+def _reject(kind: int) -> bytes:
+    return _expression("reject", _number(1, kind) + attribute(2, bytes([_ICMP_PORT])))
 
 
 def _expression(name: str, data: bytes) -> bytes:
