@@ -402,6 +402,7 @@ def test_a_script_in_a_folder_finds_what_lies_there(agent: Agent, name: str, mod
     ("code", "hint"),
     [
         ("import helpers.deep", "'helpers' is not here: send a module of your own by --file helpers.py"),
+        ("from . import helper", "relative imports are for modules: -m a"),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "nccl needs a GPU on each worker"),
     ],
 )

@@ -24,6 +24,7 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import MillpondError
 from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved
 from millpond.host.fleet.device import Device
+from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.launch.service import _Launch
 from millpond.host.launch.workers import HostPlace, LaunchWorker
 from millpond.linux.zygote.client import Zygote
@@ -133,7 +134,7 @@ class Launcher:
             LaunchWorker(name, Launch(script, arguments, files, rank, len(names), "", 0, **more), "")
             for rank, name in enumerate(names)
         ]
-        place = HostPlace(self._zygote, {"csd0": self.public})
+        place = HostPlace(self._zygote, {"csd0": self.public}, cast(LaunchInputs, None))
         devices = cast("Mapping[str, Device]", self.devices)
         near, far = socket.socketpair()
         with Channel(near, "the daemon") as client, Channel(far, "a command") as command:

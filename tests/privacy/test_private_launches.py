@@ -280,3 +280,20 @@ def test_a_forbidden_folder_is_refused_by_name(tmp_path: Path, zygote: Zygote) -
         assert text in launcher.run(BEGIN, folders=(folder,)).ended.error
     launcher.run(BEGIN + "print(os.listdir(root / 'private')) if rank else 0\n")
     assert launcher.devices["csd0"].log == "['digits']\n"
+
+
+def test_an_ordinary_script_is_told_what_to_do(launcher: Launcher) -> None:
+    """Before: "MASTER_ADDR expected, but not set"."""
+    waits = "import os, time\ntime.sleep(0 if int(os.environ['RANK']) else 60)\n"
+    ran = launcher.run(f"{waits}import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    assert "train with millpond.train.group in place of torch.distributed, or leave --private out" in (
+        ran.ended.error
+    )
+
+
+@pytest.mark.parametrize("changes", [{"variables": (("A", "b"),)}, {"processes": 2}])
+def test_what_no_owner_signs_does_not_come_with_a_script(
+    launcher: Launcher, changes: dict[str, object]
+) -> None:
+    ran = launcher.run("print('run')\n", **changes)
+    assert "a private launch is its script and files alone, which owners sign" in ran.ended.error

@@ -29,6 +29,10 @@ from millpond.wire.launch_messages import Launch, environment
 from millpond.wire.messages import Failure
 
 _REPORT_SECONDS = 10.0
+_NO_NETWORK = (
+    "a private launch has no network: train with millpond.train.group in place of torch.distributed, "
+    "or leave --private out"
+)
 _SETTLE_SECONDS = 0.2
 _INTERRUPTED = 130
 
@@ -76,10 +80,7 @@ def _prepare(launch: Launch, folder: Path, interface: str, requests: int, local:
 
 
 def _refuse_network(*_: Any, **__: Any) -> NoReturn:
-    raise LocalError(
-        "a script of a private launch has no network: train with millpond.train.group in place of "
-        "torch.distributed, or launch without --private"
-    )
+    raise LocalError(_NO_NETWORK)
 
 
 def _settle_before_the_end(distributed: ModuleType) -> None:
@@ -122,7 +123,7 @@ def _run(launch: Launch, folder: Path, group: int | None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - a script may raise anything
-        _show(error, path)
+        _show(error, path, launch)
         if group is not None:
             _report(error, group, folder)
         return 1
@@ -136,23 +137,25 @@ def _code(end: SystemExit) -> int:
     return 1
 
 
-def _show(error: BaseException, path: Path) -> None:
+def _show(error: BaseException, path: Path, launch: Launch) -> None:
     """Print the traceback, from the script's own first line on, and what can be done about it."""
     trace: TracebackType | None = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
-    if hint := _hint(error):
+    if hint := _hint(error, launch):
         print(f"millpond: {hint}", file=sys.stderr)
 
 
-def _hint(error: BaseException) -> str:
+def _hint(error: BaseException, launch: Launch) -> str:
     """Return what a script that was written for another place needs here, "" if that is not known."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         file = error.name.replace(".", "/")
         return (
             f"'{error.name}' is not here: send a module of your own by --file {file}.py, others by --wheels"
         )
+    if isinstance(error, ImportError) and "no known parent package" in str(error):
+        return f"relative imports are for modules: -m {launch.script.removesuffix('.py').replace('/', '.')}"
     if "NCCL" in str(error) and not sys.modules["torch"].cuda.is_available():
         return "nccl needs a GPU on each worker: init_process_group('gloo') works without"
     return ""

@@ -84,6 +84,8 @@ _TEMPLATES = (
     "the next batch is wanted, but the last one's loss was not given to step",
     rf"the loss has the shape {_TUPLE}: step wants one number, the sum over the batch",
     "the ranks have models of different sizes",
+    r"a private launch has no network: train with millpond\.train\.group in place of torch\.distributed, "
+    "or leave --private out",
     "the model has no parameters to train",
 )
 _OWN = tuple(re.compile(template) for template in _TEMPLATES)
