@@ -14,19 +14,23 @@ from millpond.base.errors import ConfigError, LocalError, Refused
 from millpond.host.api import daemon
 from millpond.host.api.launch import StartLaunch
 from millpond.host.client import DaemonClient
+from millpond.host.fleet import worker_user
 from millpond.host.fleet.directory import Fleet
 from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.linux import sockets
 from millpond.train.job.file_cache import FileCache
 from millpond.train.job.files import JobFile
-from millpond.train.job.folder import FolderManifest
+from millpond.train.job.folder import FolderManifest, manifest_of
 from millpond.train.job.spec import DataSpec, Job
+from millpond.train.protocol import MissingFiles
 from millpond.wire.messages import Message, Ok
 
 from ..job_files import described, written
+from .daemon_rig import Rig, open_rig, rig
+from .stored import jobs_of
 from .test_submission import JOB, OTHER_UID, Jobs, fleet, jobs, raw, soon
 
-__all__ = ["fleet", "jobs"]
+__all__ = ["fleet", "jobs", "open_rig", "rig"]
 TEST_DATA: dict[str, str | bytes] = {
     "images.npy": os.urandom(3 << 20),
     "labels.npy": "labels",
@@ -83,7 +87,7 @@ def test_the_folder_of_another_user_is_sent_once(
     assert data / "images.npy" in sent and len(sent) == 3  # the contents of two files, and the manifest
     assert jobs.owners == [OTHER_UID] * 2
     first, second = (Path(job.data.test) for job in jobs.jobs)
-    assert first == second and first.parent == fleet.test_data
+    assert first == second and first.parent == fleet.test_data / str(OTHER_UID)
     assert contents(first) == contents(data) and (first / "empty").is_dir()
     data.joinpath("labels.npy").write_text("others")
     submit(fleet, job_on(data))
@@ -126,6 +130,58 @@ def test_test_data_that_were_not_sent_are_refused(fleet: Fleet, jobs: Jobs, data
     assert jobs.jobs == []
 
 
+def test_test_data_are_for_the_user_who_has_sent_them(
+    fleet: Fleet, jobs: Jobs, data: Path, other_user: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(fleet, job_on(data))
+    digest = Path(jobs.jobs[0].data.test).name
+    size = len(manifest_of(data, "").data)
+    with raw(fleet) as channel:
+        channel.call(daemon.Submit(job_on(data), {}, digest), daemon.Submitted, soon())
+        monkeypatch.setattr(sockets, "peer_uid", lambda _sock: OTHER_UID + 1)
+        with pytest.raises(Refused, match="the test data are not here"):
+            channel.call(daemon.Submit(job_on(data), {}, digest), daemon.Submitted, soon())
+        announced = channel.call(daemon.AnnounceFolder(JobFile(digest, size)), MissingFiles, soon())
+        assert announced.digests == (digest,)
+        with pytest.raises(Refused, match="the contents of 'list' are not here"):  # it names all contents
+            files = {"list": JobFile(digest, size)}
+            channel.call(daemon.Submit(JOB, files), daemon.Submitted, soon())
+
+
+def test_another_user_is_not_told_where_the_test_data_are(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.submit()
+    with DaemonClient(rig.directory) as client:
+        assert client.job(1).job.data.test
+        monkeypatch.setattr(sockets, "peer_uid", lambda _sock: OTHER_UID)
+        assert client.job(1).job.data.test == ""
+
+
+def test_a_signature_of_many_bytes_is_refused_before_a_job_has_it(rig: Rig) -> None:
+    rig.write_job("signed", "synchronous = {}\n")
+    text = (
+        rig.directory.joinpath("signed.toml")
+        .read_text()
+        .replace('digits_cnn" }', 'digits_cnn", signature = "s" }')
+    )
+    rig.directory.joinpath("signed.toml").write_text(text)
+    rig.directory.joinpath("s").write_bytes(bytes(1 << 20))
+    code, _, err = rig.command("train", str(rig.directory / "signed.toml"), "--detach")
+    assert (code, err) == (2, "millpond: signed: signature: 1048576 bytes are no signature of a job's code\n")
+    assert jobs_of(rig.store) == []
+
+
+@pytest.mark.skipif(not worker_user.is_separate(), reason="only root starts workers of another user")
+@pytest.mark.parametrize("closed", ["images.npy", "empty", "."])
+def test_what_the_jobs_user_cannot_read_is_handed_over(
+    fleet: Fleet, jobs: Jobs, data: Path, closed: str
+) -> None:
+    (data / closed).chmod(0o700 if (data / closed).is_dir() else 0o600)
+    submit(fleet, job_on(data))
+    handed = Path(jobs.jobs[0].data.test)
+    assert handed.parent == fleet.test_data / str(os.geteuid())
+    assert contents(handed) == contents(data) and worker_user.can_read(handed)
+
+
 def test_what_members_of_the_group_may_not_do(fleet: Fleet, jobs: Jobs, other_user: None) -> None:
     forbidden: tuple[tuple[Message, str], ...] = (
         (daemon.RemoveDevice("csd0"), "the removal of a device"),
@@ -165,22 +221,22 @@ def test_a_folder_is_there_whole_or_not_at_all(laid: Laid) -> None:
     manifest = laid.manifest(FolderManifest(described({"a": "1", "b": "2"})))
     laid.add({"a": "1"})
     with pytest.raises(LocalError, match="the stored contents of 'b' are damaged or gone"):
-        laid.folders.lay_out(manifest)
-    assert not laid.folders.has(manifest.sha256)
+        laid.folders.lay_out(manifest, 7)
+    assert not laid.folders.has(manifest.sha256, 7)
     laid.add({"b": "2"})
     for _ in range(2):
-        laid.folders.lay_out(manifest)
-    assert [path.name for path in laid.folder.iterdir()] == [manifest.sha256]
-    assert contents(laid.folders.path(manifest.sha256)) == {"a": b"1", "b": b"2"}
+        laid.folders.lay_out(manifest, 7)
+    assert [path.name for path in (laid.folder / "7").iterdir()] == [manifest.sha256]
+    assert contents(laid.folders.path(manifest.sha256, 7)) == {"a": b"1", "b": b"2"}
 
 
 def test_a_manifest_that_is_none_is_refused(laid: Laid) -> None:
     for text in ("no manifest", '{"files": {"../x": {"sha256": "' + "0" * 64 + '", "size": 0}}}'):
         laid.add({"manifest": text})
         with pytest.raises(ConfigError, match="the test data"):
-            laid.folders.lay_out(described({"manifest": text})["manifest"])
+            laid.folders.lay_out(described({"manifest": text})["manifest"], 7)
     with pytest.raises(LocalError, match="manifest"):
-        laid.folders.lay_out(JobFile("0" * 64, 1))
+        laid.folders.lay_out(JobFile("0" * 64, 1), 7)
     assert not laid.folder.exists()
 
 
@@ -191,13 +247,13 @@ def test_two_jobs_with_the_same_data_at_once(laid: Laid, monkeypatch: pytest.Mon
 
     def beside(cache: FileCache, *given: Any) -> None:
         monkeypatch.setattr(FileCache, "link", link)
-        again.lay_out(manifest)
+        again.lay_out(manifest, 7)
         link(cache, *given)
 
     monkeypatch.setattr(FileCache, "link", beside)
-    laid.folders.lay_out(manifest)
-    assert contents(laid.folders.path(manifest.sha256)) == {"a": b"1"}
-    assert [path.name for path in laid.folder.iterdir()] == [manifest.sha256]
+    laid.folders.lay_out(manifest, 7)
+    assert contents(laid.folders.path(manifest.sha256, 7)) == {"a": b"1"}
+    assert [path.name for path in (laid.folder / "7").iterdir()] == [manifest.sha256]
 
 
 def test_folders_of_no_job_go(laid: Laid) -> None:
@@ -205,9 +261,9 @@ def test_folders_of_no_job_go(laid: Laid) -> None:
     laid.add({"a": "1", "b": "2"})
     made = [laid.manifest(FolderManifest(described({name: text}))) for name, text in (("a", "1"), ("b", "2"))]
     for manifest in made:
-        laid.folders.lay_out(manifest)
+        laid.folders.lay_out(manifest, 7)
     written({"half": "done"}, laid.folder / ".new-x" / "folder")
     laid.cache.keep(())
     laid.folders.keep({made[1].sha256})
-    assert [path.name for path in laid.folder.iterdir()] == [made[1].sha256]
-    assert contents(laid.folders.path(made[1].sha256)) == {"b": b"2"}  # without the cache, too
+    assert [path.name for path in (laid.folder / "7").iterdir()] == [made[1].sha256]
+    assert contents(laid.folders.path(made[1].sha256, 7)) == {"b": b"2"}  # without the cache, too

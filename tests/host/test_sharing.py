@@ -150,7 +150,7 @@ def test_a_member_trains_from_a_closed_home_and_owns_the_model(
             (job,) = client.jobs()
             assert (job.owner, job.error) == (USER, "no device is ready (the fleet is empty)")
             test = Path(client.job(1).job.data.test)
-            assert test.parent == fleet / "test-data"
+            assert test.parent == fleet / "test-data" / str(USER)
             assert [path.read_text() for path in test.iterdir()] == ["test data"]
             (fleet / "jobs/1/model.safetensors").write_bytes(b"values")
             with sqlite3.connect(fleet / "fleet.db") as db:

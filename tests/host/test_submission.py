@@ -29,7 +29,7 @@ from millpond.wire.messages import Ok
 
 from ..job_files import described, written
 
-JOB = Job("job", DataSpec("private", "/usr"), ModelSpec("net:build"))
+JOB = Job("job", DataSpec("private", str(Path(__file__).parent)), ModelSpec("net:build"))
 OTHER_UID = 4711
 FILES: dict[str, str | bytes] = {
     "net.py": "x = 1",

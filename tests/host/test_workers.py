@@ -21,6 +21,7 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused, RemoteError
+from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
@@ -307,13 +308,15 @@ def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer, zygote: Zyg
     before, made = psutil.Process().children(recursive=True), list[LocalWorker]()
     descriptors = psutil.Process().num_fds()
 
-    def process(fail: str = "") -> LocalWorker:
+    def process(fail: str = "", kept: Path | None = None) -> LocalWorker:
         arguments = {"fail": fail} if fail else {}
         work = replace(WORK, model=ModelSpec("net:build", ("net.py",), arguments=arguments))
         folders = (Folder(str(folder), "csd0", public=True),)
         request = PrepareWorker(work, "host", folders, {}, NET_TENSORS, states=3)
         files = WorkerFiles(written({"net.py": NET}, tmp_path / "code"))
-        made.append(LocalWorker(request, files, [folder], tmp_path / "host.log", zygote, states.descriptor))
+        made.append(
+            LocalWorker(request, files, [folder], tmp_path / "host.log", zygote, states.descriptor, kept)
+        )
         return made[-1]
 
     yield process
@@ -339,6 +342,20 @@ def train(
     for part in (values[:100], values[100:]):
         worker.read(part, soon())
     return update, values.tobytes()
+
+
+@pytest.mark.skipif(not worker_user.is_separate(), reason="only root starts workers of another user")
+def test_a_process_is_of_a_user_of_its_own_and_keeps_state(start: Start, folder: Path) -> None:
+    kept = folder.parent / "kept"
+    (kept / "below").mkdir(parents=True)
+    worker = start(kept=kept)
+    worker.prepare(soon())
+    process = psutil.Process(worker.pid)
+    inner = [process, *process.children(recursive=True)][-1]
+    assert set(inner.uids()) == set(inner.gids()) == {worker_user.UID}
+    status = Path(f"/proc/{inner.pid}/status").read_text()
+    assert "CapEff:\t0000000000000000" in status and "Groups:\t \n" in status
+    assert {path.stat().st_uid for path in (kept, kept / "below")} == {worker_user.UID}
 
 
 def test_a_process_computes_at_the_state_that_it_is_given(start: Start, states: memory.SharedBuffer) -> None:

@@ -27,7 +27,7 @@ from millpond.base.text import LONGEST, printable
 from millpond.host.api import daemon
 from millpond.host.api.connection import GetVolume, VolumeTicket
 from millpond.host.api.launch import StartLaunch
-from millpond.host.fleet import expiry
+from millpond.host.fleet import expiry, worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.lifecycle import DeviceState
@@ -37,6 +37,7 @@ from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
 from millpond.host.workers import topology_report
 from millpond.linux import sockets
+from millpond.train.job import signed_code
 from millpond.train.job.check import check
 from millpond.train.job.file_cache import FileCache
 from millpond.train.job.files import JobFile, check_job_files, contents
@@ -220,20 +221,23 @@ class DaemonServer:
         client.send(MissingFiles(tuple(missing)), Deadline.after(REPLY_SECONDS))
 
     def _look_for_folder(self, client: Channel, request: daemon.LookForFolder, deadline: Deadline) -> None:
-        """Tell only the daemon's own user what it sees: it has more rights than others."""
+        """Tell only the daemon's own user what it sees: it has more rights than others. What the jobs' user
+        cannot read is handed over.
+        """
         in_place = False
         if self._is_owner(client):
             with contextlib.suppress(OSError, ValueError):
                 found = Path(request.path).stat()
-                in_place = (found.st_dev, found.st_ino) == (request.device, request.inode)
+                same = (found.st_dev, found.st_ino) == (request.device, request.inode)
+                in_place = same and worker_user.can_read(Path(request.path))
         client.send(daemon.FolderSeen(in_place), deadline)
 
     def _announce_folder(self, client: Channel, request: daemon.AnnounceFolder, deadline: Deadline) -> None:
-        digest = request.manifest.sha256
-        client.send(MissingFiles(() if self._folders.has(digest) else (digest,)), deadline)
+        digest, owner = request.manifest.sha256, sockets.peer_uid(client.sock)
+        client.send(MissingFiles(() if self._folders.has(digest, owner) else (digest,)), deadline)
 
     def _lay_out_folder(self, client: Channel, request: daemon.LayOutFolder, _deadline: Deadline) -> None:
-        self._folders.lay_out(request.manifest)
+        self._folders.lay_out(request.manifest, sockets.peer_uid(client.sock))
         client.send(Ok(), Deadline.after(REPLY_SECONDS))
 
     def _take_file(self, client: Channel, request: FileContents, _deadline: Deadline) -> None:
@@ -267,6 +271,7 @@ class DaemonServer:
             if not self._files.has(file):
                 raise Refused("", "files", f"the contents of '{name}' are not here; submit the job again")
         job = check(self._with_test_data(client, request), request.job.name)
+        signed_code.check_signature_size(request.files.get(job.code.signature), request.job.name)
         number = self._jobs.submit(job, request.files, sockets.peer_uid(client.sock))
         client.send(daemon.Submitted(number), deadline)
 
@@ -276,9 +281,10 @@ class DaemonServer:
         """
         job, folder = request.job, request.job.data.test
         if request.test:
-            if not self._folders.has(request.test):
+            owner = sockets.peer_uid(client.sock)
+            if not self._folders.has(request.test, owner):
                 raise Refused("", "files", "the test data are not here; submit the job again")
-            folder = str(self._folders.path(request.test))
+            folder = str(self._folders.path(request.test, owner))
         elif folder and not self._is_owner(client):
             raise Refused("", "files", "data: test: the daemon opens no folder for another user")
         return replace(job, data=replace(job.data, test=folder))
@@ -309,7 +315,10 @@ class DaemonServer:
         client.send(daemon.JobList(found), Deadline.after(REPLY_SECONDS))
 
     def _get_job(self, client: Channel, request: daemon.GetJob, deadline: Deadline) -> None:
-        client.send(self._jobs.record(request.job), deadline)
+        found = self._jobs.record(request.job)
+        if not self._is_owner(client) and found.info.owner != sockets.peer_uid(client.sock):
+            found = replace(found, job=replace(found.job, data=replace(found.job.data, test="")))
+        client.send(found, deadline)
 
     def _watch(self, client: Channel, request: daemon.Watch, _deadline: Deadline) -> None:
         for progress in self._jobs.follow(request.job):

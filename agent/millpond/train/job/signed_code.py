@@ -7,10 +7,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from millpond.base.errors import ConfigError
 from millpond.train.job.files import JobFile
 
 NAMESPACE = "millpond-code"
 """The namespace of signatures, see ssh-keygen(1): a signature for another purpose is none for code."""
+
+LARGEST_SIGNATURE = 1 << 14
+"""Bytes of a signature's file; those of the largest keys have some 3,000."""
+
+
+def check_signature_size(file: JobFile | None, where: str) -> None:
+    """Raise ConfigError, naming ``where``, for a signature that is none by its size."""
+    if file and file.size > LARGEST_SIGNATURE:
+        raise ConfigError(f"{where}: signature: {file.size} bytes are no signature of a job's code")
 
 
 def digest(factory: str, files: Mapping[str, JobFile]) -> str:

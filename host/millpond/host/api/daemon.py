@@ -228,7 +228,7 @@ class GetJobs(Message):
     by JobList.
     """
 
-    most: int
+    most: int = MOST_LISTED
     before: int = 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from millpond.base.errors import RemoteError
 from millpond.base.text import printable
 from millpond.fs.fuse.mounts import unmount
+from millpond.host.fleet import worker_user
 from millpond.host.fleet.directory import Fleet
 from millpond.linux.child import first_line
 from millpond.linux.syscalls import follow_no_links
@@ -72,7 +73,8 @@ def end(mounter: subprocess.Popen[str]) -> None:
 
 
 class VolumeMounts:
-    """Mounts volumes when a job first asks for them.
+    """Mounts volumes when a job first asks for them. Files are shown as those of the jobs' user, which may
+    read also what their owner on the device has closed to others.
 
     The mounter processes die with the thread that starts them, so one lasting thread starts them all.
     """
@@ -97,7 +99,9 @@ class VolumeMounts:
         with contextlib.suppress(FileExistsError):  # also a folder whose dead mount stat() refuses
             folder.mkdir(parents=True)
         unmount(folder)  # the mount of a daemon that was killed
-        argv = [*command(self._fleet.directory, device, folder), "--die-with-parent"]
+        user = worker_user.UID if worker_user.is_separate() else None
+        argv = [*command(self._fleet.directory, device, folder, None, user, user), "--die-with-parent"]
+        argv += ["--allow-other"] if user else []
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout and process.stderr
         if fault := fault_of(process):

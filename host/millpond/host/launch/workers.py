@@ -17,6 +17,7 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused, RemoteError
 from millpond.base.text import printable
 from millpond.host.api.launch import StartLaunch
+from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.firewall import OpenPorts
@@ -205,7 +206,7 @@ class HostPlace:
             binds=(*system_binds(), *python_binds(), *(Bind(*pair) for pair in folders)),
             own_pids=True,
             own_network=confined,
-            capabilities=False,
+            uid=worker_user.UID,
         )
 
 

@@ -22,6 +22,7 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.text import printable
 from millpond.data.streaming.relay import StreamRelay
+from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.workers.node_control import NodeControl
 from millpond.linux import memory
@@ -242,9 +243,9 @@ class DeviceWorker:
 
 class HostProcess:
     """A process of a job on the host, a fork of ``zygote``. It runs a user's model, so it can read only
-    ``readable``, the job's ``files`` and programs, and has no network and no capabilities. ``states`` is the
-    descriptor of the memory in which the parameter server has its states. ``streams`` connects it to a data
-    service.
+    ``readable``, the job's ``files`` and programs, has no network, and is of a user of its own. ``states`` is
+    the descriptor of the memory in which the parameter server has its states. ``streams`` connects it to a
+    data service.
     """
 
     def __init__(
@@ -346,6 +347,8 @@ class LocalWorker(HostProcess):
         kept: Path | None = None,
         streams: StreamRelay | None = None,
     ) -> None:
+        if kept:
+            worker_user.give(kept)
         super().__init__(request.worker, request, files, readable, log, zygote, states, kept, streams)
         self.holds = False
         self._next = 0
@@ -385,7 +388,7 @@ def _sandbox(readable: Sequence[Path], kept: Path | None) -> Sandbox:
         binds=(*system_binds(), *python_binds(), *gpus, *own, *(Bind(path, path) for path in readable)),
         own_network=True,
         own_pids=True,
-        capabilities=False,
+        uid=worker_user.UID,
     )
 
 

@@ -30,6 +30,7 @@ from millpond.host.workers.supervisor import PREPARE_SECONDS, WorkerSupervisor
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, Worker
 from millpond.linux import memory
 from millpond.train.balance.equal_time import LEAST_BATCH
+from millpond.train.job import signed_code
 from millpond.train.job.files import laid_out, wheels_of
 from millpond.train.job.spec import Job
 from millpond.train.job.wheels import fitting
@@ -146,6 +147,7 @@ class WorkerGroup:
         tls = device.config.encrypt == "always"
         folders, files = self._folders_of(device.name), dict(self._row.files)
         signed = files.pop(self._job.code.signature, None)
+        signed_code.check_signature_size(signed, self._job.name)
         signature = self._context.files.path(signed).read_text(errors="replace") if signed else ""
         return PrepareWorker(
             self._work,
