@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,30 @@ def test_follows_no_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         BoundedLog(tmp_path / "a.log")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_who_logs_waits_for_no_reader(tmp_path: Path) -> None:
+    program = """
+import logging, os, sys
+from millpond.linux.logs import UnblockedHandler
+logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[UnblockedHandler()])
+for number in range(5000):
+    logging.info("%d %s", number, "x" * 100)
+sys.stdout.write("all logged\\n"); sys.stdout.flush()
+if os.fork() == 0:
+    logging.info("from a fork")
+    os._exit(0)
+os.wait()
+sys.stdin.read()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout and process.stdout.readline() == b"all logged\n"  # nobody has read the log
+        assert process.stdin and process.stderr
+        process.stdin.close()
+        lines = process.stderr.read().decode().splitlines()
+    assert lines[0].startswith("0 ") and "from a fork" in lines
+    (told,) = (line for line in lines if "were lost" in line)
+    assert int(told.split()[0]) + len(lines) - 2 == 5000

@@ -44,6 +44,7 @@ MAY_BE_ENDLESS = {
     "images/millpond/images/runtime/qemu.py: process.wait()": _EMULATED,
     "tunnel/millpond/linux/confinement/sandbox.py: os.waitpid(pid, 0)": _DUTY,
     "tunnel/millpond/linux/confinement/sandbox_exec.py: os.waitpid(pid, 0)": _DUTY,
+    "tunnel/millpond/linux/logs.py: self._lines.get()": _TASKS,
     "tunnel/millpond/linux/pid1.py: os.waitpid(found.si_pid, 0)": _ENDED,
     "tunnel/millpond/linux/zygote/client.py: process.wait()": _DUTY,
     "tunnel/millpond/linux/zygote/preloading.py: os.waitpid(pid, 0)": _UNBORN,

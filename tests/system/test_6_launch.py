@@ -243,7 +243,7 @@ def test_a_script_sees_its_files_and_public_data_only(ready: Emulation) -> None:
             *nothing,
             "public not written",
         ]
-    assert said["host"] == ["uid 0", *said["csd0"][1:]]  # it sees csd0's public part
+    assert said["host"] == ["uid 64008", *said["csd0"][1:]]  # it sees csd0's public part
     assert said["csd2"][0] == "uid 64002" and "volume private public" in said["csd2"]
     assert any("digits" in line for line in said["csd2"] if line.startswith(f"{private} read"))
 

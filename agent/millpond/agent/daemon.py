@@ -28,6 +28,7 @@ from millpond.base.version import VERSION
 from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.limits.process_limits import ProcessLimits, spare_from_oom
+from millpond.linux.logs import UnblockedHandler
 from millpond.linux.malloc import trim_heap
 from millpond.linux.notify import notify
 from millpond.linux.signals import stop_event
@@ -42,7 +43,7 @@ log = logging.getLogger("millpond.agent")
 def _start_logging() -> LogLines:
     lines = LogLines()
     form = "%(asctime)s %(levelname)s %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form, handlers=[logging.StreamHandler(), lines])
+    logging.basicConfig(level=logging.INFO, format=form, handlers=[UnblockedHandler(), lines])
     return lines
 
 

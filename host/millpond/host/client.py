@@ -7,9 +7,8 @@ import socket
 from collections.abc import Iterable, Iterator
 
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.base.errors import ProtocolError, Refused
 from millpond.host.api import daemon
-from millpond.host.api.connection import ENDED
 from millpond.host.api.launch import (
     LaunchEnded,
     LaunchInput,
@@ -91,12 +90,8 @@ class DaemonClient(JobSubmission):
                 return
 
     def _next_progress(self) -> daemon.JobProgress:
-        try:
+        with self._told_truly():
             return self._channel.expect(daemon.JobProgress, NEVER)
-        except ConnectionLost:
-            raise ConnectionLost(ENDED) from None
-        except Refused as error:
-            raise Refused("", error.code, error.text) from None
 
     def launch(
         self, request: StartLaunch, inputs: Iterable[tuple[LaunchInput, bytes]] = ()
@@ -110,11 +105,9 @@ class DaemonClient(JobSubmission):
                 self._channel.send(part, self._deadline, content)
             self._channel.send(LaunchInputsEnd(), self._deadline)
         while True:
-            try:
+            with self._told_truly("the host daemon has ended, and the script's workers with it"):
                 head = self._channel.receive(NEVER)
                 data = self._channel.receive_payload(SAVED_PART, self._deadline) if head.payload_size else b""
-            except ConnectionLost:
-                raise ConnectionLost("the host daemon has ended, and the script's workers with it") from None
             message = head.message
             if isinstance(message, Failure):
                 raise Refused("", message.code, message.text)

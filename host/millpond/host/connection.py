@@ -3,23 +3,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, LocalError, Refused
-from millpond.host.api.connection import ENDED, GetVolume, VolumeTicket
+from millpond.base.errors import ConnectionLost, LocalError, Refused, RemoteError, VersionMismatch
+from millpond.host.api.connection import CLOSED, ENDED, GetVolume, VolumeTicket
 from millpond.host.fleet import directory as fleet
 from millpond.host.fleet.directory import Fleet
 from millpond.linux import sockets
-from millpond.wire.channel import Channel
+from millpond.wire.channel import Buffer, Channel, FileSlice
 from millpond.wire.control_messages import Attach
 from millpond.wire.framing import Limits
-from millpond.wire.messages import Message, Ok
+from millpond.wire.messages import Failure, Message, Ok
 
 R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
+
+
+def _other_version(error: VersionMismatch) -> LocalError:
+    numbers = f"its protocol is {error.theirs}, that of this command {error.ours}"
+    older = "it was started before an update: restart it" if error.theirs < error.ours else "update this one"
+    return LocalError(f"the host daemon is of another version than this command ({numbers}): {older}")
 
 
 class DaemonConnection:
@@ -48,14 +56,47 @@ class DaemonConnection:
     def __exit__(self, *_exc: object) -> None:
         self._channel.close()
 
-    def _call(self, request: Message, reply: type[R], deadline: Deadline) -> R:
+    def _call(
+        self, request: Message, reply: type[R], deadline: Deadline, payload: Buffer | FileSlice = b""
+    ) -> R:
         """Return the daemon's answer; a refusal keeps its text, without the daemon's name before it."""
+        with self._told_truly():
+            return self._channel.call(request, reply, deadline, payload)
+
+    @contextlib.contextmanager
+    def _told_truly(self, ended: str = ENDED) -> Iterator[None]:
+        """Raise what has become of the daemon for a connection that is lost inside the context: it has said
+        why, it runs and has ended this connection alone, or it has ``ended``.
+        """
         try:
-            return self._channel.call(request, reply, deadline)
-        except ConnectionLost:
-            raise ConnectionLost(ENDED) from None
+            yield
+        except VersionMismatch as error:
+            raise _other_version(error) from None
         except Refused as error:
             raise Refused("", error.code, error.text) from None
+        except ConnectionLost:
+            self._raise_last_word()
+            raise ConnectionLost(CLOSED if self._is_served() else ended) from None
+
+    def _raise_last_word(self) -> None:
+        """Raise what the daemon has said before it closed the connection, in the middle of a request."""
+        try:
+            head = self._channel.receive(Deadline.after(1.0))
+        except VersionMismatch as error:
+            raise _other_version(error) from None
+        except (RemoteError, RuntimeError):
+            return
+        if isinstance(head.message, Failure):
+            raise Refused("", head.message.code, head.message.text)
+
+    def _is_served(self) -> bool:
+        try:
+            sockets.connect(self.fleet.socket, timeout=1.0).close()
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        return True
 
     @property
     def _deadline(self) -> Deadline:

@@ -31,6 +31,7 @@ from millpond.host.store.store import Store
 from millpond.images.boards import EMULATED
 from millpond.linux.descriptors import allow_most
 from millpond.linux.file_lock import locked
+from millpond.linux.logs import UnblockedHandler
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.linux.signals import stop_event
 from millpond.train.job.file_cache import FileCache
@@ -130,7 +131,7 @@ def run(directory: Path, group: str = "") -> None:
     LocalError.
     """
     form = "%(asctime)s %(levelname)s %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form)
+    logging.basicConfig(level=logging.INFO, format=form, handlers=[UnblockedHandler()])
     fleet = fleets.read(directory)
     stop = stop_event()
     most = allow_most()

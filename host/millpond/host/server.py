@@ -22,6 +22,7 @@ from millpond.base.errors import (
     ProtocolError,
     Refused,
     RemoteError,
+    VersionMismatch,
 )
 from millpond.base.text import LONGEST, printable
 from millpond.host.api import daemon
@@ -35,6 +36,7 @@ from millpond.host.fleet.registry import DeviceRegistry
 from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
+from millpond.host.places import UserPlace, UserPlaces, most_places
 from millpond.host.workers import topology_report
 from millpond.linux import sockets
 from millpond.train.job import signed_code
@@ -61,7 +63,8 @@ from millpond.wire.texts import cleaned
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
-COMMANDS = 256
+MESSAGE_SECONDS = 30.0
+"""Time in which a request that has begun to come is whole."""
 MOST_VALUES, MOST_REPEATS = 1 << 26, 100
 Traffic = Callable[[], dict[str, tuple[int, int]]]
 
@@ -84,13 +87,14 @@ class DaemonServer:
         self._files, self._launches, self._between = files, launches, between
         self._folders = HandedFolders(fleet.test_data, files)
         self._group = group
+        self._places = UserPlaces(os.geteuid(), most_places())
         self._acceptor = self._listen()
 
     def _listen(self) -> Acceptor:
         mode = 0o600 if self._group is None else 0o660
         server = sockets.listen(self._fleet.socket, mode=mode, group=self._group)
         self._file = self._fleet.socket.stat().st_ino
-        return Acceptor(server, self._serve, places=COMMANDS, name="commands")
+        return Acceptor(server, self._enter, places=3 * self._places.most, name="commands")
 
     def mend(self) -> None:
         """Listen on a new socket if something has removed the file of the old one."""
@@ -110,16 +114,30 @@ class DaemonServer:
         self._acceptor.close()
         self._fleet.socket.unlink(missing_ok=True)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _enter(self, connection: socket.socket) -> None:
         with Channel(connection, "a command", limits=Limits(head=4 << 20, payload=1 << 44)) as client:
             try:
-                while True:
-                    head = client.receive(NEVER)
-                    if head.payload_size and not isinstance(head.message, FileContents | daemon.SmallFiles):
-                        raise ProtocolError(f"'{head.message.NAME}' has no payload")
-                    self._answer(client, head.message)
-            except RemoteError as error:
+                with self._places.enter(connection, sockets.peer_uid(connection)) as place:
+                    self._serve(client, place)
+            except VersionMismatch as error:
+                self._say(client, Failure("version", str(error)))  # whose head names the daemon's own version
+            except Refused as error:
+                self._say(client, Failure(error.code, error.text))
+            except (RemoteError, OSError) as error:
                 log.debug("connection ended: %s", error)
+
+    def _say(self, client: Channel, failure: Failure) -> None:
+        with contextlib.suppress(RemoteError):
+            client.send(failure, Deadline.after(REPLY_SECONDS))
+
+    def _serve(self, client: Channel, place: UserPlace) -> None:
+        while True:
+            sockets.readable([client.sock])
+            head = client.receive(Deadline.after(MESSAGE_SECONDS))
+            if head.payload_size and not isinstance(head.message, FileContents | daemon.SmallFiles):
+                raise ProtocolError(f"'{head.message.NAME}' has no payload")
+            with self._places.answering(place):
+                self._answer(client, head.message)
 
     def _answer(self, client: Channel, request: Message) -> None:
         deadline = Deadline.after(REPLY_SECONDS)
@@ -322,7 +340,7 @@ class DaemonServer:
 
     def _watch(self, client: Channel, request: daemon.Watch, _deadline: Deadline) -> None:
         for progress in self._jobs.follow(request.job):
-            client.send(progress, Deadline.after(REPLY_SECONDS))
+            client.send(progress, NEVER)  # who reads it may stand still, as in a pager
 
     def _launch(self, client: Channel, request: StartLaunch, _deadline: Deadline) -> None:
         self._launches.run(request, client)

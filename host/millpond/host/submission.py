@@ -99,7 +99,7 @@ class JobSubmission(DaemonConnection):
             contents = b"".join(_read(file, path) for file, path in files)
             with contextlib.suppress(Refused):
                 request = daemon.SmallFiles(tuple(file for file, _ in files))
-                self._channel.call(request, Ok, Deadline.after(COPY_SECONDS), contents)
+                self._call(request, Ok, Deadline.after(COPY_SECONDS), contents)
                 return
         for file, path in files:
             self._send_file(file, path)
@@ -111,7 +111,7 @@ class JobSubmission(DaemonConnection):
                 if os.fstat(opened.fileno()).st_size != file.size:
                     raise _changed(path)
                 contents = FileSlice(opened.fileno(), 0, file.size)
-                self._channel.call(FileContents(file.sha256), Ok, deadline, contents)
+                self._call(FileContents(file.sha256), Ok, deadline, contents)
         except OSError as error:
             raise LocalError(f"{path}: {error.strerror}") from None
         except Refused as error:

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: write and rotate log files that cannot fill a disk."""
+"""Edge: write and rotate log files that cannot fill a disk, and logs that nobody reads."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
+import queue
 import threading
+import time
 from pathlib import Path
 
 LOG_BYTES = 4 << 20
+WAITING = 1000
+_FLUSH_SECONDS = 1.0
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -17,6 +23,50 @@ def rotate(path: Path, *, most: int = LOG_BYTES) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > most:
             path.replace(path.with_name(path.name + ".1"))
+
+
+class UnblockedHandler(logging.Handler):
+    """Writes to standard error in a thread of its own: who logs never waits for a reader that stands still.
+    Of the lines that wait meanwhile the first WAITING stay, and the number of the others is told.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.Queue[str] = queue.Queue(WAITING)
+        self._lost, self._process = 0, os.getpid()
+        threading.Thread(target=self._write_all, name="log", daemon=True).start()
+        atexit.register(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record's line; a fork, which has no such thread, writes it."""
+        line = self.format(record)
+        if os.getpid() != self._process:
+            _write(line)
+            return
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._lost += 1
+
+    def _write_all(self) -> None:
+        while True:
+            line = self._lines.get()
+            _write(line)
+            if self._lost and self._lines.qsize() < WAITING // 2:
+                lost, self._lost = self._lost, 0
+                _write(f"{lost} lines of the log were lost: nobody has read it")
+            self._lines.task_done()
+
+    def flush(self) -> None:
+        """Wait a moment until all lines are written."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _write(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the reader has ended
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 class BoundedLog:

@@ -12,6 +12,8 @@ from millpond.wire.messages import Message, message
 
 ENDED = "the host daemon has ended; jobs go on when it is back"
 """What a command says that has lost the daemon."""
+CLOSED = "the host daemon has closed this command's connection, and runs; start the command again"
+"""What a command says that has lost its connection alone."""
 
 
 @message("api.volume")
