@@ -22,6 +22,7 @@ from millpond.host.fleet.device import Device
 from millpond.host.store.store import Store
 from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
 from millpond.linux.network import loopback_up
+from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 from millpond.tunnel.netdev.tun import Tun
 
@@ -97,16 +98,26 @@ class Endpoint:
 
     state: str
     reason: str = ""
+    brings: int = 0
+    ended: bool = False
 
     @property
     def alive(self) -> bool:
-        return self.state == "up"
+        return self.state == "up" and not self.ended
+
+    @property
+    def counts(self) -> tuple[PacketStats, PacketStats]:
+        self.packets += self.brings
+        return PacketStats(), PacketStats(self.packets)
 
     @property
     def status(self) -> dict[str, Any]:
         return {"state": self.state, "reason": self.reason}
 
-    def stop(self) -> None: ...
+    packets: int = 0
+
+    def stop(self) -> None:
+        self.ended = True
 
 
 def test_what_ended_a_tunnel_stays_the_reason_and_is_told_once(
@@ -131,6 +142,31 @@ def test_what_ended_a_tunnel_stays_the_reason_and_is_told_once(
     assert told == [
         f"csd0 is absent: the tunnel cannot go on: {why}" for why in ("its name is taken", "another")
     ]
+
+
+@pytest.mark.expected_log("is up and brings nothing: it is made anew")
+def test_a_tunnel_that_is_up_and_brings_nothing_is_made_anew(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brings, spawned = itertools.chain([0, 0], itertools.repeat(1)), []
+
+    def spawn_up(*_: object, **__: object) -> Endpoint:
+        spawned.append(Endpoint("up", brings=next(brings)))
+        return spawned[-1]
+
+    def no_control(deadline: Deadline) -> None:
+        raise ConnectionLost("no answer")
+
+    monkeypatch.setattr(devices, "spawn_endpoint", spawn_up)
+    monkeypatch.setattr(devices, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(devices, "STALLED_SECONDS", 0.05)
+    monkeypatch.setattr(device, "control", no_control)
+    device.start()
+    try:
+        eventually(lambda: len(spawned) == 3 and spawned[-1].packets > 30, "the third one goes on")
+        assert [end.ended for end in spawned] == [True, True, False]
+    finally:
+        device.stop()
 
 
 def test_an_agent_that_cannot_be_reached_is_told_once(

@@ -23,6 +23,7 @@ from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.remote import certificate_renewal
 from millpond.host.store.store import Store
+from millpond.tunnel.datapath.stats import PacketStats
 from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import CONTROL_PORT, GetLoad, Hello, Load, Welcome
@@ -82,6 +83,7 @@ class Endpoint:
 
     alive: bool = True
     status: dict[str, Any] = field(default_factory=lambda: {"state": "up"})
+    counts: tuple[PacketStats, PacketStats] = (PacketStats(), PacketStats())
 
     def stop(self) -> None:
         self.alive = False

@@ -39,8 +39,10 @@ class Authority:
         self._certificate = self._build(self._name, self._key).add_extension(basic, critical=True)
         self._signed = self._certificate.sign(self._key, hashes.SHA256())
 
-    def _build(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
+    def _build(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, hours: float = 0
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
         return (
             x509.CertificateBuilder(subject_name=subject, issuer_name=self._name)
             .public_key(key.public_key())
@@ -49,12 +51,13 @@ class Authority:
             .not_valid_after(now + datetime.timedelta(hours=1))
         )
 
-    def identity(self, directory: Path, name: str) -> tls.Identity:
+    def identity(self, directory: Path, name: str, hours: float = 0) -> tls.Identity:
+        """Write one that is valid for an hour from now on, or ``hours`` later."""
         directory.mkdir()
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName([x509.DNSName(name)])
-        certificate = self._build(subject, key).add_extension(names, critical=False)
+        certificate = self._build(subject, key, hours).add_extension(names, critical=False)
         pem = serialization.Encoding.PEM
         (directory / "ca.pem").write_bytes(self._signed.public_bytes(pem))
         (directory / "cert.pem").write_bytes(certificate.sign(self._key, hashes.SHA256()).public_bytes(pem))
@@ -149,6 +152,21 @@ def test_a_server_of_another_fleet_is_refused(fleets: tuple[Fleet, Fleet]) -> No
     assert str(client).startswith("csd0: certificate refused: ")
     assert isinstance(server, RemoteError)
     assert str(server).startswith("a client: TLS failed: ")
+
+
+@pytest.mark.parametrize(("hours", "reason"), [(-3, "certificate has expired"), (3, "not yet valid")])
+def test_a_certificate_out_of_its_time_is_one_of_clocks_for_both_ends(
+    tmp_path: Path, hours: int, reason: str
+) -> None:
+    authority = Authority("ours")
+    host, csd0 = authority.identity(tmp_path / "host", "host"), authority.identity(tmp_path / "csd0", "csd0")
+    late_host, late = (
+        authority.identity(tmp_path / f"late-{name}", name, hours) for name in ("host", "csd0")
+    )
+    for results in (handshake(host, late), handshake(late_host, csd0)):
+        for result in results:
+            assert isinstance(result, RemoteError) and "compare the clocks of both ends" in str(result)
+        assert sum(reason in str(result) for result in results) == 1
 
 
 def test_a_client_of_another_fleet_is_refused(fleets: tuple[Fleet, Fleet]) -> None:

@@ -15,6 +15,9 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError
 
 HOST = "host"
+_OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+_ALERTS_OF_CLOCKS = ("ALERT_CERTIFICATE_EXPIRED", "ALERT_BAD_CERTIFICATE")
+_CLOCKS = "; compare the clocks of both ends"
 Stamp = tuple[int, int, int] | None
 
 
@@ -180,10 +183,11 @@ def _handshake(
         raise DeadlineExceeded(f"{peer} did not finish the TLS handshake in time") from None
     except ssl.SSLCertVerificationError as error:
         sock.close()
-        raise RemoteError(f"{peer}: certificate refused: {error.verify_message}") from None
+        hint = _CLOCKS if error.verify_code in _OUT_OF_TIME else ""
+        raise RemoteError(f"{peer}: certificate refused: {error.verify_message}{hint}") from None
     except ssl.SSLError as error:
         sock.close()
-        raise RemoteError(f"{peer}: TLS failed: {error.reason or error}") from None
+        raise _failed(peer, error) from None
     except OSError as error:
         sock.close()
         raise ConnectionLost(f"{peer}: {error.strerror or error}") from error
@@ -201,8 +205,11 @@ def translate_error(peer: str, error: OSError) -> RemoteError | None:
     # A broken pipe: OpenSSL 3.6 answers an end that was not announced with an alert, which nobody takes.
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, BrokenPipeError)):
         return ConnectionLost(f"{peer} closed the connection")
-    return (
-        RemoteError(f"{peer}: TLS failed: {error.reason or error}")
-        if isinstance(error, ssl.SSLError)
-        else None
-    )
+    return _failed(peer, error) if isinstance(error, ssl.SSLError) else None
+
+
+def _failed(peer: str, error: ssl.SSLError) -> RemoteError:
+    """Return the error of a handshake; a peer names a certificate out of its time by one of two alerts."""
+    reason = error.reason or str(error)
+    hint = _CLOCKS if reason.endswith(_ALERTS_OF_CLOCKS) else ""
+    return RemoteError(f"{peer}: TLS failed: {reason}{hint}")

@@ -7,7 +7,6 @@ the agent stops answering, every connection to it is closed: no caller waits for
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import logging
 import socket
@@ -58,6 +57,10 @@ _NO_LINK: dict[str, Any] = {
 }
 _REVOKED = "its certificate is revoked"
 LIMITS = Limits(head=4 << 20, payload=1 << 34)
+STALLED_SECONDS = 20.0
+"""For so long the link of a tunnel may be up and bring no packet of the device, while sessions fail. A device
+without an agent answers, too, so that after it a pump on either side must stand still.
+"""
 _LONG = 200
 """Most characters of a text that a device says of itself, or an endpoint of its tunnel."""
 
@@ -179,38 +182,50 @@ class Device:
 
     def _run(self) -> None:
         """Run sessions with the agent until ``stop``. The tunnel's endpoint dies with this thread."""
-        addresses, name = self._addresses, self.name
-        transport, where = self._fleet.peer(self.config)
         while not self._stop.is_set():
             if refusal := self._refusal():
                 self._transition(DeviceEvent.REVOKED if refusal is _REVOKED else DeviceEvent.LOST, refusal)
                 self._stop.wait(HEARTBEAT_SECONDS)
                 continue
             try:
-                end = spawn_endpoint(
-                    "host",
-                    where,
-                    self._fleet.interface(name),
-                    addresses.host,
-                    transport=transport,
-                    peers=self._fleet.config.network,
-                    zygote=self._zygote,
-                    confinement=self._fleet.config.host.confinement,
-                )
+                end = self._spawn()
             except (OSError, LocalError, RuntimeError) as error:
                 self._transition(DeviceEvent.LOST, f"the tunnel cannot start: {error}")
                 self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
                 continue
             self._end = end
-            with contextlib.ExitStack() as stack:
-                stack.callback(end.stop)
-                while end.alive and not self._stop.is_set() and not self._refusal():
-                    self._run_session(end)
-            if not end.alive and not self._refusal():
-                why = f"the tunnel cannot go on: {end.status.get('reason', 'its end on the host has died')}"
-                self._transition(DeviceEvent.LOST, why)
-                self._tell(DeviceState.ABSENT, why)
-                self._stop.wait(RETRY_SECONDS)
+            try:
+                self._run_sessions(end)
+            finally:
+                end.stop()
+
+    def _spawn(self) -> EndpointHandle:
+        transport, where = self._fleet.peer(self.config)
+        return spawn_endpoint(
+            "host",
+            where,
+            self._fleet.interface(self.name),
+            self._addresses.host,
+            transport=transport,
+            peers=self._fleet.config.network,
+            zygote=self._zygote,
+            confinement=self._fleet.config.host.confinement,
+        )
+
+    def _run_sessions(self, end: EndpointHandle) -> None:
+        """Run sessions until the endpoint has died, brings nothing any more, or is to be stopped."""
+        brought = _Brought()
+        while end.alive:
+            self._run_session(end)
+            if self._stop.is_set() or self._refusal():
+                return
+            if brought.nothing_for(STALLED_SECONDS, end):
+                log.warning("the tunnel of %s is up and brings nothing: it is made anew", self.name)
+                return
+        reason = f"the tunnel cannot go on: {end.status.get('reason', 'its end on the host has died')}"
+        self._transition(DeviceEvent.LOST, reason)
+        self._tell(DeviceState.ABSENT, reason)
+        self._stop.wait(RETRY_SECONDS)
 
     def _refusal(self) -> str:
         """Return why the device must not be connected: it is revoked, or whether it is cannot be read."""
@@ -246,7 +261,7 @@ class Device:
                 self._transition(DeviceEvent.LOST, reason or "waiting for the device")
             self._stop.wait(RETRY_SECONDS / 2)
             return
-        fault = self._fleet.address_fault(self.name)
+        fault = self._fleet.address_fault(self.name) or self._mend_interface()
         self._transition(DeviceEvent.TUNNEL_UP, fault or "greeting the agent")
         try:
             with self.control(Deadline.after(HANDSHAKE_SECONDS)) as agent:
@@ -258,8 +273,7 @@ class Device:
             self._transition(DeviceEvent.OTHER_VERSION, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
         except (ConnectionLost, DeadlineExceeded) as error:
-            fault = self._fleet.address_fault(self.name) or self._mend_interface()
-            self._transition(DeviceEvent.LOST, fault or str(error))
+            self._transition(DeviceEvent.LOST, fault or self._mend_interface() or str(error))
             self._stop.wait(RETRY_SECONDS)
         except RemoteError as error:
             self._transition(DeviceEvent.NOT_TRUSTED, str(error))
@@ -331,6 +345,20 @@ class Device:
         if self._told != (state, reason):
             self._told = state, reason
             log.info("%s is %s%s", self.name, state, f": {reason}" if reason else "")
+
+
+class _Brought:
+    """What an endpoint has brought from its device while sessions failed."""
+
+    def __init__(self) -> None:
+        self._packets, self._since = -1, time.monotonic()
+
+    def nothing_for(self, seconds: float, end: EndpointHandle) -> bool:
+        """Return whether a link that is up has brought no packet for so long."""
+        packets = end.counts[1].packets
+        if packets != self._packets or end.status.get("state") != "up":
+            self._packets, self._since = packets, time.monotonic()
+        return time.monotonic() - self._since > seconds
 
 
 def _repeated(status: DeviceStatus, event: DeviceEvent) -> bool:
