@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
+import re
 import signal
 import threading
 import time
@@ -17,9 +19,10 @@ import pytest
 from millpond.fs.coherence.coherent_fs import CoherentFs
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.store.mmap_writers import has_writers
+from millpond.fs.store.mmap_writers import NOT_TOLD, has_writers
 from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node, SetAttr
 from millpond.fs.vfs.path_api import Handle
+from millpond.linux import syscalls
 
 from ..waiting import eventually
 from .caching_client import LONG_LEASE, Listening, managed
@@ -194,6 +197,25 @@ def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
         lambda: "mappings" not in [thread.name for thread in threading.enumerate()],
         "the thread that looks for mappings has ended",
     )
+
+
+@pytest.mark.expected_log(re.escape(NOT_TOLD))
+def test_a_file_of_which_the_kernel_does_not_say_who_maps_it_stays_written(
+    device: OnDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another user's, to a process without CAP_LEASE. Nothing is kept open for it, and one line says so."""
+    tree, manager = device.tree, device.manager
+    f, g = device.made(b"f"), device.made(b"g")
+    for name in ("f", "g"):
+        os.chown(device.top / "public" / name, 1, 1)
+    with syscalls.without_capability(syscalls.CAP_LEASE), caplog.at_level(logging.WARNING):
+        before = len(os.listdir("/proc/self/fd"))
+        for node in (f, f, g):
+            tree.release(tree.open(node, os.O_RDWR))
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert [manager.grant_read(device.client, device.inodes.inode(node)) for node in (f, g)] == [0, 0]
+    assert manager.device[1] == 2
+    assert [record.getMessage() for record in caplog.records] == [NOT_TOLD]
 
 
 def test_who_opens_a_file_while_it_is_looked_at(device: OnDevice) -> None:

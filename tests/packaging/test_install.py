@@ -236,6 +236,11 @@ def test_the_agent_may_give_up_what_it_does_not_need() -> None:
     assert f"SystemCallFilter={' '.join(calls)}" in unit_text("millpond-agent.service").splitlines()
 
 
+def test_the_agent_may_see_who_maps_the_files_of_others() -> None:
+    bounds = [line for line in unit_text("millpond-agent.service").splitlines() if "CapabilityBound" in line]
+    assert "CAP_LEASE" in " ".join(bounds).split()
+
+
 def make(source: Path, target: str, **variables: object) -> str:
     return call("make", "-C", source, target, *(f"{name}={value}" for name, value in variables.items()))
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the device's own mount runs without a manager
     from millpond.fs.coherence.manager import DelegationManager
 
 log = logging.getLogger(__name__)
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_CANNOT_LOOK = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
 
 
 class Revoking(Protocol):
@@ -401,7 +401,7 @@ class CoherentFs:
         try:
             looking = self._tree.open(node, os.O_RDONLY)
         except OSError as error:
-            if error.errno in _OUT_OF_DESCRIPTORS:
+            if error.errno in _CANNOT_LOOK:
                 log.warning("cannot find out whether a file is still mapped: %s", error.strerror)
                 return  # the file stays undelegated
             self._breaker.end_writing(inode)
@@ -411,4 +411,5 @@ class CoherentFs:
             self._tree.release(looking)
             self._breaker.end_writing(inode)
 
-        self._mapped.closed(inode, self._tree.descriptor(looking), over)
+        if not self._mapped.closed(inode, self._tree.descriptor(looking), over):
+            self._tree.release(looking)  # the file stays undelegated
