@@ -26,6 +26,8 @@ from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
 from millpond.linux.sockets import listen
 
+from ..waiting import eventually
+
 InNamespace = Callable[[Callable[[], None]], None]
 _ANY_KERNEL = '[privacy]\nlandlock = "best-effort"\n'
 
@@ -123,6 +125,32 @@ def test_the_server_is_restarted_alone(fuse_usable: None, config: Path, in_names
                 file.write(f"{number}")
                 (public / f"{number}").touch()
         assert (public / "f").read_text() == "012"
+        mount.stop()
+        server.stop()
+
+    in_namespace(body)
+
+
+def test_a_server_that_stands_still_is_noticed_and_restarted_alone(
+    fuse_usable: None, config: Path, in_namespace: InNamespace
+) -> None:
+    def body() -> None:
+        found, server, mount = started(config)
+        public = Path(found.volume, "public")
+        eventually(lambda: server.is_well() and server.unanswered == 1, "the server answers")
+        with (public / "f").open("w", buffering=1) as file:
+            file.write("before")
+            os.kill(server.process.pid, signal.SIGSTOP)
+            ours, theirs = socket.socketpair()
+            with ours, theirs, pytest.raises(BlockingIOError):
+                for _ in range(100_000):
+                    server.hand_over(theirs.dup())
+            eventually(lambda: not server.is_well(), "it is noticed")
+            assert not server.alive
+            server.restart()
+            file.write(" and after")
+            (public / "g").touch()
+        assert (public / "f").read_text() == "before and after"
         mount.stop()
         server.stop()
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,3 +138,38 @@ def test_descriptors_of_any_number_are_waited_for() -> None:
         assert sockets.readable([high, ours.fileno()]) == [high, ours.fileno()]
         os.close(high)
         assert sockets.readable([ours], 0.0) == [ours]
+
+
+@pytest.mark.expected_log("a connection is lost: Too many open files")
+def test_a_connection_without_a_descriptor_is_lost_and_no_later_one(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """An earlier server ended there, and all its connections with it."""
+    agent, server = pair
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    taken = list[socket.socket]()
+    lost, ours, kept, theirs = (*socket.socketpair(), *socket.socketpair())
+    waiting = threading.Thread(target=lambda: taken.extend(sockets.passed_connections(server)))
+    lowest = os.dup(0)
+    os.close(lowest)
+    with ours, kept:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, usual[1]))
+        try:
+            waiting.start()
+            sockets.send_descriptors(agent, [lost.fileno()])
+            agent.send(sockets.QUESTION)
+            assert agent.recv(1) == sockets.ANSWER
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        lost.close()
+        assert ours.recv(1) == b""
+        sockets.send_descriptors(agent, [theirs.fileno()])
+        agent.send(sockets.QUESTION)
+        assert agent.recv(1) == sockets.ANSWER
+        agent.shutdown(socket.SHUT_RDWR)
+        waiting.join()
+        theirs.close()
+        taken[0].sendall(b"!")
+        assert kept.recv(1) == b"!"
+        taken[0].close()

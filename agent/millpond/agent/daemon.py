@@ -105,7 +105,7 @@ def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator
         yield [
             SupervisedPart("the tunnel's end", lambda: end.alive),
             SupervisedPart("the listener", lambda: listener.alive),
-            SupervisedPart("the volume's server", lambda: volume.alive, volume.restart),
+            SupervisedPart("the volume's server", volume.is_well, volume.restart),
             SupervisedPart("the volume's mount", lambda: mount.alive),  # SSH servers and scripts have it, too
         ]
 

@@ -7,6 +7,7 @@ network: its only connections are those that the agent has authenticated and pas
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -29,10 +30,14 @@ from millpond.linux.child import first_line
 from millpond.linux.confinement import landlock
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
-from millpond.linux.sockets import listen, send_descriptors
+from millpond.linux.sockets import QUESTION, listen, send_descriptors
 
 log = logging.getLogger(__name__)
 _RESTART_SECONDS, _PAUSE = 5.0, 0.05
+_MOST_ANSWERS = 1 << 10
+_SILENT_LOOKS = 8
+"""A server that leaves so many questions in a row unanswered, one a second, stands still."""
+_STARTING_LOOKS = 600  # it counts all files for a quota before it answers the first one
 _MOUNT_SECONDS = 120.0  # a journal may have to be replayed by a slow board
 
 
@@ -123,6 +128,8 @@ class VolumeServer:
     def _start(self) -> None:
         config = self._config
         self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)  # a server that stands still must hold up nobody
+        self.unanswered = _SILENT_LOOKS - _STARTING_LOOKS
         public = Path(config.flash, PUBLIC)
         sandbox = Sandbox(
             binds=(
@@ -147,6 +154,25 @@ class VolumeServer:
         """Whether the server's process lives."""
         return self.process.poll() is None
 
+    def is_well(self) -> bool:
+        """Return whether the server lives and answers. To be called once a second: each call asks it, and
+        kills one that has left several questions unanswered, to be restarted.
+        """
+        with self._restarted:
+            if not self.alive:
+                return False
+            with contextlib.suppress(OSError):
+                if self._socket.recv(_MOST_ANSWERS):
+                    self.unanswered = 0
+            if self.unanswered >= _SILENT_LOOKS:
+                log.warning("the volume's server stands still, and is killed")
+                end(self.process)
+                return False
+            with contextlib.suppress(OSError):
+                self._socket.send(QUESTION)
+            self.unanswered += 1
+            return True
+
     def restart(self) -> None:
         """Start a server in the place of one that has died. Hosts and the device's mount connect again, and
         go on with the files that they have open. Raises OSError.
@@ -158,7 +184,7 @@ class VolumeServer:
 
     def hand_over(self, connection: socket.socket) -> None:
         """Give the server an authenticated connection, once it has been restarted if it has died; this
-        process's copy is closed. Raises OSError.
+        process's copy is closed. Raises OSError, BlockingIOError if it stands still.
         """
         with self._restarted, connection:
             if not self.alive:

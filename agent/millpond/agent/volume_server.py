@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -26,7 +25,7 @@ from millpond.fs.store.usage import public_usage
 from millpond.linux.confinement import landlock
 from millpond.linux.descriptors import allow_most
 from millpond.linux.malloc import trim_heap
-from millpond.linux.sockets import receive_descriptors
+from millpond.linux.sockets import passed_connections, serve_in_thread
 from millpond.wire.channel import Channel
 
 log = logging.getLogger(__name__)
@@ -55,10 +54,8 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
     threading.Thread(target=accept_all, args=(listener, sessions.delegations), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))
     trim_heap()
-    with contextlib.suppress(ConnectionError):
-        while True:
-            connection = socket.socket(fileno=receive_descriptors(agent, 1)[0])
-            threading.Thread(target=_serve, args=(connection, sessions, gate), daemon=True).start()
+    for connection in passed_connections(agent):
+        serve_in_thread(connection, lambda connection: _serve(connection, sessions, gate))
 
 
 def _tree(root: Path, quota: int | None) -> BackingFs:

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import socket
 import stat
 import struct
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 F = TypeVar("F", int, socket.socket)
+log = logging.getLogger(__name__)
+QUESTION, ANSWER = b"?", b"!"
+"""Whether the process at the other end of ``passed_connections`` still runs, and that it does."""
 _INT = struct.Struct("i")
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # that Python does not name
@@ -124,6 +129,33 @@ def receive_descriptors(sock: socket.socket, count: int) -> list[int]:
             os.close(descriptor)
         raise ConnectionError(f"expected {count} descriptors, got {len(descriptors)}")
     return descriptors
+
+
+def passed_connections(sock: socket.socket) -> Iterator[socket.socket]:
+    """Yield each connection that the peer passes, until it closes its end; its questions whether this process
+    still runs are answered. A connection for which there is no descriptor here is lost.
+    """
+    data = bytearray(1)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            size, descriptors = receive_with_descriptors(sock, data, 1)
+            if not size:
+                return
+            if data == QUESTION:
+                sock.sendall(ANSWER)
+            elif descriptors:
+                yield socket.socket(fileno=descriptors[0])
+            else:
+                log.warning("a connection is lost: %s", os.strerror(errno.EMFILE))
+
+
+def serve_in_thread(connection: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    """Serve a connection in a thread of its own; it is closed if none can be started."""
+    try:
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+    except RuntimeError as error:
+        log.warning("a connection is lost: %s", error)
+        connection.close()
 
 
 def receive_with_descriptors(sock: socket.socket, into: bytearray, most: int) -> tuple[int, list[int]]:

@@ -7,7 +7,6 @@ and those to other nodes, are opened by the agent and passed here.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -30,7 +29,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError
 from millpond.linux import memory
 from millpond.linux.malloc import trim_heap
-from millpond.linux.sockets import receive_descriptors, receive_with_descriptors
+from millpond.linux.sockets import passed_connections, receive_with_descriptors
 from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
@@ -96,10 +95,8 @@ class NodeServer:
 
     def accept_host(self, agent: socket.socket) -> None:
         """Serve the connections that the agent passes, until it ends."""
-        with contextlib.suppress(ConnectionError):
-            while True:
-                connection = socket.socket(fileno=receive_descriptors(agent, 1)[0])
-                self._start(connection, secure=False)
+        for connection in passed_connections(agent):
+            self._start(connection, secure=False)
 
     def _start(self, connection: socket.socket, *, secure: bool) -> None:
         if not self._places.acquire(blocking=False):

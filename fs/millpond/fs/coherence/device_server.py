@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-import threading
 import time
 
 from millpond.base.deadline import Deadline
@@ -17,6 +16,7 @@ from millpond.fs.coherence.shared_bitmap import CACHE_SLOTS, receive_bitmap, sen
 from millpond.fs.proto import delegations as m
 from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import WouldBlock, may_block
+from millpond.linux.sockets import serve_in_thread
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -37,9 +37,7 @@ def accept_all(listener: socket.socket, delegations: DelegationManager) -> None:
             log.warning("cannot accept the device's mount yet: %s", error.strerror)
             time.sleep(_PAUSE)
             continue
-        threading.Thread(
-            target=serve, args=(Channel(connection, "the mount"), delegations), daemon=True
-        ).start()
+        serve_in_thread(connection, lambda sock: serve(Channel(sock, "the mount"), delegations))
 
 
 def serve(channel: Channel, delegations: DelegationManager) -> None:

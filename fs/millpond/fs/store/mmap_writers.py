@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE, _MAX_PAUSE = 0.001, 0.25
 _TRIES = 1000
 NOT_TOLD = (
-    "the kernel does not say which files programs have mapped (no CAP_LEASE, or a file system without leases): "
-    "hosts cache nothing that is written here"
+    "the kernel does not say which files programs have mapped (no CAP_LEASE, or a file system without "
+    "leases): hosts cache nothing that is written here"
 )
 
 
