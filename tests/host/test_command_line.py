@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -75,6 +76,29 @@ def test_the_fleet_of_an_argument_then_of_the_variable_then_the_default(
     ):
         assert f"{tmp_path}/argument holds no fleet" in command(*words)[2]
     assert "MILLPOND_FLEET" in command("--help")[1]
+
+
+def test_who_has_neither_a_home_nor_a_name_uses_the_installed_fleet() -> None:
+    """As in a container that is started with any uid."""
+    nobody = (
+        "unshare",
+        "-U",
+        "--map-user=4242",
+        "--map-group=4242",
+        "env",
+        "-u",
+        "HOME",
+        "-u",
+        "MILLPOND_FLEET",
+    )
+    done = subprocess.run(
+        [*nobody, sys.executable, "-m", "millpond.host.main", "devices"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("millpond: /var/lib/millpond")
 
 
 def test_the_version(command: Command) -> None:

@@ -190,6 +190,18 @@ def test_run_passes_on_input_output_and_exit_code(fleet: Emulation) -> None:
     }
 
 
+def test_programs_on_a_device_find_utf_8_and_a_home_that_they_may_write(fleet: Emulation) -> None:
+    script = r"printf '\303\251' | wc -m; touch ~/x && echo written; pwd"
+    assert fleet.millpond("run", "csd0", "--", script) == Result(0, "1\nwritten\n/volume\n", "")
+
+
+def test_a_command_that_is_killed_tells_its_signal(fleet: Emulation) -> None:
+    killed = fleet.millpond("run", "csd0", "--", "kill -s KILL $$")
+    assert killed.code == 137 and "Killed" in killed.err
+    with_all = fleet.millpond("run", "csd0", "--", "kill -s KILL 0")
+    assert with_all == Result(137, "", "millpond: csd0: it was killed with all of its process group\n")
+
+
 def test_run_passes_on_a_megabyte_both_ways(fleet: Emulation) -> None:
     text = "0123456789abcdef" * 65536
     result = fleet.millpond("run", "csd2", "cat", stdin=text)
@@ -380,9 +392,9 @@ def test_who_follows_a_job_may_leave_at_any_time(fleet: Emulation) -> None:
 
 
 def test_output_that_nobody_reads_ends_a_command_silently(fleet: Emulation) -> None:
-    script = f"{' '.join(MILLPOND)} run --fleet {fleet.directory} csd0 yes | head -1"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=90, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "y\n", "")
+    script = f"{' '.join(MILLPOND)} run --fleet {fleet.directory} csd0 yes | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "y\n141\n", "")
 
 
 def jobs_of(fleet: Emulation, device: str) -> tuple[str, ...]:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: ``millpond``. Sets up Ctrl-C before it imports anything else."""
+"""Entry: ``millpond``. Sets up Ctrl-C and the standard streams before it imports anything else."""
 
 import signal
 import sys
+
+from millpond.host.terminal import streams
 
 
 def main() -> None:
     """Load the command line, while Ctrl-C just ends the process, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    streams.prepare()
     if sys.argv[1:2] == ["cp"]:
         from millpond.host import quick_copy
 

@@ -407,6 +407,10 @@ def _run() -> object:
         raise SystemExit(LOCAL) from None
     except typer.Abort:
         raise KeyboardInterrupt from None
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer makes a code of its own of it
+            raise end.__context__ from None
+        raise
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from millpond.host.terminal import printing
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
 3 the job failed or was stopped; 130 interrupted; 255 no SSH connection. 'run' and 'shell' exit as what
-they ran; 'run' on several devices with the greatest of their codes; 124 at its --timeout.
+they ran, 128 + N where signal N ended that; 'run' on several devices with the greatest of their codes; 124
+at its --timeout. 141: the reader of the output has ended.
 """
 FLEET_DIRECTORY = """\
 The fleet's directory is that of --fleet; without it that in the variable MILLPOND_FLEET; without both

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from millpond.base.errors import LocalError
-from millpond.host.cli.exits import ended_by_signals
+from millpond.host.cli.exits import SSH, ended_by_signals
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     AuthorityOption,
@@ -29,6 +29,7 @@ from millpond.host.cli.options import (
 from millpond.host.client import DaemonClient
 from millpond.host.remote import log_follow
 from millpond.host.terminal import printing
+from millpond.host.terminal.streams import WholeOutput
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
 if TYPE_CHECKING:
@@ -155,11 +156,11 @@ def _run_on_one(
             printing.print_json({"device": device} | captured)
             raise typer.Exit(int(captured["exit_code"]))
         with ssh.connected(client.fleet, device, sock, server) as transport:
-            streams = (sys.stdout.buffer, sys.stderr.buffer)
-            result = ssh.RemoteCommand(transport, line).run(sys.stdin.fileno(), *streams, timeout)
-    if result.exit_code == ssh.TIMED_OUT and result.error:
+            out, err = (WholeOutput(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+            result = ssh.RemoteCommand(transport, line).run(sys.stdin.fileno(), out, err, timeout)
+    if result.error:
         print(f"millpond: {device}: {result.error}", file=sys.stderr)
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(result.exit_code if result.exit_code >= 0 else SSH)
 
 
 def _show(fleet_run: ParallelRun, chosen: dict[str, str]) -> Sequence[Ended]:

@@ -239,9 +239,13 @@ INSTALLED = Path("/var/lib/millpond")
 
 def default_directory(installed: Path = INSTALLED) -> Path:
     """Return that of the ``installed`` daemon for root, and for users who may read its ``fleet.toml``, as its
-    group may, whether it runs or not, and have no fleet of their own; for others ``~/.local/state/millpond``.
+    group may, whether it runs or not, and have no fleet of their own; for others ``~/.local/state/millpond``,
+    if they have a home.
     """
-    own = Path.home() / ".local/state/millpond"
+    try:
+        own = Path.home() / ".local/state/millpond"
+    except RuntimeError:  # no variable, and no entry in passwd: a container with any uid
+        return installed
     uses_installed = os.access(installed / "fleet.toml", os.R_OK) and not (own / "fleet.toml").exists()
     return installed if os.geteuid() == 0 or uses_installed else own
 

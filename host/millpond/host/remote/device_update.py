@@ -137,12 +137,12 @@ class DeviceUpdate:
     def _command(
         self, transport: paramiko.Transport, line: str, problem: str, *, may_vanish: bool = False
     ) -> str:
-        """Run a command and return its output. Raises RemoteError, but not for a lost connection if it
-        ``may_vanish``.
+        """Run a command and return its output. Raises RemoteError, but not for a lost connection or a signal
+        if it ``may_vanish``.
         """
         out, err = io.BytesIO(), io.BytesIO()
         result = ssh.RemoteCommand(transport, line).run(None, out, err, timeout=self._patience)
-        if result.exit_code > 0 or (result.exit_code < 0 and not may_vanish):
+        if result.exit_code and not (may_vanish and not 0 < result.exit_code <= 128):
             said = (out.getvalue() + err.getvalue()).decode(errors="replace").strip().splitlines()
             prefix = "LastError: "  # before the reason, which RAUC prints before its failure
             reasons = [line.removeprefix(prefix) for line in said if line.startswith(prefix)] or said

@@ -9,7 +9,6 @@ import logging
 import os
 import select
 import shlex
-import shutil
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from millpond.base.errors import LocalError
 from millpond.base.text import printable
 from millpond.host.fleet.directory import Fleet
 from millpond.host.remote.errors import SshFailed
+from millpond.host.terminal import streams
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
 # Paramiko reports by exceptions and exit codes; without a handler its log would be on stderr, too.
@@ -48,14 +48,16 @@ _SIGNAL_ALL = (
 
 # The SSH server hangs up on no command without a terminal when its connection is lost: here the kernel does,
 # when the connection's process ends. What has a session of its own (setsid) goes on. Standard input goes by
-# descriptor 3, since dash gives /dev/null as descriptor 0 to what runs in the background.
+# descriptor 3, since dash gives /dev/null as descriptor 0 to what runs in the background. This shell survives
+# what ends all others of its process group (kill 0), to tell of it.
 _TIED = (
-    'exec setpriv --pdeathsig HUP sh -c \'hang_up() { trap "" HUP; hung=1; kill -s HUP -- -$$; }; '
-    'trap hang_up HUP; exec 3<&0; "${SHELL:-sh}" -c "$1" <&3 3<&- & child=$!; exec <&- 3<&-; '
-    "wait $child; code=$?; "
-    '[ "$hung" ] && { wait $child; code=$?; }; trap - HUP; '
-    "[ $code -gt 128 ] && [ $code -lt 160 ] && kill -$((code-128)) $$; exit $code' run "
+    'exec setpriv --pdeathsig HUP sh -c \'hang_up() { trap "" HUP; kill -s HUP -- -$$; }; '
+    "trap hang_up HUP; trap : INT QUIT TERM PIPE USR1 USR2 ALRM; "
+    'exec 3<&0; "${SHELL:-sh}" -c "$1" <&3 3<&- & child=$!; exec <&- 3<&-; '
+    "wait $child; code=$?; while kill -s 0 $child 2>/dev/null; do wait $child; code=$?; done; "
+    "exit $code' run "
 )
+KILLED = 128 + signal.SIGKILL
 
 
 class Sink(Protocol):
@@ -141,7 +143,8 @@ class RemoteCommand:
     def run(self, stdin: int | None, out: Sink, err: Sink, timeout: float | None = None) -> CommandResult:
         """Relay input and output until the command ends, or is ended after ``timeout`` seconds.
 
-        The exit code is TIMED_OUT then; -1 if the command was ended by a signal or the connection is lost.
+        The exit code is TIMED_OUT then, 128 + N if signal N has ended the command, -1 if the connection is
+        lost.
         """
         if stdin is None:
             self._channel.shutdown_write()
@@ -164,9 +167,10 @@ class RemoteCommand:
     def _result(self, code: int) -> CommandResult:
         if self._timed_out:
             return CommandResult(TIMED_OUT, "it was ended at its time limit")
-        if code < 0:
-            alive = self._transport.is_active()
-            return CommandResult(code, "it was ended by a signal" if alive else "the connection was lost")
+        if code < 0 and not self._transport.is_active():
+            return CommandResult(code, "the connection was lost")
+        if code < 0:  # the shell around it, too; it survives all other signals
+            return CommandResult(KILLED, "it was killed with all of its process group")
         return CommandResult(code)
 
     def hang_up(self) -> None:
@@ -244,9 +248,10 @@ def document(result: CommandResult, out: io.BytesIO, err: io.BytesIO) -> dict[st
 
 def _feed(source: int, channel: paramiko.Channel) -> None:
     with contextlib.suppress(OSError):
-        while data := os.read(source, _CHUNK):
+        while data := streams.read(source, _CHUNK):
             channel.sendall(data)
-        channel.shutdown_write()
+    with contextlib.suppress(OSError, EOFError):
+        channel.shutdown_write()  # also where the input cannot be read
 
 
 def shell(transport: paramiko.Transport) -> int:
@@ -254,34 +259,50 @@ def shell(transport: paramiko.Transport) -> int:
     if not sys.stdin.isatty():
         raise LocalError("a shell needs a terminal; use 'millpond run DEVICE -- COMMAND'")
     channel = transport.open_session(timeout=CONNECT_SECONDS)
-    size = shutil.get_terminal_size()
-    channel.get_pty(os.environ.get("TERM", "vt100"), size.columns, size.lines)
+    channel.get_pty(os.environ.get("TERM", "vt100"), *_terminal_size())
     channel.invoke_shell()
     before = termios.tcgetattr(sys.stdin)
-    previous = signal.signal(signal.SIGWINCH, lambda *_: _resize(channel))
+    resized = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    previous = signal.signal(signal.SIGWINCH, lambda *_: os.eventfd_write(resized, 1))
     try:
         tty.setraw(sys.stdin, termios.TCSADRAIN)  # keys typed ahead are kept
-        _relay_terminal(channel)
+        _relay_terminal(channel, resized)
     finally:
         signal.signal(signal.SIGWINCH, previous)
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        os.close(resized)
     return channel.recv_exit_status()
 
 
-def _resize(channel: paramiko.Channel) -> None:
-    size = shutil.get_terminal_size()
-    channel.resize_pty(size.columns, size.lines)
+def _terminal_size() -> tuple[int, int]:
+    """Return the terminal's own columns and lines, whatever variables say."""
+    try:
+        size = os.get_terminal_size(sys.stdin.fileno())
+    except OSError:
+        return 80, 24
+    return size.columns or 80, size.lines or 24
 
 
-def _relay_terminal(channel: paramiko.Channel) -> None:
-    """Relay keys to the device and its output to the terminal, until the shell ends."""
-    terminal = sys.stdin.fileno()
+def _relay_terminal(channel: paramiko.Channel, resized: int) -> None:
+    """Relay keys to the device and its output to the terminal, until the shell ends; after each event of
+    ``resized`` the terminal's size.
+    """
+    terminal, output = sys.stdin.fileno(), streams.WholeOutput(sys.stdout.fileno())
+    sources = [channel, terminal, resized]
     while True:
-        ready, _, _ = select.select([channel, terminal], [], [])
+        ready, _, _ = select.select(sources, [], [])
         if channel in ready:
             data = channel.recv(_CHUNK)
             if not data:
                 return
-            os.write(sys.stdout.fileno(), data)
+            output.write(data)
+        if resized in ready:
+            os.eventfd_read(resized)
+            channel.resize_pty(*_terminal_size())
         if terminal in ready:
-            channel.sendall(os.read(terminal, _CHUNK))
+            keys = streams.read(terminal, _CHUNK)
+            if keys:
+                channel.sendall(keys)
+            else:  # the terminal is gone
+                sources.remove(terminal)
+                channel.shutdown_write()

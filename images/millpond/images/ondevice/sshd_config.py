@@ -97,7 +97,7 @@ def settings(server: SshServer, host_key: Path, authorized: Path) -> list[str]:
         f"AuthorizedKeysFile {authorized}",
         f"AllowUsers {server.user}",
         f"PermitRootLogin {server.root_login}",
-        *([f"SetEnv PATH={_PATH}"] if server is USER else []),
+        f"SetEnv LANG=C.UTF-8{f' PATH={_PATH} HOME={_WRITABLE}' if server is USER else ''}",
     )
     return [*own, *_COMMON]
 
@@ -113,6 +113,7 @@ INSIDE = Path("/etc/ssh")
 PYTHON = Path("/run/millpond/bin/millpond-python")
 """The Python of workers and launched scripts, which has torch, for those who log in; below no directory that$
 the sandbox shows read-only, as an image has its code in /opt/millpond."""
+_WRITABLE = Path("/tmp")  # noqa: S108 - the sandbox's own, for what programs keep in a home
 _PATH = f"/usr/local/bin:/usr/bin:/bin:{PYTHON.parent}"
 
 

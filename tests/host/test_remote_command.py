@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is around a command on a device, and this side's standard streams."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shlex
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+
+from millpond.host.remote import ssh
+from millpond.host.terminal.streams import WholeOutput
+
+from ..waiting import eventually
+
+MILLPOND = (sys.executable, "-m", "millpond.host.main")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("exit 3", 3, ""),
+        ("exit 130", 130, ""),
+        ("exit 147", 147, ""),  # as SIGSTOP would be: nothing stops
+        ("exit 255", 255, ""),
+        ("kill -s KILL $$", 137, "Killed\n"),
+        ("kill -s TERM 0; sleep 60", 143, ""),
+        ("kill -s KILL 0", -9, ""),
+    ],
+)
+def test_a_command_ends_with_its_own_code_or_that_of_its_signal(line: str, code: int, said: str) -> None:
+    run = ("sh", "-c", ssh._TIED + shlex.quote(line))
+    done = subprocess.run(
+        run, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True, timeout=30
+    )
+    assert done.returncode == code
+    assert said in done.stderr
+
+
+def test_output_waits_for_a_reader_of_a_pipe_that_does_not_block() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    data = os.urandom(3_000_000)
+    with open(read, "rb") as reader:  # noqa: PTH123
+        writer = threading.Thread(target=lambda: (WholeOutput(write).write(data), os.close(write)))
+        writer.start()
+        assert reader.read() == data
+        writer.join()
+
+
+class Channel:
+    """What a command's input goes to."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.ended = threading.Event()
+
+    def sendall(self, data: bytes) -> None:
+        self.got += data
+
+    def shutdown_write(self) -> None:
+        self.ended.set()
+
+
+def test_input_that_does_not_block_is_waited_for() -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    channel = Channel()
+    feeder = threading.Thread(target=ssh._feed, args=(read, channel), daemon=True)
+    feeder.start()
+    os.write(write, b"first ")
+    eventually(lambda: channel.got == b"first ", "the first part")
+    assert not channel.ended.is_set()
+    os.write(write, b"second")
+    os.close(write)
+    assert channel.ended.wait(30)
+    assert channel.got == b"first second"
+    os.close(read)
+
+
+def test_input_that_cannot_be_read_is_an_end_of_input(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    channel = Channel()
+    ssh._feed(folder, channel)  # type: ignore[arg-type]
+    assert channel.ended.is_set()
+    os.close(folder)
+
+
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [("--version", "<&- >&-"), ("cp a", "2>&-"), ("devices --fleet /nowhere", "<&- >&- 2>&-")],
+)
+def test_a_command_ends_as_usual_with_closed_standard_streams(command: str, closed: str) -> None:
+    usual = subprocess.run([*MILLPOND, *command.split()], capture_output=True, text=True, check=False)
+    line = f"exec {shlex.join(MILLPOND)} {command} {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == usual.returncode
+    assert done.stdout == ""
+    assert done.stderr == ("" if "2>&-" in closed else usual.stderr)
+
+
+def test_what_is_printed_waits_for_its_reader() -> None:
+    """Here for the help, through a pipe that is nearly full."""
+    usual = subprocess.run([*MILLPOND, "--help"], capture_output=True, check=True).stdout
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    filler = b"x" * ((1 << 16) - 100)
+    os.write(write, filler)
+    with subprocess.Popen([*MILLPOND, "--help"], stdout=write, stderr=subprocess.PIPE) as command:
+        os.close(write)
+        with open(read, "rb") as reader:  # noqa: PTH123
+            assert reader.read(1) == b"x"
+            assert reader.read() == filler[1:] + usual
+        assert command.wait() == 0
+
+
+def test_a_reader_of_the_output_that_has_ended_is_a_broken_pipe() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*MILLPOND, "--version"], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_terminal_has_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        assert ssh._terminal_size() == (120, 40)
+    os.close(ours)
