@@ -468,8 +468,8 @@ def test_files_that_cannot_be_had_end_the_launch_with_a_line(
         send(host, path, content, is_wheel=path.endswith(".whl"))
         send(host, "more", bytes(8 * SAVED_PART))
         host.send(InputsEnd(), soon())
-        (line,), code = said(host)
-    assert (code, told in line) == (1, True), line
+        exited = host.expect(Exited, soon())
+    assert (exited.code, told in exited.error) == (1, True), exited
 
 
 def test_a_refused_launch_says_so_whatever_comes_behind_it(agent: Agent) -> None:

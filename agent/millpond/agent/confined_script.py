@@ -84,9 +84,9 @@ def log_name(script: str) -> str:
     return f"launch-{Path(script).name}"
 
 
-def expect_exit(script: LaunchedScript) -> Exited:
-    """Return how a script has ended, and what it had run out of. Raises Refused if the first process of its
-    sandbox has died, too.
+def expect_exit(script: LaunchedScript, *, confined: bool = True) -> Exited:
+    """Return how a script has ended, and what it had run out of; of one that is not ``confined`` also why it
+    was not started. Raises Refused if the first process of its sandbox has died, too.
     """
     try:
         exited = script.channel.expect(Exited, NEVER)
@@ -94,7 +94,9 @@ def expect_exit(script: LaunchedScript) -> Exited:
         shortage = script.shortage(DEATH_SECONDS)
         text = shortage.text or "; ".join(filter(None, (_DIED, script.hint)))
         raise Refused("", shortage.value or "worker", text) from None
-    return Exited(exited.code, (script.shortage(code=exited.code).text or script.hint) if exited.code else "")
+    told = "" if confined else printable(exited.error)
+    reason = told or script.shortage(code=exited.code).text or script.hint
+    return Exited(exited.code, reason if exited.code else "")
 
 
 class _Relay:

@@ -222,7 +222,7 @@ def _find_data(script: LaunchedScript, host: Channel) -> bool:
 def _finish(script: LaunchedScript, host: Channel, most: int) -> None:
     """Relay how the script has ended, and what it has saved. Raises RemoteError."""
     order = SavedOrder(most)
-    host.send(expect_exit(script), Deadline.after(SEND_SECONDS))
+    host.send(expect_exit(script, confined=False), Deadline.after(SEND_SECONDS))
     while True:
         head = script.channel.receive(NEVER)
         if isinstance(head.message, AllSaved) and not head.payload_size:

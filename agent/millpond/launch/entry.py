@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost
 from millpond.launch.inputs import receive_inputs
+from millpond.launch.reach import why_alone
 from millpond.launch.saved import SavedFiles
 from millpond.launch.script import run_script
 from millpond.linux.confinement.sandbox import exit_code
@@ -49,13 +49,11 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.suppress(ConnectionLost), Channel(sock, "the launcher", limits=limits) as channel:
         launch = channel.expect(Launch, Deadline.after(RECEIVE_SECONDS))
         folder = Path(tempfile.mkdtemp(prefix="launch-"))
-        error = _lay_out(launch, folder, channel)
+        error = _lay_out(launch, folder, channel) or why_alone(launch)
         sent = SavedFiles(folder)
         code = _NOT_STARTED if error else _run(launch, folder, interface, int(requests), channel)
-        if error:
-            print(f"millpond: {error}", file=sys.stderr, flush=True)
         _end_others()
-        channel.send(Exited(code), NEVER)
+        channel.send(Exited(code, error), NEVER)
         sent.send(channel, launch.most_saved)
     return 0
 

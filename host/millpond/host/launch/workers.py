@@ -228,7 +228,7 @@ def run_on_host(
         exited = _follow(script, place.opened, observer, over)
         if exited is None:
             return None
-        observer.exited(exited.code, "")
+        observer.exited(exited.code, printable(exited.error))
         return _receive_saved(script.channel, launch.most_saved, observer)
     finally:
         script.stop()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: tries whether other workers can be reached before a script waits for them for minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import time
+from collections.abc import Collection
+
+from millpond.wire.launch_messages import Launch
+
+HOST = "host"
+SECONDS = 10.0
+_PORT = 65000
+"""A port at which most likely nobody listens: that it is refused is an answer, too."""
+
+
+def why_alone(launch: Launch, seconds: float = SECONDS) -> str:
+    """Return why a device's worker cannot meet the others, "" if it can reach those that are tried: one other
+    device, since packets to all go through the host alike, and the host's worker.
+    """
+    tried: dict[str, str] = {}
+    for address, names in launch.names:
+        name = names.split()[0]
+        is_known = HOST in tried.values() if name == HOST else any(each != HOST for each in tried.values())
+        if address != launch.address and not is_known:
+            tried[address] = name
+    for address in unreachable(tried, seconds):
+        lost = "what devices send it" if tried[address] == HOST else "what it forwards between them"
+        return (
+            f"{tried[address]} at {address} does not answer: does a firewall of the host (Docker, ufw, "
+            f"firewalld) drop {lost}? The interfaces are mp-*"
+        )
+    return ""
+
+
+def unreachable(addresses: Collection[str], seconds: float) -> list[str]:
+    """Return the addresses that do not answer within ``seconds``."""
+    waiting = {address: _begun(address) for address in addresses}
+    silent = [address for address, sock in waiting.items() if sock is None]
+    deadline = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        open_ones = {sock.fileno(): address for address, sock in waiting.items() if sock}
+        poll = select.poll()
+        for sock in waiting.values():
+            if sock:
+                stack.enter_context(sock)
+                poll.register(sock, select.POLLOUT)
+        while open_ones and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(1000 * left):
+                poll.unregister(descriptor)
+                address = open_ones.pop(descriptor)
+                sock = waiting[address]
+                assert sock
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in (0, errno.ECONNREFUSED):
+                    silent.append(address)
+        return [*silent, *open_ones.values()]
+
+
+def _begun(address: str) -> socket.socket | None:
+    """Begin a connection; None if the kernel refuses at once."""
+    sock = socket.socket()
+    sock.setblocking(False)
+    if sock.connect_ex((address, _PORT)) in (0, errno.EINPROGRESS, errno.ECONNREFUSED):
+        return sock
+    sock.close()
+    return None
