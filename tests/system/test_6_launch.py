@@ -318,6 +318,50 @@ def test_files_keep_their_paths_and_public_data_have_one_path(
         ]
 
 
+AS_TORCHRUN = """\
+import os, socket, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from .names import NAMES
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+peers = [socket.gethostbyname(name) != "" for name in ("host", "csd0", "csd1")]
+print(dist.get_rank(), os.environ["LOCAL_RANK"], total.item(), os.environ["MASTER_PORT"], NAMES, *peers)
+print(sys.argv[1:], Path("each").read_text(), Path("own").exists())
+if dist.get_rank() == 0:
+    server = socket.create_server(("", 8123))
+dist.barrier()
+if dist.get_rank() == 2:
+    socket.create_connection(("host", 8123), 10).close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_modules_processes_and_fixed_ports_are_as_under_torchrun(
+    ready: Emulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: devices reached the host's rank at ephemeral ports alone, and waited for ever for others."""
+    for folder in ("pkg", "given/all", "given/csd0"):
+        (ready.base / folder).mkdir(parents=True)
+    write(ready, "pkg/names.py", "NAMES = 'names'\n")
+    write(ready, "pkg/train.py", AS_TORCHRUN)
+    write(ready, "given/all/each", "text")
+    write(ready, "given/csd0/own", "")
+    monkeypatch.chdir(ready.base)
+    options = ["--devices", "csd0,csd1", "--file", "pkg", "--nproc-per-node", "2", "--input", "given"]
+    options += ["--env", "MASTER_PORT=29500"]
+    result = ready.millpond("launch", *options, "--", "-m", "pkg.train", "--lr", "1")
+    assert result.code == 0, result
+    lines = sorted(result.out.splitlines())
+    for number, name in enumerate(("host", "csd0", "csd1")):
+        for local in (0, 1):
+            said = f"[{name}] {2 * number + local} {local} 6.0 29500 names True True True"
+            assert said in lines
+        assert lines.count(f"[{name}] ['--lr', '1'] text {name == 'csd0'}") == 2
+
+
 RPC = """\
 import os, socket
 import torch
@@ -440,6 +484,11 @@ def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
         (("--private", "--no-host", "--", "SCRIPT"), "--private needs the host as rank 0"),
         (("--data", "private/digits", "--", "SCRIPT"), "are for --private"),
         (("--file", "BIG", "--", "SCRIPT"), "3 MiB are possible"),
+        (("--nonsense", "--", "SCRIPT"), "No such option: --nonsense"),
+        (("--env", "A", "--", "SCRIPT"), "this is not NAME=VALUE"),
+        (("--nproc-per-node", "0", "--", "SCRIPT"), "a worker has 1 to 256 processes"),
+        (("-m", "no.such"), "there is neither no/such.py nor no/such/__main__.py"),
+        (("--private", "--env", "A=b", "--", "SCRIPT"), "--private is for a script and its files alone"),
     ],
 )
 def test_a_mistake_gets_one_line(ready: Emulation, arguments: tuple[str, ...], words: str) -> None:
