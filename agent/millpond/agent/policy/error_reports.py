@@ -4,7 +4,8 @@ could put anything into a text.
 
 A text that may leave is one of millpond's own, whose only free parts are names that the host itself has sent,
 types and small numbers; or, of any other exception, its type and its place in the job's or millpond's files.
-A type or a function is named only if it is Python's, or a name in the job's files.
+A type or a function is named only if it is Python's, or a name in the job's files. Its own text is told only
+if it is one of torch's, numpy's or Python's without a value, see ``fixed_texts``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 
+from millpond.train.worker.fixed_texts import is_fixed
 from millpond.wire.messages import Failure
 
 CODES = ("data", "model", "io", "memory")
@@ -91,7 +93,9 @@ _TEMPLATES = (
 _OWN = tuple(re.compile(template) for template in _TEMPLATES)
 _PLACE = re.compile(
     r"([A-Za-z_]\w*) (?:at (\S+):([1-9][0-9]{0,5})(?: in (\S+))?|in the model that (\S+) makes"
-    r"|outside of the model's files)(: out of memory)?; .*"
+    r"|(outside of the model's files|in the optimizer's step|in the backward pass"
+    r"|in torch's default_collate))"
+    r"(: out of memory)?(?:; .*|: (.+))"
 )
 OWN_FILES = tuple(
     f"millpond/train/{name}.py"
@@ -118,6 +122,7 @@ OWN_FILES = tuple(
         "distributed/collectives",
         "distributed/group",
         "task/guessed_images",
+        "task/made_up",
         "task/structure",
         "task/sums",
         "task/task",
@@ -153,15 +158,17 @@ def _is_own(text: str, names: Collection[str]) -> bool:
 def _place(text: str, names: Collection[str], code: Mapping[str, str]) -> str:
     if not (match := _PLACE.fullmatch(text)):
         return ""
-    kind, file, line, function, factory, memory = match.groups()
-    stays = f"{memory or ''}; its message stays on the device"
+    kind, file, line, function, factory, part, memory, own = match.groups()
+    if own and not is_fixed(own):
+        return ""
+    stays = f": {own}" if own else f"{memory or ''}; its message stays on the device"
     known = "\n".join(code.values())
     if not (_is_exception(kind) or is_word(kind, known)):
         kind = "an exception"
     if factory in names:
         return f"{kind} in the model that {factory} makes{stays}"
     if file is None:
-        return f"{kind} outside of the model's files{stays}"
+        return f"{kind} {part}{stays}"
     lines = code[file].count("\n") + 1 if file in code else 999_999 if file in OWN_FILES else 0
     if int(line) > lines:
         return f"{kind}{stays}"

@@ -2,7 +2,8 @@
 """Pure: a worker's report of an exception, without the parts that must stay on the device.
 
 The message of an exception can hold private samples. A device therefore reports the text of millpond's own
-errors, which are written for that, and of all others only the type and the place in the user's files.
+errors, which are written for that, and of all others only the type, the place in the user's files, and texts
+of a closed set, see ``fixed_texts``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError
 from millpond.train.data.errors import TRANSIENT, DataError
+from millpond.train.worker.fixed_texts import is_fixed
 from millpond.wire.messages import Failure
 
 PROCESSES = "processes"
@@ -22,6 +24,12 @@ _NO_THREAD = re.compile("can't start new thread|Resource temporarily unavailable
 _LONGEST_CHAIN = 20
 _HERE = Path(__file__).parents[1]
 _MODULE_FILE = "torch/nn/modules/module.py"
+_PARTS = {
+    "torch/optim/": "in the optimizer's step",
+    "torch/autograd/": "in the backward pass",
+    "torch/utils/data/_utils/collate.py": "in torch's default_collate",
+}
+"""Parts of torch that call no line of the user's."""
 
 
 def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -> Failure:
@@ -32,7 +40,8 @@ def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -
         if isinstance(error, DataError):
             return Failure("io" if error.transient else "data", str(error) if full else error.discreet)
         return Failure("model", str(error))
-    place = _users_place(error, code_dir) or _place_in_model(error, factory) or _own_place(error)
+    place = _users_place(error, code_dir) or _place_in_model(error, factory) or _part(error)
+    place = place or _own_place(error)
     code = "io" if isinstance(error, OSError) and error.errno in TRANSIENT else "model"
     if _is_out_of_memory(error):
         code, place = "memory", f"{place}: out of memory"
@@ -41,7 +50,9 @@ def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -
     if full:
         message = " ".join("".join(traceback.format_exception_only(error)).split())
         return Failure(code, f"{message} ({place})")
-    return Failure(code, f"{type(error).__name__} {place}; its message stays on the device")
+    text = " ".join(str(error).split())
+    told = f": {text}" if code != "memory" and is_fixed(text) else "; its message stays on the device"
+    return Failure(code, f"{type(error).__name__} {place}{told}")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -90,6 +101,12 @@ def _place_in_model(error: BaseException, factory: str) -> str | None:
     """
     called = any(frame.filename.endswith(_MODULE_FILE) for frame in traceback.extract_tb(error.__traceback__))
     return f"in the model that {factory} makes" if called and factory else None
+
+
+def _part(error: BaseException) -> str | None:
+    """Return the part of torch that the error comes from, if it is one that has no line of the user's."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return next((told for part, told in _PARTS.items() if any(part in file for file in files)), None)
 
 
 def _own_place(error: BaseException) -> str:
