@@ -93,12 +93,18 @@ def test_a_file_system_that_reads_in_no_other_way(tmp_path: Path) -> None:
         assert bytes(medium.read(8192, 4096)) == b"z" * 4096
 
 
-def test_a_mounted_disk_is_refused(device: Path, tmp_path: Path) -> None:
+def test_a_mounted_disk_is_refused(device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at = tmp_path / "a mount"
     with mounted(device, at):
         assert f"is in use: {device.name} is mounted at {at}; 'umount' it first" in refusal(device)
+    monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")  # as after `su`: blkid is in sbin
     with opened(str(device), least=MIB) as medium:
         assert medium.about.contents == ("holiday (ext4)",)
+
+
+def test_where_nothing_tells_what_is_on_a_disk_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_inventory.shutil, "which", lambda _name, path: None)
+    assert disk_inventory.contents(Path("/sys/block/none")) == ["unknown: there is no blkid"]
 
 
 def test_a_disk_with_a_mounted_partition_is_refused(device: Path, tmp_path: Path) -> None:

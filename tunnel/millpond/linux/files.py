@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -57,12 +59,21 @@ def write_durably(file: Path, data: bytes, mode: int | None = None) -> None:
     try:
         with os.fdopen(os.open(fresh, _NEW, 0o666 if mode is None else 0o600), "wb") as out:
             if mode is not None:
-                os.fchmod(out.fileno(), mode)
+                _set_mode(out.fileno(), mode, file)
             out.write(data)
         replace_durably(fresh, file)
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def _set_mode(descriptor: int, mode: int, file: Path) -> None:
+    """Raises OSError where others may do more than ``mode`` says: FAT has one for all files."""
+    with contextlib.suppress(PermissionError):
+        os.fchmod(descriptor, mode)
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077 & ~mode:
+        told = "its file system keeps no modes, so others could read it: choose another one"
+        raise PermissionError(errno.EPERM, told, str(file))
 
 
 def write_secret(file: Path, data: bytes) -> None:

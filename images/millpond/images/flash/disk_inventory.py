@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,10 +138,13 @@ def contents(disk: Path, directory: Path = Path("/dev")) -> list[str]:
 
 
 def _probe(path: Path) -> dict[str, str]:
-    argv = ["blkid", "--probe", "--output", "export", str(path)]
+    blkid = shutil.which("blkid", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")  # `su` has no sbin
+    if not blkid:
+        return {"TYPE": "unknown: there is no blkid"}
+    argv = [blkid, "--probe", "--output", "export", str(path)]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=_BLKID_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # no such tool, or a disk that does not answer
+    except (OSError, subprocess.TimeoutExpired):  # a disk that does not answer
         return {}
     lines = (line.partition("=") for line in done.stdout.decode(errors="replace").splitlines())
     return {key: value for key, _, value in lines}
