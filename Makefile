@@ -6,6 +6,7 @@ ASKED_FOR = $(filter-out file,$(origin PYTHON))
 version = $(shell "$(1)" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
 same = $(filter $(call version,$(1)),$(call version,$(2)))
 OTHER_PYTHON = $(if $(and $(ASKED_FOR),$(wildcard .venv)),$(if $(call same,$(PYTHON),.venv/bin/python),,other-python))
+# Called by `python -I`: what PYTHONPATH names is not installed, though pip would see it.
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # What `make install` writes, and where. DESTDIR is not supported: a virtual environment knows its own path.
@@ -16,7 +17,6 @@ CONFDIR ?= /etc/millpond
 EXTRAS ?= agent,host,train
 BOARD ?= qemu-virt
 
-COMMA = ,
 UNITS = host/millpond-host.service agent/millpond-agent.service
 COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
@@ -121,38 +121,17 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard */millpond/*/
 	@images/prerequisites.sh venv "$(PYTHON)" .venv "$(ASKED_FOR)"
 	@images/prerequisites.sh fuse .venv/bin/python
 	@echo "millpond: installing into .venv; torch is large, so the first time takes some minutes"
-	@.venv/bin/python $(PIP_INSTALL) -e '.[agent,host,train,demo,dev]'
+	@.venv/bin/python -I $(PIP_INSTALL) -e '.[agent,host,train,demo,dev]'
 	@touch $@
 
 $(COVERAGE_STAMP): $(STAMP)
-	@.venv/bin/python $(PIP_INSTALL) -e '.[coverage]'
+	@.venv/bin/python -I $(PIP_INSTALL) -e '.[coverage]'
 	@touch $@
 
 install:  ## the daemons for good, as systemd services: sudo make install
 	@images/prerequisites.sh python "$(PYTHON)"
-	@test ! -e "$(PREFIX)" || test -e "$(PREFIX)/.millpond-installed" || \
-	  { echo "millpond: $(PREFIX) exists and is not millpond's: choose another PREFIX" >&2; exit 1; }
-	@for command in $(COMMANDS); do link="$(BINDIR)/$$command"; \
-	  if test -e "$$link" && test "$$(readlink "$$link")" != "$(PREFIX)/bin/$$command"; then \
-	    echo "millpond: $$link exists and is not millpond's: choose another BINDIR" >&2; exit 1; fi; done
-	@install -d "$(PREFIX)" && touch "$(PREFIX)/.millpond-installed"
-	@images/prerequisites.sh venv "$(PYTHON)" "$(PREFIX)" "$(ASKED_FOR)" && touch "$(PREFIX)/.millpond-installed"
-	@test -z "$(filter agent host,$(subst $(COMMA), ,$(EXTRAS)))" || \
-	  images/prerequisites.sh fuse "$(PREFIX)/bin/python"
-	@echo "millpond: installing into $(PREFIX)"
-	@# Of a folder pip makes the package anew, also where the same version is installed.
-	@"$(PREFIX)/bin/python" $(PIP_INSTALL) '.$(if $(EXTRAS),[$(EXTRAS)])'
-	@install -d "$(BINDIR)" "$(UNITDIR)" "$(CONFDIR)"
-	@for command in $(COMMANDS); do ln -sfn "$(PREFIX)/bin/$$command" "$(BINDIR)/$$command"; done
-	@for unit in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@CONFDIR@|$(CONFDIR)|g' "$$unit" \
-	  > "$(UNITDIR)/$$(basename "$$unit")"; done
-	@images/prerequisites.sh group millpond "$(UNITDIR)"
-	@images/prerequisites.sh reload "$(UNITDIR)"
-	@echo "millpond is installed. On the host:    millpond init, then systemctl enable --now millpond-host"
-	@echo "                                       users of the group millpond may train: usermod -aG millpond USER"
-	@echo "                       On a device:    copy FLEET/devices/NAME/etc from the host to $(CONFDIR),"
-	@echo "                                       mount its flash at /flash,"
-	@echo "                                       then systemctl enable --now millpond-agent"
+	@PYTHON="$(PYTHON)" ASKED_FOR="$(ASKED_FOR)" PREFIX="$(PREFIX)" BINDIR="$(BINDIR)" UNITDIR="$(UNITDIR)" \
+	  CONFDIR="$(CONFDIR)" EXTRAS="$(EXTRAS)" PIP_INSTALL="$(PIP_INSTALL)" images/install.sh $(COMMANDS) $(UNITS)
 
 uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@test ! -e "$(PREFIX)" || test -e "$(PREFIX)/.millpond-installed" || \

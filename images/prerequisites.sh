@@ -14,6 +14,7 @@
 #   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
 #   prerequisites.sh group NAME UNITDIR  a group of the system, where UNITDIR is one that systemd looks at
 #   prerequisites.sh reload UNITDIR  systemd reads its units again, where it runs and looks there
+#   prerequisites.sh restart UNITDIR  those services of UNITDIR that run are restarted: the files below them are new
 #   prerequisites.sh stop UNITDIR    the services of UNITDIR stop, where systemd runs
 set -eu
 
@@ -43,9 +44,15 @@ need_group() {
 
 apt_install() {
     echo "millpond: installing $* (apt)"
-    log=$(mktemp)
-    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; } \
-        >"$log" 2>&1 </dev/null; then
+    log=$(mktemp) waited=0
+    # Another apt may be at work for some minutes, such as unattended-upgrades. It waits for dpkg's lock alone by itself.
+    while ! apt-get update >"$log" 2>&1 </dev/null && [ $waited -lt 600 ]; do
+        case $(cat "$log") in *"Could not get lock"*) ;; *) break ;; esac
+        sleep 5
+        waited=$((waited + 5))
+    done
+    if ! DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y --no-install-recommends "$@" \
+        >>"$log" 2>&1 </dev/null; then
         tail -n 5 "$log" >&2
         rm -f "$log"
         fail "could not install $*: see the lines above"
@@ -214,6 +221,14 @@ bench)
     ;;
 group) if systemd_looks "$3" && is_root; then need_group "$2"; fi ;;
 reload) if systemd_looks "$2" && systemd_runs && is_root; then systemctl daemon-reload; fi ;;
+restart)
+    for unit in millpond-host.service millpond-agent.service; do
+        if systemd_looks "$2" && systemd_runs && is_root && systemctl --quiet is-active "$unit"; then
+            echo "millpond: $unit runs: it is restarted, with what is installed now"
+            systemctl restart "$unit"
+        fi
+    done
+    ;;
 stop)
     for unit in millpond-host.service millpond-agent.service; do
         if systemd_runs && is_root && [ "$(systemctl show -P FragmentPath "$unit")" = "$2/$unit" ]; then

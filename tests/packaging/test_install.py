@@ -217,7 +217,7 @@ def test_users_of_a_group_may_use_the_installed_daemon() -> None:
     lines = unit_text("millpond-host.service").splitlines()
     assert "Group=millpond" in lines
     assert any(line.startswith("ExecStart=") and line.endswith(" --group millpond") for line in lines)
-    assert "prerequisites.sh group millpond " in (ROOT / "Makefile").read_text()
+    assert "prerequisites.sh group millpond " in (ROOT / "images/install.sh").read_text()
 
 
 def test_nothing_hides_the_mounts_of_the_agent_from_others() -> None:
@@ -259,8 +259,16 @@ def test_install_and_uninstall(
     for name, value in pip.environment.items():
         monkeypatch.setenv(name, value)
 
-    said = make(source, "install", **how, **where)
+    before = os.umask(0o077)  # as on hardened machines
+    try:
+        said = make(source, "install", **how, **where)
+    finally:
+        os.umask(before)
     assert "systemctl enable --now millpond-host" in said
+    for path in (prefix, *prefix.rglob("*"), *units.iterdir(), binaries, units, config):
+        assert path.is_symlink() or path.stat().st_mode & 0o055 == (
+            0o055 if path.is_dir() else 0o044 | (path.stat().st_mode >> 3 & 0o011)
+        ), path
     installed = call(
         prefix / "bin/python", "-I", "-c", "import millpond.wire; print(millpond.wire.__file__)", cwd=tmp_path
     )
@@ -322,6 +330,26 @@ def test_what_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
         line = refused(source, target, PREFIX=tmp_path, **others)
         assert line.startswith(f"millpond: {tmp_path} ")
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("PREFIX", "rel"), ("PREFIX", "/a/my pond"), ("CONFDIR", "/a%i"), ("UNITDIR", "")]
+)
+def test_a_place_from_which_no_unit_can_start_is_refused(
+    source: Path, tmp_path: Path, name: str, path: str
+) -> None:
+    """It said "installed"; the unit did not start, and the command's link led nowhere."""
+    where: dict[str, object] = {key: tmp_path / key for key in ("PREFIX", "BINDIR", "UNITDIR", "CONFDIR")}
+    line = refused(source, "install", **where | {name: path}, PYTHON=sys.executable)
+    assert line.startswith(f"millpond: {name}={path}: "), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_others_have_in_pythonpath_is_not_taken_for_installed() -> None:
+    """pip saw it there, and left it out; the service, which has no PYTHONPATH, did not find it."""
+    assert '"$PREFIX/bin/python" -I $PIP_INSTALL' in (ROOT / "images/install.sh").read_text()
+    lines = re.findall(r"\.venv/bin/python.*\$\(PIP_INSTALL\)", (ROOT / "Makefile").read_text())
+    assert len(lines) == 2 and all("python -I" in line for line in lines)
 
 
 def test_a_configuration_is_kept(source: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_venv_is_installed_where_that_is_safe(machine: Path, tmp_path: Path) -> 
     fake(machine, "apt-get", f'echo "$@" >>{tmp_path}/asked')
     assert prerequisites(machine, "python", "python3").returncode == 0
     assert (tmp_path / "asked").read_text() == (
-        "update\ninstall -y --no-install-recommends python3.11-venv\n"
+        "update\n-o DPkg::Lock::Timeout=600 install -y --no-install-recommends python3.11-venv\n"
     )
 
 
@@ -187,3 +187,42 @@ def test_how_it_is_called(machine: Path) -> None:
     done = prerequisites(machine)
     assert done.returncode == 1
     assert done.stderr.startswith("millpond prerequisites.sh: ")
+
+
+def test_another_apt_is_waited_for(machine: Path, tmp_path: Path) -> None:
+    """It failed at once while unattended-upgrades was at work."""
+    if not Path("/etc/debian_version").exists():
+        pytest.skip("this is no Debian")
+    fake(machine, "id", "echo 0")
+    fake(
+        machine,
+        "sleep",
+        f"echo $1 >>{tmp_path}/slept; [ $(wc -l <{tmp_path}/slept) -lt 3 ] || : >{tmp_path}/free",
+    )
+    locked = f"[ -e {tmp_path}/free ] || {{ echo E: Could not get lock /var/lib/apt/lists/lock; exit 100; }}"
+    fake(machine, "apt-get", f'echo "$@" >>{tmp_path}/asked; case $1 in update) {locked};; esac')
+    (machine / "wc").symlink_to(shutil.which("wc") or "/usr/bin/wc")
+    done = prerequisites(machine, "qemu")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[:4] == ["update"] * 4 and asked[4].startswith("-o DPkg::Lock::Timeout=600 install "), done
+    assert (tmp_path / "slept").read_text().split() == ["5"] * 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount namespace")
+def test_daemons_that_run_are_restarted_by_an_installation(machine: Path, tmp_path: Path) -> None:
+    """The files below them were replaced, and nobody was told."""
+    fake(machine, "systemctl", f'echo "$@" >>{tmp_path}/calls; case "$*" in *is-active*agent*) exit 3;; esac')
+    script = "mount -t tmpfs t /run; mkdir -p /run/systemd/system; "
+    script += f"PATH={machine}; exec sh {ROOT}/images/prerequisites.sh restart"
+    said = []
+    for folder in ("/etc/systemd/system", str(tmp_path)):
+        argv = ["unshare", "--mount", "sh", "-c", f"{script} {folder}"]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said == ["millpond: millpond-host.service runs: it is restarted, with what is installed now\n", ""]
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "--quiet is-active millpond-host.service",
+        "restart millpond-host.service",
+        "--quiet is-active millpond-agent.service",
+    ]
