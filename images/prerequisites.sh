@@ -42,17 +42,22 @@ need_group() {
     if command -v groupadd >/dev/null; then groupadd --system "$1"; else systemd-sysusers --inline "g $1 -"; fi
 }
 
-apt_install() {
-    echo "millpond: installing $* (apt)"
-    log=$(mktemp) waited=0
-    # Another apt may be at work for some minutes, such as unattended-upgrades. It waits for dpkg's lock alone by itself.
-    while ! apt-get update >"$log" 2>&1 </dev/null && [ $waited -lt 600 ]; do
-        case $(cat "$log") in *"Could not get lock"*) ;; *) break ;; esac
+# Another apt may be at work for minutes, such as unattended-upgrades; apt itself waits for dpkg's lock alone.
+apt_update() {
+    waited=0
+    until said=$(apt-get update 2>&1); do
+        case $said in *"Could not get lock"*) ;; *) waited=600 ;; esac
+        [ $waited -lt 600 ] || { echo "$said" && return 1; }
         sleep 5
         waited=$((waited + 5))
     done
-    if ! DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y --no-install-recommends "$@" \
-        >>"$log" 2>&1 </dev/null; then
+}
+
+apt_install() {
+    echo "millpond: installing $* (apt)"
+    log=$(mktemp)
+    if ! { apt_update && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y \
+        --no-install-recommends "$@"; } >"$log" 2>&1 </dev/null; then
         tail -n 5 "$log" >&2
         rm -f "$log"
         fail "could not install $*: see the lines above"
