@@ -9,6 +9,7 @@ import itertools
 import os
 import socket
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,6 +36,7 @@ from millpond.wire.launch_messages import (
     Output,
     SavedPart,
     StopScript,
+    Taken,
 )
 from millpond.wire.messages import Message
 
@@ -96,6 +98,13 @@ def soon() -> Deadline:
     return Deadline.after(30)
 
 
+def output(host: Channel) -> tuple[str, ...]:
+    """Take lines."""
+    found = host.expect(Output, soon()).lines
+    host.send(Taken(), soon())
+    return found
+
+
 def said(host: Channel) -> tuple[list[str], int]:
     """All lines, and the exit code."""
     lines: list[str] = []
@@ -106,6 +115,7 @@ def said(host: Channel) -> tuple[list[str], int]:
             return lines, found.code
         assert isinstance(found, Output), found
         lines += found.lines
+        host.send(Taken(), soon())
 
 
 def test_a_script_says_its_lines_and_its_exit_code(agent: Agent) -> None:
@@ -132,9 +142,47 @@ def test_more_output_than_may_leave_is_dropped_and_told(
     assert lines[-1].startswith("(more than 0 MiB of output")
 
 
+PRINTING = """
+import sys
+for number in range(4000):
+    print(number, "x" * 200, flush=True)
+    print(number, file=sys.stderr, flush=True)
+open("file", "w").write("y" * 300_000)
+"""
+
+
+def test_a_script_waits_for_whoever_reads_its_output(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what waits would fill the connection, which the kernel gives up after half a minute."""
+    monkeypatch.setattr(launches, "OUTPUT_RATE", 1 << 30)
+    host, thread = agent.serve(script(PRINTING, 1 << 20))
+    with host:
+        lines = list(host.expect(Output, soon()).lines)
+        time.sleep(1)
+        assert host.is_quiet  # there is nothing more, though the script prints on
+        host.send(Taken(), soon())
+        code = None
+        while code is None:
+            found = host.receive(soon()).message
+            if isinstance(found, Output):
+                lines += found.lines
+                host.send(Taken(), soon())
+            else:
+                assert isinstance(found, Exited)
+                code = found.code
+        assert code == 0 and len(lines) == 8000
+        part = host.expect(SavedPart, soon(), None)
+        host.receive_payload(1 << 20, soon())
+        time.sleep(0.3)
+        assert part.size == 300_000 and host.is_quiet  # nor of what it has saved
+        host.send(Taken(), soon())
+        files, count = collected(host, {"file": b"y" * SAVED_PART})
+        assert len(files["file"]) == 300_000 and count.files == 1
+    thread.join(10)
+
+
 def test_a_script_ends_with_the_hosts_connection(agent: Agent) -> None:
     host, thread = agent.serve(script(WAITING))
-    assert host.expect(Output, soon()).lines == ("begun",)
+    assert output(host) == ("begun",)
     assert agent.launches.names == ["a.py"]
     host.close()
     thread.join(10)
@@ -145,7 +193,7 @@ def test_a_script_ends_with_the_hosts_connection(agent: Agent) -> None:
 def test_one_script_at_a_time_and_none_with_odd_files(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "PLACE_SECONDS", 0.2)
     first, thread = agent.serve(script(WAITING))
-    first.expect(Output, soon())
+    output(first)
     for request, code in ((script(""), "busy"), (Launch("../a", (), {"../a": b""}, 0, 1, "", 1), "launch")):
         second, other = agent.serve(request)
         with second, pytest.raises(Refused) as caught:
@@ -159,6 +207,8 @@ def test_one_script_at_a_time_and_none_with_odd_files(agent: Agent, monkeypatch:
 def test_a_canary_in_the_output_ends_the_script(agent: Agent) -> None:
     host, thread = agent.serve(script(f"print('a')\nprint({CANARY.decode()!r}, flush=True)\n" + WAITING))
     with host:
+        with contextlib.suppress(ConnectionLost):
+            output(host)  # where the first line comes by itself
         thread.join(20)
     assert isinstance(agent.error, CanaryError)
     assert ledger(agent.gate, [])[1]["c"] == 1
@@ -193,9 +243,9 @@ print("saved", flush=True)
 """
 
 
-def collected(host: Channel) -> tuple[dict[str, bytes], AllSaved]:
-    """The files that came, and the count of them."""
-    files: dict[str, bytes] = {}
+def collected(host: Channel, begun: dict[str, bytes] | None = None) -> tuple[dict[str, bytes], AllSaved]:
+    """The files that came, with what has come of them already, and the count of them."""
+    files = dict(begun or {})
     while True:
         head = host.receive(soon())
         if isinstance(head.message, AllSaved):
@@ -204,13 +254,14 @@ def collected(host: Channel) -> tuple[dict[str, bytes], AllSaved]:
         part, before = head.message, files.get(head.message.path, b"")
         assert part.start == len(before)
         files[part.path] = before + host.receive_payload(1 << 20, soon())
+        host.send(Taken(), soon())
 
 
 def test_what_a_script_saved_comes_within_its_limit(agent: Agent) -> None:
     sent = {"kept": b"as it was sent", "changed": b"one"}
     host, thread = agent.serve(script(SAVING.replace('Path("kept")', 'Path("other")'), 500_000, **sent))
     with host:
-        assert host.expect(Output, soon()).lines == ("saved",)
+        assert output(host) == ("saved",)
         assert host.expect(Exited, soon()).code == 0
         files, count = collected(host)
     thread.join(10)
@@ -225,7 +276,7 @@ def test_what_a_script_saved_comes_within_its_limit(agent: Agent) -> None:
 def test_files_that_are_not_wanted_are_counted_and_do_not_come(agent: Agent) -> None:
     host, thread = agent.serve(script(SAVING))
     with host:
-        host.expect(Output, soon())
+        output(host)
         host.expect(Exited, soon())
         files, count = collected(host)
     thread.join(10)
@@ -256,7 +307,7 @@ def test_whatever_a_script_makes_of_its_folder_its_end_is_told(agent: Agent, wha
 def test_a_script_that_is_stopped_still_gives_what_it_has_saved(agent: Agent) -> None:
     host, thread = agent.serve(script("open('half', 'w').write('x')\n" + WAITING, 1000))
     with host:
-        assert host.expect(Output, soon()).lines == ("begun",)
+        assert output(host) == ("begun",)
         host.send(StopScript(), soon())
         assert host.expect(Exited, soon()).code == 137
         assert collected(host) == ({"half": b"x"}, AllSaved(1, 1, 0))
@@ -445,7 +496,7 @@ def test_a_script_has_the_files_and_wheels_that_it_was_sent(agent: Agent) -> Non
         send(host, "extra-2-cp27-cp27m-win32.whl", b"", is_wheel=True)
         send(host, "run/empty", b"")
         host.send(InputsEnd(), soon())
-        lines = [host.expect(Output, soon()).lines for _ in range(2)]
+        lines = [output(host) for _ in range(2)]
         assert lines == [(f"word {3 * SAVED_PART + 1} 0",), ("word",)]
         assert host.expect(Exited, soon()).code == 0
         assert host.expect(SavedPart, soon(), 1).path == "run/new"

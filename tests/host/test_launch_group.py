@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -26,7 +27,15 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.channel import ChannelCollectives
 from millpond.train.distributed.collectives import SLOTS, ExchangeStep
 from millpond.wire.channel import Channel
-from millpond.wire.group_messages import PART_BYTES, Contribution, Gather, GroupPart, ReportMetric
+from millpond.wire.group_messages import (
+    PART_BYTES,
+    Contribution,
+    Gather,
+    GroupPart,
+    MeanOfStep,
+    ReportMetric,
+    VectorWanted,
+)
 from millpond.wire.launch_messages import Launch
 from millpond.wire.messages import Message
 
@@ -35,6 +44,10 @@ from ..waiting import eventually
 RANKS = 3
 SIZE = PART_BYTES // 4 + 100
 """More than one part."""
+
+
+def soon() -> Deadline:
+    return Deadline.after(30)
 
 
 @dataclass
@@ -97,6 +110,32 @@ def test_the_mean_is_exact_whatever_the_order_and_the_batches(
         means += [vector[:SIZE].numpy() for vector in vectors]
     assert all(np.array_equal(one, other) for one, other in itertools.pairwise(means))
     assert np.abs(means[0] - expected).max() < 1e-7
+
+
+def test_a_devices_vector_is_asked_for_when_all_have_come(group: Group) -> None:
+    """Before, it would wait in the connection, which the kernel gives up after half a minute."""
+    host = LaunchGroup(2, group.notes.append, lambda rank, text: group.faults.append((rank, text)))
+    with contextlib.ExitStack() as stack:
+        stack.callback(host.end)
+        ends = []
+        for rank in range(2):
+            near, far = (stack.enter_context(Channel(end, f"rank {rank}")) for end in socket.socketpair())
+            request = Contribution(0, 2, 1, 0.0, 4.0)
+            near.send(request, soon())
+            serve = partial(host.serve, rank, far, far.receive(soon()), asked=True)
+            if rank:
+                assert ends[0].is_quiet
+            threading.Thread(target=serve).start()
+            ends.append(near)
+        for near in ends:
+            near.expect(VectorWanted, soon())
+        for rank, near in enumerate(ends):
+            near.send(GroupPart(0), soon(), np.float32([rank, 4.0 * rank]).data.cast("B"))
+        for near in ends:
+            assert near.expect(MeanOfStep, soon()).samples == (1, 1)
+            near.expect(GroupPart, soon(), 8)
+            assert np.frombuffer(near.receive_payload(8, soon()), np.float32).tolist() == [0.5, 2.0]
+    assert not group.faults
 
 
 def test_counts_metrics_and_the_model_of_rank_0_go_to_all(group: Group) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy import error_reports
@@ -22,6 +22,7 @@ from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from millpond.base.text import printable
 from millpond.fs.store.layout import PUBLIC
 from millpond.launch.process import LaunchedScript
+from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.logs import BoundedLog
 from millpond.linux.zygote.client import Zygote
@@ -39,12 +40,14 @@ from millpond.wire.group_messages import (
     ReportMetric,
     SharedState,
     ShareState,
+    VectorWanted,
     parts,
 )
-from millpond.wire.launch_messages import AllSaved, Exited, Launch, Lines, Output
+from millpond.wire.launch_messages import AllSaved, Exited, Launch, Lines, Output, Taken
 from millpond.wire.messages import Failure, Message
 
 log = logging.getLogger(__name__)
+R = TypeVar("R", bound=Message)
 
 SEND_SECONDS = 600.0
 DEATH_SECONDS = 2.0
@@ -107,25 +110,41 @@ class _Relay:
         self._code = sources(request.files)
         self._guard = GroupGuard(config.policy, self._code)
         self._errors, self._error = config.privacy.errors, ""
-        self._lines, self._left = Lines(), MOST_OUTPUT
+        self._lines, self._left, self._untaken = Lines(), MOST_OUTPUT, False
 
     def run(self) -> None:
         """Relay until the script has ended, and tell how. Raises RemoteError."""
-        ending = self._script.channel.sock.fileno()
-        watched = {self._host.sock.fileno(): self._host_left, self._group.sock.fileno(): self._exchange}
-        if self._script.output >= 0:
-            watched[self._script.output] = self._show
-        poll = select.poll()
-        for descriptor in (ending, *watched):
-            poll.register(descriptor, select.POLLIN)
-        while (ready := {descriptor for descriptor, _ in poll.poll()}) != {ending}:
+        ending, host, output = (
+            self._script.channel.sock.fileno(),
+            self._host.sock.fileno(),
+            self._script.output,
+        )
+        watched = {host: self._note_taken, self._group.sock.fileno(): self._exchange}
+        if output >= 0:
+            watched[output] = self._show
+        while True:
+            held = {ending, output} if self._untaken else set()
+            ready = set(sockets.readable([number for number in (ending, *watched) if number not in held]))
+            if ready == {ending}:
+                break
             for descriptor in ready - {ending}:  # what came before the end comes first
                 if not watched[descriptor]():
-                    poll.unregister(descriptor)
+                    del watched[descriptor]
         self._end()
 
-    def _host_left(self) -> bool:
-        raise ConnectionLost("the host left a launched script")
+    def _note_taken(self) -> bool:
+        """Note that the host has taken the last output. Raises RemoteError, such as when it has left."""
+        self._host.expect(Taken, NEVER)
+        self._untaken = False
+        return True
+
+    def _expect(self, wanted: type[R]) -> R:
+        """Wait for an answer of the host, for as long as the other workers take."""
+        while True:
+            head = self._host.receive(NEVER)
+            if not isinstance(head.message, Taken):
+                return self._host.checked(head, wanted)
+            self._untaken = False
 
     def _show(self) -> bool:
         """Pass on output, where the device tells all, up to a limit; return whether there may be more."""
@@ -134,12 +153,15 @@ class _Relay:
         self._left -= len(data)
         if lines and self._left > 0:
             self._host.send(Output(lines), Deadline.after(SEND_SECONDS))
+            self._untaken = True
         return bool(data)
 
     def _end(self) -> None:
         exited = expect_exit(self._script)
         found = Exited(exited.code & 0xFF, exited.error or self._error)
         self._host.send(found, Deadline.after(SEND_SECONDS))
+        if self._untaken:
+            self._note_taken()
         self._host.send(AllSaved(0, 0, 0), Deadline.after(SEND_SECONDS))
 
     def _exchange(self) -> bool:
@@ -159,6 +181,7 @@ class _Relay:
         request = self._guard.checked(head.message)
         self._host.send(request, Deadline.after(SEND_SECONDS))
         if isinstance(request, Contribution) and request.samples:
+            self._expect(VectorWanted)
             self._pass_vector(4 * request.size)
         self._answer(request)
         return True
@@ -173,7 +196,7 @@ class _Relay:
 
     def _answer(self, request: GroupRequest) -> None:
         """Wait for the host's answer, for as long as the others take, and pass it on to the script."""
-        answer = self._host.expect(_ANSWERS[type(request)], NEVER)
+        answer = self._expect(_ANSWERS[type(request)])
         size = 0
         if isinstance(request, Contribution):
             size = 4 * request.size

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, DeadlineExceeded, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
 from millpond.launch.process import LaunchedScript
+from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
@@ -39,10 +39,11 @@ from millpond.wire.launch_messages import (
     SavedOrder,
     SavedPart,
     StopScript,
+    Taken,
     check_files,
     check_start,
 )
-from millpond.wire.messages import Failure, Kind
+from millpond.wire.messages import Failure, Kind, Message
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +124,9 @@ class LaunchedScripts:
         script = LaunchedScript(self._zygote, _sandbox(self._config), request, self._config.link.interface)
         try:
             inputs.pass_on(script)
-            _relay(script, host, count)
-            _finish(script, host, request.most_saved)
+            outgoing = _Outgoing(script, host)
+            _relay(script, host, outgoing, count)
+            _finish(script, host, outgoing, request.most_saved)
         finally:
             script.stop()
 
@@ -170,38 +172,74 @@ class _Inputs:
                     script.channel.send(head.message, Deadline.after(SEND_SECONDS), data)
 
 
-def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> None:
-    """Relay the script's output, at a bounded rate, until there is no more and the script's end is told.
-    Raises ConnectionLost.
+class _Outgoing:
+    """What a script prints and saves, to a host that takes one message after the other."""
+
+    def __init__(self, script: LaunchedScript, host: Channel) -> None:
+        self._script, self._host = script, host
+        self._untaken = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host has not taken the last message yet."""
+        return self._untaken > 0
+
+    def send(self, message: Output | SavedPart, data: bytes = b"") -> None:
+        """Send a message, which the host is to take."""
+        self._host.send(message, Deadline.after(SEND_SECONDS), data)
+        self._untaken += 1
+
+    def answer(self, *wanted: type[Message]) -> Message | None:
+        """Receive a message of the host: return a ``wanted`` one, heed others. Raises RemoteError."""
+        head = self._host.receive(NEVER)
+        message = head.message
+        if head.payload_size:
+            raise ProtocolError(f"the host sent a payload behind '{message.NAME}'")
+        if isinstance(message, Taken):
+            self._untaken -= 1
+        elif isinstance(message, StopScript):
+            self._script.kill()
+        elif isinstance(message, wanted):
+            return message
+        else:
+            raise ProtocolError(f"the host sent '{message.NAME}' while a script runs")
+        return None
+
+    def until_taken(self) -> None:
+        """Wait until the host has taken the last message. Raises RemoteError."""
+        while self.waits:
+            self.answer()
+
+
+def _relay(script: LaunchedScript, host: Channel, outgoing: _Outgoing, count: Callable[[], None]) -> None:
+    """Relay the script's output, at a bounded rate and as the host takes it, until there is no more and the
+    script's end is told. Raises ConnectionLost.
     """
-    lines, left = Lines(), MOST_OUTPUT
-    poll = select.poll()
-    requests = script.requests.sock.fileno()
-    for descriptor in (script.output, script.channel.sock.fileno(), host.sock.fileno(), requests):
-        poll.register(descriptor, select.POLLIN)
+    lines, left, requests = Lines(), MOST_OUTPUT, [script.requests.sock.fileno()]
+    own = [script.output, script.channel.sock.fileno()]
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll(COUNT_SECONDS * 1000)}
+        watched = [host.sock.fileno(), *requests, *(() if outgoing.waits else own)]
+        ready = sockets.readable(watched, COUNT_SECONDS)
         count()
         if host.sock.fileno() in ready:  # otherwise the host has left, which ends this
-            host.expect(StopScript, Deadline.after(REPLY_SECONDS))
-            script.kill()
-        if requests in ready and not _find_data(script, host):
-            poll.unregister(requests)
-        if ready - {host.sock.fileno(), requests}:
+            outgoing.answer()
+        if requests and requests[0] in ready and not _find_data(script, host, outgoing):
+            requests.clear()
+        if set(own) & set(ready):
             data = script.read() if script.output in ready else b""
             found = lines.take(data) if data else lines.end()
             if left > 0 and found:
-                host.send(Output(found), Deadline.after(SEND_SECONDS))
+                outgoing.send(Output(found))
                 left -= len(data)
                 if left <= 0:
                     notice = f"(more than {MOST_OUTPUT >> 20} MiB of output: the rest is not shown)"
-                    host.send(Output((notice,)), Deadline.after(SEND_SECONDS))
+                    outgoing.send(Output((notice,)))
             if not data:
                 return
             time.sleep(len(data) / OUTPUT_RATE)
 
 
-def _find_data(script: LaunchedScript, host: Channel) -> bool:
+def _find_data(script: LaunchedScript, host: Channel, outgoing: _Outgoing) -> bool:
     """Pass on a request and its answer; return whether there may be more. Raises RemoteError of the host."""
     try:
         head = script.requests.receive(Deadline.after(REPLY_SECONDS))
@@ -210,29 +248,30 @@ def _find_data(script: LaunchedScript, host: Channel) -> bool:
     if not isinstance(head.message, FindData) or head.payload_size:
         raise ProtocolError(f"a script's process sent '{head.message.NAME}' as a request")
     host.send(head.message, Deadline.after(SEND_SECONDS))
-    while isinstance(answer := host.receive(Deadline.after(SEND_SECONDS)).message, StopScript):
-        script.kill()
-    if not isinstance(answer, DataFound | Failure):
-        raise ProtocolError(f"the host answered '{answer.NAME}' to a request for data")
+    answer = None
+    while answer is None:
+        answer = outgoing.answer(DataFound, Failure)
     with contextlib.suppress(ConnectionLost):
         script.requests.send(answer, Deadline.after(REPLY_SECONDS))
     return True
 
 
-def _finish(script: LaunchedScript, host: Channel, most: int) -> None:
+def _finish(script: LaunchedScript, host: Channel, outgoing: _Outgoing, most: int) -> None:
     """Relay how the script has ended, and what it has saved. Raises RemoteError."""
     order = SavedOrder(most)
     host.send(expect_exit(script, confined=False), Deadline.after(SEND_SECONDS))
     while True:
         head = script.channel.receive(NEVER)
         if isinstance(head.message, AllSaved) and not head.payload_size:
+            outgoing.until_taken()  # nothing of the host is on its way when this connection ends
             host.send(head.message, Deadline.after(SEND_SECONDS))
             return
         if not isinstance(head.message, SavedPart):
             raise ProtocolError(f"a script's process sent '{head.message.NAME}' at its end")
         order.take(head.message, head.payload_size)
         data = script.channel.receive_payload(head.payload_size, Deadline.after(SEND_SECONDS))
-        host.send(head.message, Deadline.after(SEND_SECONDS), data)
+        outgoing.until_taken()
+        outgoing.send(head.message, bytes(data))
 
 
 def _sandbox(config: AgentConfig) -> Sandbox:

@@ -94,6 +94,12 @@ class Contribution(Message):
         return self.samples if self.count is None else self.count
 
 
+@message("group.wanted")
+@dataclass(frozen=True, slots=True)
+class VectorWanted(Message):
+    """All workers have come: a device's GroupParts are read now, and do not wait in its connection."""
+
+
 @message("group.mean")
 @dataclass(frozen=True, slots=True)
 class MeanOfStep(Message):

@@ -118,6 +118,14 @@ class Output(Message):
     lines: tuple[str, ...]
 
 
+@message("launch.taken")
+@dataclass(frozen=True, slots=True)
+class Taken(Message):
+    """The host has taken the last Output or SavedPart of a device: the next one may come. So the script waits
+    for whoever reads its output, and nothing waits in the connection, which would be given up then.
+    """
+
+
 @message("launch.exited", Kind.LAUNCHED)
 @dataclass(frozen=True, slots=True)
 class Exited(Message):

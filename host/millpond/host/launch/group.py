@@ -38,6 +38,7 @@ from millpond.wire.group_messages import (
     ReportMetric,
     SharedState,
     ShareState,
+    VectorWanted,
     parts,
 )
 from millpond.wire.messages import Message
@@ -64,10 +65,11 @@ class RankFault(RemoteError):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A rank's request, behind which its parts wait in the channel."""
+    """A rank's request, behind which its parts come: by themselves, or when they are ``asked`` for."""
 
     channel: Channel
     request: Message
+    asked: bool
 
 
 class LaunchGroup:
@@ -103,11 +105,13 @@ class LaunchGroup:
             self._left.add(rank)
             self._check_left()
 
-    def serve(self, rank: int, channel: Channel, head: Head) -> bool:
-        """Answer a rank's request once all ranks have made theirs. Returns False if the launch is over."""
+    def serve(self, rank: int, channel: Channel, head: Head, *, asked: bool = False) -> bool:
+        """Answer a rank's request once all ranks have made theirs; a vector is ``asked`` for then, or comes
+        by itself. Returns False if the launch is over.
+        """
         with self._changed:
             turn = self._turn
-            self._calls[rank] = _Call(channel, head.message)
+            self._calls[rank] = _Call(channel, head.message, asked)
             self._check_left()
             if head.payload_size:
                 self._fault(RankFault(rank, "it sent a payload where none belongs"))
@@ -194,6 +198,8 @@ class LaunchGroup:
             mean = self._means[first.group] = np.empty(first.size, np.float32)
         count = sum(step.divisor for step in steps.values())
         scale = scale_of(max((steps[rank].largest for rank in giving), default=0.0), max(len(giving), 1))
+        for rank in giving:
+            _ask(rank, calls[rank])
         for start in range(0, first.size, _RANGE):
             out = mean[start : start + _RANGE]
             self._sum.begin(scale)
@@ -235,6 +241,14 @@ def _check_step(rank: int, step: Contribution) -> None:
 
 def _does(request: Message) -> str:
     return _DOES.get(type(request), f"sends '{request.NAME}'")
+
+
+def _ask(rank: int, call: _Call) -> None:
+    if call.asked:
+        try:
+            call.channel.send(VectorWanted(), Deadline.after(PART_SECONDS))
+        except RemoteError as error:
+            raise RankFault(rank, str(error)) from None
 
 
 def _receive(rank: int, channel: Channel, into: memoryview) -> None:

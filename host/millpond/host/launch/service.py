@@ -270,7 +270,7 @@ class _Launch:
     def _answer(self, worker: LaunchWorker, agent: Channel, head: Head) -> bool:
         """Answer a request of a script on a device; return False if the launch is over."""
         if worker.launch.confined:
-            return self._group.serve(worker.launch.rank, agent, head)
+            return self._group.serve(worker.launch.rank, agent, head, asked=True)
         agent.send(self._data.answer(worker.name, head.message), Deadline.after(END_SECONDS))
         return True
 

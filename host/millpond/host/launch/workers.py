@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
@@ -44,6 +43,7 @@ from millpond.wire.launch_messages import (
     SavedOrder,
     SavedPart,
     StopScript,
+    Taken,
 )
 from millpond.wire.messages import Failure, Message
 
@@ -246,7 +246,7 @@ def _follow(script: LaunchedScript, opened: OpenPorts, observer: WorkerObserver,
         if over.stopping and not killed:
             killed = True
             script.kill()
-        ready = select.select(watched, [], [], LOOK_SECONDS)[0]
+        ready = sockets.readable(watched, LOOK_SECONDS)
         if script.output in ready:  # all of it is there before the end is told
             data = script.read()
             _show(lines.take(data) if data else lines.end(), observer)
@@ -327,10 +327,8 @@ def run_on_device(
                     return None
             elif isinstance(head.message, AllSaved):
                 return _all_saved(head)
-            elif isinstance(head.message, SavedPart) and not launch.confined:
-                _take_part(head, agent, order, observer)
             else:
-                _take_news(head, observer)
+                _take(head, agent, None if launch.confined else order, observer)
 
 
 def is_request(message: Message, launch: Launch) -> bool:
@@ -345,8 +343,17 @@ def _is_readable(agent: Channel) -> bool:
     return bool(sockets.readable([agent.sock], LOOK_SECONDS))
 
 
-def _take_news(head: Head, observer: WorkerObserver) -> None:
-    """Pass on output, or the end of the script. Raises Refused for a failure."""
+def _take(head: Head, agent: Channel, order: SavedOrder | None, observer: WorkerObserver) -> None:
+    """Pass on what a device sends by itself, and ask for more when that is done."""
+    if order and isinstance(head.message, SavedPart):
+        _take_part(head, agent, order, observer)
+    elif not _take_news(head, observer):
+        return
+    agent.send(Taken(), Deadline.after(START_SECONDS))
+
+
+def _take_news(head: Head, observer: WorkerObserver) -> bool:
+    """Pass on output, and then return True, or the end of the script. Raises Refused for a failure."""
     message = head.message
     if head.payload_size:
         raise ProtocolError(f"it sent a payload behind '{message.NAME}'")
@@ -354,12 +361,13 @@ def _take_news(head: Head, observer: WorkerObserver) -> None:
         raise Refused("", printable(message.code), printable(message.text))
     if isinstance(message, Exited):
         observer.exited(message.code, printable(message.error))
-        return
+        return False
     if not isinstance(message, Output):
         raise ProtocolError(f"it sent '{message.NAME}' while a script runs")
     if sum(len(line) + 1 for line in message.lines) > MOST_AT_ONCE:
         raise ProtocolError(f"it sent more than {MOST_AT_ONCE} characters of output at once")
     _show(message.lines, observer)
+    return True
 
 
 def _show(lines: tuple[str, ...], observer: WorkerObserver) -> None:
