@@ -186,6 +186,17 @@ def test_one_with_modes_trains_in_one_and_gives_the_model_of_the_other(tmp_path:
     assert task.made.param_groups[0]["training"] is False
 
 
+def test_the_parameter_server_trains_one_model_and_gives_the_other() -> None:
+    one, other = server(Free), server(Free)
+    for step in range(4):
+        state = one.parameters.state
+        before = state.copy()
+        with one.in_use() as used:
+            assert np.array_equal(used, 2 * before) and np.array_equal(state, before)
+        assert one.parameters.state is state and state.tobytes() == before.tobytes()
+        assert applied(one, step) == applied(other, step)
+
+
 class Decaying:
     """A scheduler of weight decay, and of a rule that no scheduler of torch knows."""
 

@@ -26,8 +26,8 @@ from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import (
     DataTiming,
     Folder,
-    Frozen,
-    GetFrozen,
+    GetModel,
+    Model,
     PrepareServer,
     ServerReady,
     Update,
@@ -296,9 +296,10 @@ def test_a_worker_that_was_killed_goes_on_with_its_local_layers(
         ready = server.call(PrepareServer(LOCAL), ServerReady)
         assert isinstance(ready, ServerReady)
         assert [tensor.name for tensor in ready.tensors] == ["1.weight", "1.bias"]
-        server.channel.send(GetFrozen(), soon())
-        found = server.channel.expect(Frozen, soon(), payload=4 * 72)
-        first = np.frombuffer(server.channel.receive_payload(4 * found.size, soon()), np.float32)
+        server.channel.send(GetModel(), soon())
+        found = server.channel.expect(Model, soon(), payload=4 * 592)
+        whole = server.channel.receive_payload(4 * found.size, soon())
+        first = np.frombuffer(whole, np.float32)[520:]
     updates = []
     for number, restart in ((1, False), (2, True), (2, False)):
         with started(zygote, root, tmp_path / f"{len(updates)}.log", kept) as worker:

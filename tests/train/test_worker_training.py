@@ -19,9 +19,9 @@ from millpond.train.protocol import (
     Apply,
     Evaluate,
     Folder,
-    Frozen,
-    GetFrozen,
+    GetModel,
     GetMomentum,
+    Model,
     PrepareServer,
     Ready,
     Score,
@@ -153,10 +153,10 @@ def test_frozen_parameters_stay_where_they_are(root: Path, tmp_path: Path, zygot
         assert isinstance(found, ServerReady) and found.checksum
         assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("layers.1.weight", (8, 64))]
         assert [tensor.name for tensor in found.frozen] == ["own", "layers.1.bias"]
-        server.channel.send(GetFrozen(), soon())
-        frozen = server.channel.expect(Frozen, soon(), payload=4 * 11)
-        values = np.frombuffer(server.channel.receive_payload(4 * 11, soon()), np.float32)
-        assert (frozen.tensors, frozen.size) == (found.frozen, 11)
+        server.channel.send(GetModel(), soon())
+        whole = server.channel.expect(Model, soon(), payload=4 * 523)
+        values = np.frombuffer(server.channel.receive_payload(4 * 523, soon()), np.float32)[512:]
+        assert (whole.tensors, whole.size) == (found.tensors + found.frozen, 523)
         assert (values[:3] == 0.5).all() and values[3:].any()
 
         worker.prepare(of("frozen"), frozen=found.checksum)
@@ -228,7 +228,7 @@ def test_autocast_is_there_wherever_a_model_computes(root: Path, tmp_path: Path,
 
 
 def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, server: Process) -> None:
-    for request in (Apply(1.0), GetMomentum(), GetFrozen(), Evaluate("held-out")):
+    for request in (Apply(1.0), GetMomentum(), GetModel(), Evaluate("held-out")):
         assert worker.refused(request) == ("protocol", f"this worker does not serve '{request.NAME}'")
     other = Work(1, 5, 1, (((1, 2),), ()))
     assert server.refused(other) == ("protocol", "this worker does not serve 'work'")

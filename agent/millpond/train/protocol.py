@@ -408,16 +408,16 @@ class Momentum(Message):
     size: int
 
 
-@message("frozen.get")
+@message("model.get")
 @dataclass(frozen=True, slots=True)
-class GetFrozen(Message):
-    """Ask the parameter server for the tensors of the model that are not exchanged; answered by Frozen."""
+class GetModel(Message):
+    """Ask the parameter server for the whole model as it is to be used; answered by Model."""
 
 
-@message("frozen", payload=Kind.PARAMETERS)
+@message("model", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
-class Frozen(Message):
-    """Payload: what is not exchanged, flat float32 [size] in the order of ``tensors``."""
+class Model(Message):
+    """Payload: flat float32 [size] in the order of ``tensors``, those that are not exchanged last."""
 
     tensors: tuple[Tensor, ...]
     size: int

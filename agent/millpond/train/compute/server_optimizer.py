@@ -5,14 +5,15 @@ latter as a strategy says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from millpond.base.errors import LocalError
-from millpond.train.compute.optimizers import Schedule, make_optimizer, trainable
+from millpond.train.compute.optimizers import Schedule, has_modes, make_optimizer, set_mode, trainable
 from millpond.train.job.spec import OptimizerSpec
 from millpond.train.state import optimizer_state
 from millpond.train.state.flat import Vector
@@ -74,6 +75,7 @@ class ServerOptimizer:
         self.parameters = parameters
         self._optimizer = optimizer
         self._schedule, self._clip_norm = schedule, clip_norm
+        set_mode(optimizer, training=True)
         self._first = optimizer_state.groups_of(optimizer)
 
     def apply(self, factor: float, epoch: int = 1) -> None:
@@ -97,6 +99,24 @@ class ServerOptimizer:
         for group, rate in zip(groups, own, strict=True):
             group["lr"] = rate
         self.parameters.complete()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[Vector]:
+        """Have the model the values that are to be used, not those to train: with some optimizers these are
+        others. Yields them; ``parameters.state``, which workers may read, is as it was.
+        """
+        state = self.parameters.state
+        if not has_modes(self._optimizer):
+            yield state
+            return
+        self.parameters.bind(state.copy())
+        set_mode(self._optimizer, training=False)
+        try:
+            self.parameters.complete()
+            yield self.parameters.state
+        finally:
+            set_mode(self._optimizer, training=True)
+            self.parameters.bind(state)
 
     def momentum(self) -> tuple[tuple[Entry, ...], Vector]:
         """Return what the optimizer keeps: its tensors, named ``parameter.name``, its figures, and the values

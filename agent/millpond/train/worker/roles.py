@@ -21,7 +21,7 @@ from millpond.train.compute import accelerator
 from millpond.train.compute.accelerator import device_of
 from millpond.train.compute.evaluation import autocast, evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.optimizers import Schedule, has_modes, make_optimizer
+from millpond.train.compute.optimizers import Schedule, make_optimizer
 from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.data.errors import DataError
@@ -224,11 +224,6 @@ class ParameterServerRole:
             optimizer = optimizer_of(self._strategy, model)
         else:
             optimizer = make_optimizer(model, work.optimizer, self._task)
-            if has_modes(optimizer):
-                raise LocalError(
-                    "the task's optimizer: outside of training, after eval(), the model is another one; in"
-                    " [synchronous] steps that one would be lost: use [federated]"
-                )
         self._optimizer = ServerOptimizer(
             self._parameters,
             optimizer,
@@ -303,24 +298,27 @@ class ParameterServerRole:
         if isinstance(message, protocol.GetMomentum):
             tensors, values = self._optimizer.momentum()
             return protocol.Momentum(tensors, len(values)), values.data
-        if isinstance(message, protocol.GetFrozen):
-            values = np.empty(layout.size(self._frozen), np.float32)
-            flat.read(self._parameters.model, values, self._frozen)
-            return protocol.Frozen(self._frozen, len(values)), values.data
+        if isinstance(message, protocol.GetModel):
+            frozen = np.empty(layout.size(self._frozen), np.float32)
+            flat.read(self._parameters.model, frozen, self._frozen)
+            with self._optimizer.in_use() as state:
+                values = np.concatenate([state, frozen])
+            return protocol.Model(self._tensors + self._frozen, len(values)), values.data
         if isinstance(message, protocol.Restore):
             self._optimizer.restore(message.tensors, self._momentum)
             return Ok(), b""
         return None
 
     def _score(self, request: protocol.Evaluate) -> Score:
-        own = self._evaluate(self._held_out[request.folder]) if request.folder else {}
+        with self._optimizer.in_use() as state:
+            own = self._evaluate(self._held_out[request.folder], state) if request.folder else {}
         return Score(
             self._task.summary(own) if own else {},
             self._task.summary(request.devices) if request.devices else {},
         )
 
-    def _evaluate(self, held_out: Selection) -> Sums:
-        parameters, state = self._scored or self._parameters, self._parameters.state
+    def _evaluate(self, held_out: Selection, state: Vector) -> Sums:
+        parameters = self._scored or self._parameters
         before = zlib.crc32(state.data)
         if parameters.state is not state:
             parameters.bind(state)

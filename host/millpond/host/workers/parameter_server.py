@@ -18,9 +18,9 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     Apply,
     Evaluate,
-    Frozen,
-    GetFrozen,
+    GetModel,
     GetMomentum,
+    Model,
     Momentum,
     PrepareServer,
     Restore,
@@ -104,11 +104,9 @@ class ParameterServer(HostProcess):
         """Score ``state`` on the samples in ``folder``, if any, and summarize the sums of the devices."""
         return self._call(Evaluate(folder, devices), Score)
 
-    def frozen(self) -> tuple[tuple[Tensor, ...], Vector]:
-        """Return the frozen parameters and their values, float32 [size]."""
-        if not self.ready.frozen:
-            return (), np.empty(0, np.float32)
-        found = self._call(GetFrozen(), Frozen, size=None)
+    def model(self) -> tuple[tuple[Tensor, ...], Vector]:
+        """Return all tensors of the model as it is to be used, and their values, float32 [size]."""
+        found = self._call(GetModel(), Model, size=None)
         values = np.empty(found.size, np.float32)
         self._channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
         return found.tensors, values

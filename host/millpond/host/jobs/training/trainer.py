@@ -482,8 +482,6 @@ class Trainer:
         """Save the whole model, with its frozen parameters."""
         path, number = self._directory / name, self._epoch.number - (not self._epoch.samples)
         self._catch_up()
-        frozen, values = self._server.frozen()
-        state, tensors = self._server.state.values, self._server.tensors
-        whole = np.concatenate([state, values]) if frozen else state
-        checkpoint.save(path, checkpoint.Checkpoint(whole, tensors + frozen, self._job.name, number))
+        tensors, values = self._server.model()
+        checkpoint.save(path, checkpoint.Checkpoint(values, tensors, self._job.name, number))
         return path
