@@ -26,6 +26,7 @@ from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
+from millpond.linux.files import storage_id
 from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
 
@@ -114,7 +115,10 @@ def start_server(flash: Path, listener: Path, *, gives_away: bool = False) -> in
     """The process that serves the host at ``listener``, also where an earlier one did."""
     with _listening(listener) as server, _listening(_locks(flash)) as locks:
         public = Bind(flash / PUBLIC, Path("/volume") / PUBLIC, read_only=False)
-        return spawn(Sandbox(binds=(public,), own_network=True), lambda: _serve(server, locks, gives_away))
+        storage = storage_id(flash)
+        return spawn(
+            Sandbox(binds=(public,), own_network=True), lambda: _serve(server, locks, gives_away, storage)
+        )
 
 
 def _locks(flash: Path) -> Path:
@@ -128,10 +132,12 @@ def _listening(path: Path) -> socket.socket:
     return listen(path)
 
 
-def _serve(server: socket.socket, locks: socket.socket, gives_away: bool) -> int:
+def _serve(server: socket.socket, locks: socket.socket, gives_away: bool, storage: bytes) -> int:
     root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
     sessions = SessionTable(
-        BackingFs(root, chown_new=gives_away, public=PUBLIC.encode()), DelegationManager(device=True)
+        BackingFs(root, chown_new=gives_away, public=PUBLIC.encode()),
+        DelegationManager(device=True),
+        storage=storage,
     )
     threading.Thread(target=accept_all, args=(locks, sessions.delegations), daemon=True).start()
     while True:

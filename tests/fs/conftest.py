@@ -98,6 +98,7 @@ class World:
     server_pid: int = 0
     host_pid: int = 0
     leases: int = -1
+    storage: bytes = b"\1" * 16
 
     def mount_device(self, *, as_command: bool = False) -> None:
         """Mount by ``python -m millpond.fs.mount.device``, or by a fork that calls its ``main``: an
@@ -124,7 +125,7 @@ class World:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
             leases = PersistentLeases(self.leases, self.lease)
             manager = DelegationManager(self.lease, device=True, leases=leases)
-            sessions = SessionTable(BackingFs(root, public=b"public"), manager)
+            sessions = SessionTable(BackingFs(root, public=b"public"), manager, storage=self.storage)
             threading.Thread(target=accept_all, args=(locks, sessions.delegations), daemon=True).start()
             while True:
                 channel = Channel(server.accept()[0], "the host")

@@ -37,7 +37,9 @@ class Killed(Server):
 
     def forget(self) -> None:
         self.sessions.close()
-        self.sessions = SessionTable(self.tree, DelegationManager(LEASE, leases=self._leases()))
+        self.sessions = SessionTable(
+            self.tree, DelegationManager(LEASE, leases=self._leases()), storage=self.storage
+        )
 
     def _leases(self) -> PersistentLeases:
         self._mapped.append(PersistentLeases(self._file, LEASE))

@@ -150,7 +150,8 @@ class Server:
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
         self.tree = BackingFs(self.root, public=public)
         self._lease = lease
-        self.sessions = SessionTable(self.tree, DelegationManager(lease))
+        self.storage = os.urandom(16)
+        self.sessions = SessionTable(self.tree, DelegationManager(lease), storage=self.storage)
         self.threads: list[threading.Thread] = []
         self.channels: list[Channel] = []
         self.ends: list[RemoteError | None] = []
@@ -189,10 +190,15 @@ class Server:
         self.drop()
         self.forget()
 
+    def reboot(self) -> None:
+        """Restart the server's machine, too: its page cache is gone."""
+        self.storage = os.urandom(16)
+        self.restart()
+
     def forget(self) -> None:
         """Remember no client."""
         self.sessions.close()
-        self.sessions = SessionTable(self.tree, DelegationManager(self._lease))
+        self.sessions = SessionTable(self.tree, DelegationManager(self._lease), storage=self.storage)
 
     @property
     def open_files(self) -> int:

@@ -53,7 +53,7 @@ def test_a_loss_has_its_reason_until_another_comes(code: int) -> None:
     verifier.fail(code, lost=True)
     assert verifier.error == code and verifier.report(0) == 1 and verifier.report(1) is None
     verifier.change()
-    verifier.server_restarted()
+    verifier.storage_changed()
     assert verifier.error == errno.EIO and verifier.failed_seq < verifier.error_seq
 
 

@@ -30,13 +30,13 @@ class Machine:
 
     file: int
     time: float = 1000.0
+    boot: bytes = b"the boot before."
     servers: list[DelegationManager] = field(default_factory=list)
 
     def started(self) -> DelegationManager:
         """A server, started anew."""
-        return DelegationManager(
-            LEASE, lambda: self.time, leases=PersistentLeases(self.file, LEASE, lambda: self.time)
-        )
+        leases = PersistentLeases(self.file, LEASE, lambda: self.time, lambda: self.boot)
+        return DelegationManager(LEASE, lambda: self.time, leases=leases)
 
 
 @pytest.fixture
@@ -109,9 +109,11 @@ def test_it_waits_again_for_a_lease_of_its_own(machine: Machine) -> None:
     assert waits(machine.started())
 
 
-def test_leases_of_before_the_machine_was_started_are_none(machine: Machine) -> None:
+@pytest.mark.parametrize("since", [100.0, 1000.0, 1005.0])
+def test_leases_of_before_the_machine_was_started_are_none(machine: Machine, since: float) -> None:
+    """Also where it has been up for as long as when they were granted."""
     attending(machine.started(), ONE)
-    machine.time = 100.0
+    machine.time, machine.boot = since, b"16 bytes, a boot"
     assert not waits(machine.started())
 
 

@@ -23,6 +23,7 @@ from millpond.fs.server import client_state, sessions
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.vfs.inode_api import ROOT, may_block
 from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.linux import syscalls
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure
 
@@ -423,9 +424,33 @@ def test_fsync_does_not_promise_what_may_be_gone(volume: PathAdapter, server: Se
     volume.fsync(handle)  # nothing was outstanding
     volume.write(handle, b"2", 0)
     server.restart()
+    volume.fsync(handle)  # the device's kernel has it, whoever has written it
+    volume.write(handle, b"2", 0)
+    server.reboot()
     volume.write(handle, b"3", 1)
     assert errno_of(volume.fsync, handle) == errno.EIO
     volume.fsync(handle)
+    server.reboot()
+    volume.fsync(handle)  # nothing was outstanding
+
+
+def test_open_files_are_opened_again_whatever_their_permissions(
+    volume: PathAdapter, server: Server, top: Path
+) -> None:
+    """As files of git, that are made with mode 0444 and then written."""
+    handles = [
+        volume.open("f", os.O_WRONLY | os.O_CREAT, 0o444),
+        volume.open("g", os.O_RDWR | os.O_CREAT, 0o644),
+    ]
+    volume.chmod("g", 0)
+    with syscalls.without_capability(syscalls.CAP_DAC_OVERRIDE):
+        server.restart()
+        for handle in handles:
+            volume.write(handle, b"written", 0)
+        assert errno_of(volume.open, "f", os.O_WRONLY) == errno.EACCES  # who opens it anew
+    for name, mode in (("f", 0o444), ("g", 0)):
+        assert (top / name).read_bytes() == b"written"
+        assert (top / name).stat().st_mode & 0o777 == mode
 
 
 def test_another_file_of_the_same_name_is_not_mistaken(

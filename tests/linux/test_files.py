@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are written whole: secrets are for their owner alone, or are not written."""
+"""Files that are written whole: secrets are for their owner alone, or are not written. What names a
+file system as long as it has what was written.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from millpond.linux.files import write_durably, write_secret
+from millpond.linux import syscalls
+from millpond.linux.files import boot_id, storage_id, write_durably, write_secret
+
+InNamespace = Callable[[Callable[[], None]], None]
 
 _fchmod = os.fchmod
 
@@ -40,3 +45,28 @@ def test_no_secret_is_left_where_a_file_system_has_no_modes(
 def test_a_secret_is_its_owners(tmp_path: Path) -> None:
     write_secret(tmp_path / "key", b"key")
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_system_has_another_name_once_it_was_mounted_again(
+    tmp_path: Path, in_namespace: InNamespace
+) -> None:
+    flash, other = tmp_path / "flash", tmp_path / "other"
+    flash.mkdir()
+    other.mkdir()
+
+    def body() -> None:
+        names = list[bytes]()
+        for _ in range(2):
+            syscalls.mount("tmpfs", flash, "tmpfs")
+            names.append(storage_id(flash))
+            assert storage_id(flash) == names[-1] != storage_id(other)
+            syscalls.unmount(flash)
+        assert names[0] != names[1]
+        assert names[0].startswith(boot_id())
+
+    in_namespace(body)
+
+
+def test_a_file_system_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        storage_id(tmp_path / "flash")

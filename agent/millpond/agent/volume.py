@@ -30,6 +30,7 @@ from millpond.linux.child import first_line
 from millpond.linux.confinement import landlock
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
+from millpond.linux.files import storage_id
 from millpond.linux.sockets import QUESTION, listen, send_descriptors
 
 log = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ class VolumeServer:
             uid=config.users.volume,
         )
         module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
+        module.append(storage_id(public).hex())
         new = Path(config.state, "locks.new")
         with theirs, listen(new) as locks, _leases(Path(config.state, "leases")) as leases:
             new.replace(lock_socket(config))  # one without a socket would have delegated nothing

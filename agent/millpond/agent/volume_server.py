@@ -24,6 +24,7 @@ from millpond.fs.store.quota_fs import QuotaFs
 from millpond.fs.store.usage import public_usage
 from millpond.linux.confinement import landlock
 from millpond.linux.descriptors import allow_most
+from millpond.linux.files import boot_id
 from millpond.linux.malloc import trim_heap
 from millpond.linux.sockets import passed_connections, serve_in_thread
 from millpond.wire.channel import Channel
@@ -32,9 +33,10 @@ log = logging.getLogger(__name__)
 _FOR_CONNECTIONS = 2048  # of the descriptors that this process may have
 
 
-def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases: str) -> None:
+def main(config: str, root: str, storage: str, descriptor: str, tally: str, locks: str, leases: str) -> None:
     """Serve each connection passed over ``descriptor`` until the agent closes it, and lock requests of the
-    device's own mount at the listening socket ``locks``. The file ``leases`` outlasts this process.
+    device's own mount at the listening socket ``locks``. The file ``leases`` outlasts this process;
+    ``storage`` names the file system below.
     """
     logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -42,12 +44,15 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
     most = allow_most()
     settings = read(Path(config))
     gate = Gate(patterns(settings.privacy), LedgerCounters(int(tally)))
+    boot_id()  # cannot be read any more once this process is restricted
     sandbox = f"Landlock: {landlock.restrict(Path(root))}"
     log.info("%s", sandbox)
     tree = _tree(Path(root), settings.public_quota)
     tree.max_descriptors = max(most // 2, most - _FOR_CONNECTIONS)
     sessions = SessionTable(
-        tree, DelegationManager(device=True, leases=PersistentLeases(int(leases), LEASE_SECONDS))
+        tree,
+        DelegationManager(device=True, leases=PersistentLeases(int(leases), LEASE_SECONDS)),
+        storage=bytes.fromhex(storage),
     )
     sessions.sandbox = sandbox
     listener = socket.socket(fileno=int(locks))

@@ -1,17 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: make changes of files and directories durable, keep secrets, and compute digests of files."""
+"""Edge: make changes of files and directories durable, keep secrets, compute digests, name the boot."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import stat
 import time
 from pathlib import Path
 
+from millpond.linux import syscalls
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+@functools.cache
+def boot_id() -> bytes:
+    """Return 16 bytes that name this boot of the machine, or this process where the kernel does not tell it.
+    The first call is to come before the process is restricted.
+    """
+    try:
+        return bytes.fromhex(_BOOT_ID.read_text().strip().replace("-", ""))
+    except (OSError, ValueError):
+        return os.urandom(16)
+
+
+def storage_id(folder: Path) -> bytes:
+    """Return what names the file system of an existing folder for as long as what was written to it is there
+    or on its way there: it changes at a boot, and when the file system is mounted again. Raises OSError.
+    """
+    descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    try:
+        numbers = os.fstat(descriptor).st_dev, syscalls.mount_number(descriptor)
+    finally:
+        os.close(descriptor)
+    return boot_id() + b"".join(number.to_bytes(8) for number in numbers)
 
 
 def sync_folder(folder: Path) -> None:

@@ -33,6 +33,7 @@ MS_SHARED = 0x100000
 MNT_DETACH = 0x2
 
 CAP_CHOWN = 0
+CAP_DAC_OVERRIDE = 1
 CAP_FOWNER = 3
 CAP_FSETID = 4
 CAP_KILL = 5
@@ -64,6 +65,8 @@ _SYS_MOUNT_SETATTR = 442  # the same on all processors
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _STATX_BTIME = 0x800
+_STATX_MNT_ID_UNIQUE = 0x4000
+_MOUNT = struct.Struct("@I140xQ")  # struct statx, from its mask to stx_mnt_id
 _BIRTH = struct.Struct("@I76xqI")  # struct statx, from its mask to stx_btime
 _SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 _BARRIER, _TAKE_BARRIERS = 1 << 1, 1 << 2  # MEMBARRIER_CMD_(REGISTER_)GLOBAL_EXPEDITED
@@ -331,6 +334,17 @@ def birth_time(descriptor: int) -> int | None:
     _check(_libc.statx(ctypes.c_int(descriptor), b"", *numbers, found), "statx")
     mask, seconds, nanoseconds = _BIRTH.unpack_from(found)
     return seconds * 10**9 + nanoseconds if mask & _STATX_BTIME else None
+
+
+def mount_number(descriptor: int) -> int:
+    """Return the number of the mount through which a file was opened, which no other one gets before the next
+    boot; 0 before Linux 6.8. Raises OSError.
+    """
+    found = ctypes.create_string_buffer(256)
+    numbers = (ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_MNT_ID_UNIQUE))
+    _check(_libc.statx(ctypes.c_int(descriptor), b"", *numbers, found), "statx")
+    mask, number = _MOUNT.unpack_from(found)
+    return int(number) if mask & _STATX_MNT_ID_UNIQUE else 0
 
 
 def take_barriers() -> None:

@@ -183,7 +183,7 @@ class OpenFiles:
         """Open a file of a lost session in the present one. Raises OSError and SlotLost (never in doubt)."""
         node = call.remote(file.file)
         try:
-            reply = call.exchange(p.Open(node, file.flags, not file.direct), p.Opened)
+            reply = call.exchange(p.Open(node, file.flags, not file.direct, again=True), p.Opened)
         except SlotLost:
             raise SlotLost(in_doubt=False) from None
         if reply.direct and not file.direct:  # the kernel would cache data that the device changes unseen

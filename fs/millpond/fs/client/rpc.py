@@ -148,7 +148,8 @@ class RpcSlot:
     may take while the server answers ``keep_alive``. Unless ``blocking``, a request that would wait for a
     recall raises WouldBlock. ``meter`` counts how long requests take. ``verifier`` is the session verifier:
     it changes when the server has lost this client's state. ``root`` is the volume's node on the server,
-    ``lease`` the length of a lease in seconds, ``owner`` the owner of new files. Requests in ``posted`` go
+    ``lease`` the length of a lease in seconds, ``owner`` the owner of new files, ``storage`` the write
+    verifier. Requests in ``posted`` go
     out with the next request and move to ``answered`` with its reply; their outcome is ignored, and one may
     be performed twice.
     """
@@ -172,7 +173,7 @@ class RpcSlot:
         self._used = 0.0
         self.posted: list[Message] = []
         self.answered: list[Message] = []
-        self.verifier, self.root, self.lease = 0, 0, 0.0
+        self.verifier, self.root, self.lease, self.storage = 0, 0, 0.0, b""
         self.owner: Owner | None = None
 
     def ask(
@@ -376,6 +377,7 @@ class RpcSlot:
         else:  # performed requests must not be repeated: their numbers may mean other files by now
             self._confirm_posted(min(sent, max(0, welcome.performed - self._performed)))
         self._performed, self.lease, self.owner = welcome.performed, welcome.lease, welcome.owner
+        self.storage = welcome.storage
 
 
 def _refusal(error: Error) -> OSError:

@@ -253,7 +253,7 @@ class RpcCall:
         self._rpc.lease, self._rpc.owner = self._slot.lease, self._slot.owner
         with self._rpc.lock:
             if inodes.verifier != self._slot.verifier:
-                self._rpc.on_invalidate(inodes.invalidate_all(self._slot.verifier))
+                self._rpc.on_invalidate(inodes.invalidate_all(self._slot.verifier, self._slot.storage))
             self._slot.posted += [
                 message for verifier, message in self._rpc.posted if verifier == inodes.verifier
             ]

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
+from millpond.linux.files import boot_id
+
 LEASE_SECONDS = 10.0
 SIZE = mmap.PAGESIZE
-_SLOT = struct.Struct("=16sd")  # a client's name, and when its lease ends
-_OFFSETS = range(0, SIZE - _SLOT.size + 1, _SLOT.size)  # far more than there are clients
+_SLOT = struct.Struct("=16sd")  # a client's name, and when its lease ends; the first one names the boot
+_OFFSETS = range(_SLOT.size, SIZE - _SLOT.size + 1, _SLOT.size)  # far more than there are clients
 
 
 _reclaims: ContextVar[bool] = ContextVar("reclaims", default=False)
@@ -61,18 +63,27 @@ def open_leases(path: Path) -> int:
 
 class PersistentLeases:
     """Leases of clients, by client name, each of ``seconds``, in a mapped file of ``SIZE`` bytes. A lease
-    that an earlier server left there ends when its time is over, or when the client comes to this server.
+    that an earlier server left there ends when its time is over, or when the client comes to this server;
+    those of before this ``boot`` are over.
     """
 
-    def __init__(self, descriptor: int, seconds: float, clock: Callable[[], float] = since_boot) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        seconds: float,
+        clock: Callable[[], float] = since_boot,
+        boot: Callable[[], bytes] = boot_id,
+    ) -> None:
         self._map, self._seconds, self._clock = mmap.mmap(descriptor, SIZE), seconds, clock
         self._offsets: dict[bytes, int] = {}
         self._former: dict[bytes, float] = {}
         self._lock = threading.Lock()
-        now = clock()
+        now, this_boot = clock(), _SLOT.pack(boot(), 0.0)
+        if self._map[: _SLOT.size] != this_boot:
+            self._map[:] = this_boot.ljust(SIZE, b"\0")
         for place in _OFFSETS:
             name, end = _SLOT.unpack_from(self._map, place)
-            if now < end <= now + seconds:  # later ends are from before the last boot
+            if now < end <= now + seconds:
                 self._offsets[name], self._former[name] = place, end
 
     def renew(self, name: bytes) -> None:

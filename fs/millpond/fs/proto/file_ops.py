@@ -217,11 +217,14 @@ class Create(Message):
 
 @message("fs.open", Kind.VOLUME)
 class Open(Message):
-    """Open a file; ``cached``: the client intends to cache what it reads. Answered by Opened."""
+    """Open a file; ``cached``: the client intends to cache what it reads; ``again``: it has it open, so that
+    its permissions do not matter. Answered by Opened.
+    """
 
     node: int
     flags: int
     cached: bool = False
+    again: bool = False
 
 
 @message("fs.read", Kind.VOLUME)
@@ -318,7 +321,8 @@ class SessionWelcome(Message):
     """The session is there. ``verifier`` is never 0 and changes when the server has lost this client's state;
     ``performed`` counts the slot's requests that were performed, not counting SessionHello, Again and
     Goodbye. ``root`` is the volume's root node; delegations are leased for ``lease`` seconds. ``owner`` is
-    the owner of new files, None for whoever makes them.
+    the owner of new files, None for whoever makes them. ``storage`` is the write verifier: while it
+    stays the same, what was written by this server or an earlier one is on the flash or on its way there.
     """
 
     verifier: int
@@ -326,6 +330,7 @@ class SessionWelcome(Message):
     root: int
     lease: float
     owner: Owner | None = None
+    storage: bytes = b""
 
 
 @message("fs.pending", Kind.VOLUME)

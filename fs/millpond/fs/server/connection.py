@@ -72,7 +72,7 @@ def _answer_all(
     buffer = memoryview(bytearray(MAX_TRANSFER))
     try:
         lease, owner = sessions.delegations.lease, sessions.tree.new_owner
-        welcome = p.SessionWelcome(client.verifier, slot.performed, ROOT, lease, owner)
+        welcome = p.SessionWelcome(client.verifier, slot.performed, ROOT, lease, owner, sessions.storage)
         channel.send(welcome, Deadline.after(transfer))
         head = channel.receive(Deadline.after(idle))
         while not isinstance(head.message, p.Goodbye):

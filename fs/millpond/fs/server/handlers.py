@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatchmethod
@@ -27,7 +28,7 @@ from millpond.fs.server.extended import perform_extended
 from millpond.fs.server.name_replay import replay_names
 from millpond.fs.store.bulk_files import read_small
 from millpond.fs.store.identity import key_of
-from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node, one_name
+from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node, SetAttr, one_name
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error, within
 from millpond.wire.channel import FileSlice
 from millpond.wire.messages import Message
@@ -271,8 +272,24 @@ class RequestHandlers(DirectoryHandlers):
         node = self._node(request.node)
         flags = within(request.flags, 0, (1 << 31) - 1) & _CREATE_FLAGS & ~os.O_EXCL
         with reclaiming(reclaims=not flags & os.O_TRUNC):  # else nothing is changed yet
-            handle = self._coherent.open(node, flags)
+            handle = self._open(node, flags, again=request.again)
         return p.Opened(handle, self._add_open(handle, node, request.cached)), b""
+
+    def _open(self, node: Node, flags: int, *, again: bool) -> Handle:
+        """Open a file; ``again``, for a client that has had it open, also if its owner, the server, may not
+        open it any more: as long as that takes its permissions are others.
+        """
+        try:
+            return self._coherent.open(node, flags)
+        except PermissionError as error:
+            if not again or error.errno != errno.EACCES:
+                raise
+        mode = stat.S_IMODE(self._backing.getattr(node).attributes.mode)
+        self._coherent.setattr(node, SetAttr(mode=mode | stat.S_IRUSR | stat.S_IWUSR))
+        try:
+            return self._coherent.open(node, flags)
+        finally:
+            self._coherent.setattr(node, SetAttr(mode=mode))
 
     @perform.register
     def _(self, request: p.Read, _payload: Buffer) -> Reply:

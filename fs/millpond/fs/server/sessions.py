@@ -153,7 +153,8 @@ class ClientSession:
 
 class SessionTable:
     """Sessions of all clients of ``tree``. A client is remembered for ``retention`` seconds without a
-    connection. ``sandbox`` says what else than the tree this process could reach.
+    connection. ``storage`` is the write verifier, by itself another one for each server. ``sandbox`` says
+    what else than the tree this process could reach.
     """
 
     def __init__(
@@ -161,11 +162,13 @@ class SessionTable:
         tree: BackingFs,
         delegations: DelegationManager | None = None,
         retention: float = _RETENTION_SECONDS,
+        storage: bytes = b"",
     ) -> None:
         self.delegations = delegations or DelegationManager()
         self.tree, self._retention = tree, retention
         self._shared = SharedDescriptors(tree)
         self.sandbox = ""
+        self.storage = storage or os.urandom(_ID_BYTES)
         self._clients: dict[bytes, ClientSession] = {}
         self._timers: dict[bytes, threading.Timer] = {}
         self._lock = threading.Lock()

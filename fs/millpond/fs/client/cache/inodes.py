@@ -41,7 +41,7 @@ class InodeCache:
     def __init__(self) -> None:
         self.root = CachedInode(ROOT, 0, None, b"", lookups=1, seen=True)
         self.lease_end = 0.0
-        self.verifier = 0
+        self.verifier, self._storage = 0, b""
         self.to_forget: list[int] = []
         self.to_return: list[tuple[int, int]] = []
         self.listed = ListedFiles()
@@ -424,20 +424,21 @@ class InodeCache:
                 known.append(file)
         return known
 
-    def invalidate_all(self, verifier: int) -> list[CachedInode]:
-        """Invalidate everything: the lease has ended, or the session ``verifier`` is new. Returns
-        all files.
+    def invalidate_all(self, verifier: int, storage: bytes = b"") -> list[CachedInode]:
+        """Invalidate everything: the lease has ended, or the session ``verifier`` is new; what was not synced
+        counts as lost if the write verifier ``storage`` is new, too. Returns all files.
         """
         if verifier != self.verifier:
-            self.verifier = verifier
+            is_lost = not storage or storage != self._storage
+            self.verifier, self._storage = verifier, storage
             self.to_forget.clear()
             self.to_return.clear()
             self._forgets_in_flight.clear()
             self._recalled.clear()
             self._floor = 0
             self._invalidated_at = self.change()
-            for file in self._files.values():
-                file.durability.server_restarted()
+            for file in self._files.values() if is_lost else ():
+                file.durability.storage_changed()
         self.lease_end = 0.0
         for node in self.listed.nodes():
             self._unlist(node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: tracks per file whether its writes are on the flash, through restarts of the server (NFS's write
+"""Pure: tracks per file whether its writes are on the flash, through restarts of the device (NFS's write
 verifier), and the errors of changes that were answered before they were done.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 class WriteVerifier:
     """The unsynced changes of a file and the errors of lost ones, with Linux's errseq semantics.
 
-    A restarted server may have lost changes that were not synced: each open file sees one EIO from fsync,
-    also one opened after the loss but before its first report. ``changed`` and ``synced`` count changes,
+    A device that was started again, or another file system, has lost changes that were not synced: each open
+    file sees one EIO from fsync, also one opened after the loss but before its first report. ``changed`` and
+    ``synced`` count changes,
     ``error_seq`` losses; ``reported_seq`` is the last loss that was reported. ``lost_seq`` is the last loss
     of gathered data, which a write and a close report, too. ``failed_seq`` is that or the last refusal of
     attributes, which counts as a loss and is reported by a close, too; ``code`` is its errno.
@@ -36,7 +37,7 @@ class WriteVerifier:
         """Record that the flash has the first ``changed`` changes."""
         self.synced = max(self.synced, changed)
 
-    def server_restarted(self) -> None:
+    def storage_changed(self) -> None:
         """Count a loss if there are unsynced changes."""
         if self.changed > self.synced:
             self.error_seq += 1
