@@ -174,7 +174,7 @@ def test_normalized_differences_leave_running_statistics_alone() -> None:
         with torch.no_grad():
             parameters.model(torch.arange(12.0).view(4, 3))
             parameters.model[1].weight += 1.0  # type: ignore[index, operator]
-        largest, norm = parameters.gather_differences(before, 16, steps)
+        largest, norm, _ = parameters.gather_differences(before, 16, steps)
         values = parameters.sums.copy()
         assert largest == pytest.approx(float(np.abs(values).max()))
         assert norm == pytest.approx(float(np.linalg.norm(values)), rel=1e-5)

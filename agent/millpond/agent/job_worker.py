@@ -103,9 +103,9 @@ class JobWorker:
         self._held: tuple[int, ...] = ()  # samples that are held out, by folder
         self._has_update = False  # whether the shared values are of an update whose head has left
         self._streams: StreamRelay | None = None
-        size = layout.size(request.tensors)
+        size, end = layout.size(request.tensors), layout.parameters_end(request.tensors)
         self._size, encoding = 4 * size, request.work.encoding
-        self._encoder = UpdateEncoder(encoding, size) if encoding.name != "float32" else None
+        self._encoder = UpdateEncoder(encoding, size, end) if encoding.name != "float32" else None
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, f"the worker of {self.name}")
         self._busy = threading.Lock()
@@ -269,7 +269,8 @@ class JobWorker:
             found = replace(found, local_steps=1.0)
         if request.synthetic:  # how long it takes is all that a profile needs
             nothing = {LOSS: (0.0, 1.0)}
-            return replace(found, weight=1.0, largest=0.0, norm=0.0, metrics=nothing, local_steps=1.0)
+            found = replace(found, weight=1.0, largest=0.0, norm=0.0, shift=0.0)
+            return replace(found, metrics=nothing, local_steps=1.0)
         return found
 
     def _timing(self, data: DataTiming) -> DataTiming:

@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 
 from millpond.aggregate.exact import OutOfBounds, RefusedUpdate
-from millpond.aggregate.kernels import Vector, kernels
+from millpond.aggregate.kernels import Totals, Vector, kernels
 from millpond.aggregate.rules import CombinationRule, ExactMean, RangeRule
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
@@ -60,16 +60,27 @@ class Source(Protocol):
 
 
 class Addend:
-    """A vector with the bounds that its head has announced: no value is beyond ``largest``, ``norm`` is the
-    L2 norm. The vector counts ``weight`` in the divisor. With ``most`` it is scaled down to this norm.
+    """A vector with the bounds that its head has announced: no value of a parameter is beyond ``largest``,
+    ``norm`` is their L2 norm, no value of a buffer is beyond ``shift``. The vector counts ``weight`` in the
+    divisor. With ``most`` it is scaled down to this norm. ``apart`` is added to its values of buffers.
     """
 
-    __slots__ = ("_heard", "_spent", "_squares", "factor", "largest", "norm", "source", "weight")
+    __slots__ = (
+        "_heard", "_spent", "_squares", "apart", "factor", "largest", "norm", "shift", "source", "weight",
+    )  # fmt: skip
 
     def __init__(
-        self, source: Source, weight: float, largest: float, norm: float, most: float = math.inf
+        self,
+        source: Source,
+        weight: float,
+        largest: float,
+        norm: float,
+        most: float = math.inf,
+        shift: float = 0.0,
     ) -> None:
         self.source, self.weight, self.largest, self.norm = source, weight, largest, norm
+        self.shift = shift
+        self.apart: Totals | None = None
         self.factor = most / norm if norm > most else 1.0
         self._heard = self._spent = 0.0
         self._squares: dict[int, float] | None = {} if most < math.inf else None
@@ -92,15 +103,16 @@ class Addend:
             self._heard = time.monotonic()
             self._spent += self._heard - began
 
-    def add_to(self, computation: RangeRule, values: Vector, start: int) -> None:
-        """Add the values from ``start`` on to a range. Raises RefusedUpdate."""
+    def add_to(self, computation: RangeRule, values: Vector, start: int, buffers: slice) -> None:
+        """Add the values from ``start`` on, the last ones of ``buffers``. Raises RefusedUpdate."""
         try:
-            computation.add(self, values)
+            computation.add(self, values, None if self.apart is None else self.apart[buffers])
         except OutOfBounds:
             text = "its values are beyond those it has announced"
             raise RefusedUpdate(self.source.name, text) from None
         if self._squares is not None:
-            self._squares[start] = kernels().squares(values)
+            own = values[: len(values) - (buffers.stop - buffers.start)]
+            self._squares[start] = kernels().squares(own) if len(own) else 0.0
 
     @property
     def norm_is_wrong(self) -> bool:
@@ -139,11 +151,19 @@ class _Pull:
 
 class Reduction:
     """Writes means of vectors to ``mean``, float32 [size], with up to ``threads`` threads, by default one
-    for each processor if the vectors are long. ``rule`` is for other combinations than the mean.
+    for each processor if the vectors are long. ``rule`` is for other combinations than the mean. The first
+    ``parameters`` values, by default all, are of parameters, the others of buffers.
     """
 
-    def __init__(self, mean: Vector, threads: int = 0, rule: CombinationRule | None = None) -> None:
+    def __init__(
+        self,
+        mean: Vector,
+        threads: int = 0,
+        rule: CombinationRule | None = None,
+        parameters: int | None = None,
+    ) -> None:
         self._mean, self._rule = mean, rule or ExactMean()
+        self._parameters = len(mean) if parameters is None else parameters
         usual = min(len(os.sched_getaffinity(0)), MOST_THREADS) if len(mean) >= _LEAST_THREADED else 1
         self._most_threads, self._range = threads or usual, 0
         self._present: dict[Addend, None] = {}
@@ -209,7 +229,8 @@ class Reduction:
         values, present = self._buffers[thread][: len(out)], self._present
         pull.summed[start + len(out)] = len(present)
         computation = self._computations[thread]
-        computation.begin(present.keys(), len(out))
+        first, last = (max(place - self._parameters, 0) for place in (start, start + len(out)))
+        computation.begin(present.keys(), len(out), len(out) - (last - first))
         allowed = TRANSFER_SECONDS + 4 * len(self._mean) / SLOWEST
         for each in pull.addends:
             turns.get()
@@ -217,7 +238,7 @@ class Reduction:
                 self._attempt(each, partial(each.read, values, allowed))
             following.put(None)
             if each in self._present:
-                self._attempt(each, partial(each.add_to, computation, values, start))
+                self._attempt(each, partial(each.add_to, computation, values, start, slice(first, last)))
         computation.finish(out)
 
     def _attempt(self, addend: Addend, action: Callable[[], None]) -> None:

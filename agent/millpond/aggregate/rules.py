@@ -7,6 +7,9 @@ together to be no longer than one and a half vectors, down to a block of the enc
 
 Rows are vectors over their weights, so that each has one vote. Sorted values are summed: the result has the
 same bits for every order of the vectors.
+
+Changes of buffers may be of any size. The mean of those is of sorted rows, too: no unit of a sum rounds small
+ones beyond the values that they lead to, and large ones cost parameters no digit.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of
-from millpond.aggregate.kernels import Vector
+from millpond.aggregate.kernels import Totals, Vector
 
 LEAST_RANGE, MOST_RANGE = 1 << 13, 1 << 17  # values; whole blocks of every encoding
 _RANGES = 16
@@ -31,17 +34,22 @@ class Bounded(Protocol):
 
     weight: float
     largest: float
+    shift: float
     factor: float
 
 
 class RangeRule(Protocol):
     """The computation of one range after the other, by one thread."""
 
-    def begin(self, vectors: Collection[Bounded], count: int, /) -> None:
-        """Begin a range of ``count`` values of these vectors, whose weights are not all 0."""
+    def begin(self, vectors: Collection[Bounded], count: int, parameters: int, /) -> None:
+        """Begin a range of ``count`` values of these vectors, whose weights are not all 0. The first ones are
+        of ``parameters``, the others of buffers.
+        """
 
-    def add(self, vector: Bounded, values: Vector) -> None:
-        """Add the values of a vector in this range. Raises OutOfBounds for others than it has announced."""
+    def add(self, vector: Bounded, values: Vector, apart: Totals | None = None, /) -> None:
+        """Add the values of a vector in this range, and what is to be added to those of buffers. Raises
+        OutOfBounds for others than it has announced.
+        """
 
     def finish(self, out: Vector) -> None:
         """Write the result of the vectors that were added."""
@@ -72,17 +80,50 @@ class ExactMean:
 class _MeanOfRange:
     def __init__(self, values: int) -> None:
         self._total, self._weight = ExactSum(values), 0.0
+        self._parameters, self._rows = values, SortedSum()
 
-    def begin(self, vectors: Collection[Bounded], _count: int, /) -> None:
+    def begin(self, vectors: Collection[Bounded], _count: int, parameters: int, /) -> None:
         largest = max((each.largest * each.factor for each in vectors), default=0.0)
         self._total.begin(scale_of(largest, len(vectors)))
         self._weight = sum(each.weight for each in vectors)
+        self._parameters, self._rows = parameters, SortedSum()
 
-    def add(self, vector: Bounded, values: Vector) -> None:
-        self._total.add(values, vector.factor, vector.largest)
+    def add(self, vector: Bounded, values: Vector, apart: Totals | None = None, /) -> None:
+        own, others = values[: self._parameters], values[self._parameters :]
+        if len(own):
+            self._total.add(own, vector.factor, vector.largest)
+        if len(others):
+            check_within(others, vector.shift)
+            self._rows.add(others if apart is None else others + apart, vector.factor)
 
     def finish(self, out: Vector) -> None:
-        self._total.divide(self._weight or 1.0, out)
+        own = out[: self._parameters]
+        if len(own):
+            self._total.divide(self._weight or 1.0, own)
+        self._rows.divide(self._weight or 1.0, out[self._parameters :])
+
+
+class SortedSum:
+    """A sum of vectors of any size, with the same bits for every order of them."""
+
+    def __init__(self) -> None:
+        self._rows: list[Totals] = []
+
+    def add(self, vector: Vector | Totals, factor: float) -> None:
+        """Add ``factor`` times a vector."""
+        self._rows.append(vector.astype(np.float64) * factor)
+
+    def divide(self, divisor: float, out: Vector) -> None:
+        """Write the sum over ``divisor``, as long as the vectors, to ``out``."""
+        if self._rows:
+            out[:] = np.sort(np.stack(self._rows), axis=0).sum(axis=0) / divisor
+
+
+def check_within(values: Vector, bound: float) -> None:
+    """Raise OutOfBounds for values beyond ``bound`` as a float32, or if that is infinite."""
+    limit = float(np.float32(bound))
+    if not max(-float(values.min()), float(values.max())) <= limit < math.inf:  # NaN passes through both
+        raise OutOfBounds
 
 
 class TrimmedMeanOfRows:
@@ -108,17 +149,19 @@ class _TrimmedRange:
         self._share, self._values = share, values
         self._memory = np.empty(0, np.float32)
         self._columns, self._filled = self._memory.reshape(0, 0), 0  # a coordinate's values in a row
+        self._parameters = values
 
-    def begin(self, vectors: Collection[Bounded], count: int, /) -> None:
+    def begin(self, vectors: Collection[Bounded], count: int, parameters: int, /) -> None:
         if len(self._memory) < self._values * len(vectors):
             self._memory = np.empty(self._values * len(vectors), np.float32)
         self._columns = self._memory[: count * len(vectors)].reshape(count, len(vectors))
-        self._filled = 0
+        self._filled, self._parameters = 0, parameters
 
-    def add(self, vector: Bounded, values: Vector) -> None:
-        limit = float(np.float32(vector.largest))
-        if not max(-float(values.min()), float(values.max())) <= limit < math.inf:  # NaN passes through both
-            raise OutOfBounds
+    def add(self, vector: Bounded, values: Vector, _apart: Totals | None = None, /) -> None:
+        cut = self._parameters
+        for part, bound in ((values[:cut], vector.largest), (values[cut:], vector.shift)):
+            if len(part):
+                check_within(part, bound)
         np.multiply(values, vector.factor / vector.weight, out=self._columns[:, self._filled])
         self._filled += 1
 

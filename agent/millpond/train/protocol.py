@@ -273,8 +273,9 @@ class Update(Message):
     each buffer (running statistics) its change times ``weight``. The weight of gradients is the count of the
     loss, such as tokens, that of differences the number of samples.
 
-    No value exceeds ``largest``, and ``norm`` is their L2 norm, as they are decoded: an agent encodes them as
-    ``encoding`` says, a process on the host does not. ``metrics`` are sums and counts over the samples: the
+    No value of a parameter exceeds ``largest``, and ``norm`` is their L2 norm, as they are decoded: an agent
+    encodes them as ``encoding`` says, a process on the host does not. No value of a buffer, which is never
+    encoded, exceeds ``shift``. ``metrics`` are sums and counts over the samples: the
     loss, or all metrics of samples that are held out.
     ``local_steps`` is the number by which a normalized difference was divided, see ``strategies.fednova``.
     ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN if it is not known,
@@ -294,6 +295,7 @@ class Update(Message):
     encoding: EncodingName = "float32"
     local_steps: float = 1.0
     data: DataTiming = field(default_factory=DataTiming)
+    shift: float = 0.0
 
 
 @message("fetch")

@@ -11,6 +11,7 @@ A vector is encoded in blocks of its own, the last of which may be shorter, and 
 | top-k | 8,192 | the k values of largest magnitude, float32; then their positions, ascending uint16 |
 
 All numbers are little-endian. The length of a part that begins with a block is known before it comes.
+Only parameters are encoded: the buffers behind them stay as they are.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class Encoding:
             whole, rest = divmod(count, TOP_VALUES)
             return 6 * (whole * self.kept(TOP_VALUES) + self.kept(rest))
         return count * (2 if self.name == "bfloat16" else 4)
+
+    def place(self, stop: int, parameters: int) -> int:
+        """Return the bytes of the first ``stop`` values of a vector that begins with so many parameters."""
+        return self.size(min(stop, parameters)) + 4 * max(0, stop - parameters)
 
     def kept(self, count: int) -> int:
         """Return how many of the ``count`` values of a block top-k keeps."""

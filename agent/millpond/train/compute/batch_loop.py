@@ -166,7 +166,8 @@ class BatchLoop:
         """Add the gradient of the proximal term."""
         for parameter, near in zip(trained, self._near, strict=False):
             pull = (parameter.detach() - near).mul_(self._work.local.proximal)
-            parameter.grad = pull if parameter.grad is None else parameter.grad.add_(pull)
+            # A sparse gradient takes no dense one in.
+            parameter.grad = pull if parameter.grad is None else pull.add_(parameter.grad)
 
 
 def _make_dense(trained: Sequence[nn.Parameter]) -> None:

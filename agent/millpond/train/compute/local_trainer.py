@@ -30,6 +30,9 @@ from millpond.train.task.task import Task
 
 _CHECKED = 16
 """Exchanges between two checks that the model has not changed its parameters itself."""
+_Measured = tuple[float, float, float, float]
+"""An update's weight, the largest value of its parameters and their norm, the largest change of buffers."""
+_NOTHING: _Measured = (0.0, 0.0, 0.0, 0.0)
 
 
 class LocalTrainer:
@@ -87,6 +90,7 @@ class LocalTrainer:
         if self._personal:
             self._personal.load(request.exchange - (not request.held_out))
         count, sums, measured = self._evaluate() if request.held_out else self._answer(request, state)
+        weight, largest, norm, shift = measured
         seconds = time.perf_counter() - started
         busy = math.nan if seconds <= 0 else 1 - (self._used() - used) / seconds / torch.get_num_threads()
         busy = min(max(busy, 0.0), 1.0)
@@ -96,24 +100,27 @@ class LocalTrainer:
         return Update(
             request.exchange,
             count,
-            *measured,
+            weight,
+            largest,
+            norm,
             seconds,
             busy,
             _peak(),
             sums,
             local_steps=self._local_steps,
             data=data,
+            shift=shift,
         )
 
-    def _evaluate(self) -> tuple[int, Sums, tuple[float, float, float]]:
+    def _evaluate(self) -> tuple[int, Sums, _Measured]:
         if not any(self._samples.held):
-            return 0, {}, (0.0, 0.0, 0.0)
+            return 0, {}, _NOTHING
         samples = self._samples.held_out()
         with self._loop.scored(self._samples.everything) as model:
-            return len(samples), evaluate(model, self._task, samples, self._work), (0.0, 0.0, 0.0)
+            return len(samples), evaluate(model, self._task, samples, self._work), _NOTHING
 
-    def _answer(self, request: Work, state: Vector) -> tuple[int, Sums, tuple[float, float, float]]:
-        """Return the number of samples, the loss, and weight, largest value and norm of the update."""
+    def _answer(self, request: Work, state: Vector) -> tuple[int, Sums, _Measured]:
+        """Return the number of samples, the loss, and what was measured of the update."""
         made_up = request.synthetic
         chosen = self._samples.synthetic(made_up, self._whole) if made_up else self._samples.take(request)
         self._stream = chosen.stream
@@ -121,16 +128,16 @@ class LocalTrainer:
         if self._work.passes:
             loss, count = self._train(chosen, request)
             weight = float(len(chosen))
-            largest, norm = self.parameters.gather_differences(state, len(chosen), self._local_steps)
+            found = self.parameters.gather_differences(state, len(chosen), self._local_steps)
             if self._personal and not made_up:
                 self._personal.keep(request.exchange)
         else:
             loss, count = self._differentiate(chosen, state)
             weight = count
-            largest, norm = self.parameters.gather_gradients(weight)
+            found = self.parameters.gather_gradients(weight)
         if made_up:  # its values are of no use, and may not be finite
-            return made_up, {LOSS: (0.0, 1.0)}, (1.0, 0.0, 0.0)
-        return len(chosen), {LOSS: (loss, count)}, (weight, largest, norm)
+            return made_up, {LOSS: (0.0, 1.0)}, (1.0, 0.0, 0.0, 0.0)
+        return len(chosen), {LOSS: (loss, count)}, (weight, *found)
 
     def _differentiate(self, chosen: Selection | Synthetic, state: Vector) -> tuple[float, float]:
         """Compute the sums of gradients over the samples. Returns the summed loss and its count."""

@@ -30,8 +30,7 @@ def describe(model: nn.Module, local: Collection[str] = ()) -> tuple[Tensor, ...
     ``local``. Raises LocalError for tensors that float32 cannot carry.
     """
     left_out = frozen_names(model).union(local)
-    named = model.state_dict().items()
-    tensors = tuple(_describe(name, value) for name, value in named if name not in left_out)
+    tensors = describe_some(model, model.state_dict().keys() - left_out)
     if layout.size(tensors) == 0:
         raise LocalError("the model has no parameter that may be trained")
     return tensors
@@ -39,13 +38,17 @@ def describe(model: nn.Module, local: Collection[str] = ()) -> tuple[Tensor, ...
 
 def describe_unsent(model: nn.Module, local: Collection[str] = ()) -> tuple[Tensor, ...]:
     """Return the layout of what ``describe`` leaves out. Raises LocalError as it does."""
-    left_out = frozen_names(model).union(local)
-    return tuple(_describe(name, value) for name, value in model.state_dict().items() if name in left_out)
+    return describe_some(model, frozen_names(model).union(local))
 
 
 def describe_some(model: nn.Module, names: Collection[str]) -> tuple[Tensor, ...]:
-    """Return the layout of the tensors with these names. Raises LocalError as ``describe``."""
-    return tuple(_describe(name, value) for name, value in model.state_dict().items() if name in names)
+    """Return the layout of the tensors with these names, parameters before buffers. Raises LocalError as
+    ``describe``.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    named = [(name, value) for name, value in model.state_dict().items() if name in names]
+    found = (_describe(name, value, name not in parameters) for name, value in named)
+    return tuple(sorted(found, key=lambda tensor: tensor.buffer))
 
 
 def local_names(model: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
@@ -91,14 +94,14 @@ def checksum(model: nn.Module, local: Collection[str] = ()) -> int:
     return found
 
 
-def _describe(name: str, value: object) -> Tensor:
+def _describe(name: str, value: object, buffer: bool) -> Tensor:
     if not isinstance(value, torch.Tensor):
         raise LocalError(f"the model's state '{name}' is a {type(value).__name__}, not a tensor")
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in layout.FLOATS + layout.INTEGERS:
         hint = "; call .float() on the model" if dtype == "float64" else ""
         raise LocalError(f"the model's tensor '{name}' is {dtype}, which float32 cannot carry{hint}")
-    return Tensor(name, tuple(value.shape), dtype)
+    return Tensor(name, tuple(value.shape), dtype, buffer)
 
 
 def read(model: nn.Module, out: Vector, tensors: tuple[Tensor, ...] | None = None) -> None:

@@ -5,6 +5,9 @@ Both are float32 and laid out as ``flat.describe`` says. Parameters are views of
 ``sums``. Parameters of another dtype or on a GPU, and running statistics, which also change in training, are
 copied: to ``state`` as they are, to ``sums`` as their gradient or their change. Frozen parameters and local
 layers are in neither.
+
+A change of a buffer is rounded towards 0, and is 0 where the bits stay, infinite ones too: a mean of changes
+from one state never leads beyond the values that they lead to, so that no variance falls below 0.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class FlatParameters:
         self.sums = np.empty(size, np.float32) if sums is None else sums
         self.model = model
         self._spans = {tensor.name: span for tensor, span in layout.spans(self.tensors)}
+        self._end = layout.parameters_end(self.tensors)
         flat.read(model, self.state, self.tensors)
         self._parameters, self._again = _parameters(model, local)
         self._views: dict[str, torch.Tensor] = {}
@@ -53,15 +57,13 @@ class FlatParameters:
         }
         self.bind(self.state)
         copied = {name for name in self._parameters if name not in self._views}
-        buffers = dict(model.named_buffers(remove_duplicate=False))
-        self._buffers = [tensor for tensor in self.tensors if tensor.name in buffers]
-        self._copied = [tensor for tensor in self.tensors if tensor.name in buffers or tensor.name in copied]
+        self._buffers = [tensor for tensor in self.tensors if tensor.buffer]
+        self._copied = [tensor for tensor in self.tensors if tensor.buffer or tensor.name in copied]
 
     @property
     def added(self) -> tuple[tuple[int, int], ...]:
         """The spans of the buffers, to which ``take_mean`` adds the mean."""
-        spans = (self._spans[tensor.name] for tensor in self._buffers)
-        return tuple((span.start, span.stop) for span in spans)
+        return ((self._end, len(self.state)),) if self._buffers else ()
 
     def bind(self, state: Vector) -> None:
         """Bind the model's state to another vector [size] that has its values."""
@@ -107,9 +109,9 @@ class FlatParameters:
         for name, parameter in self._parameters.items():
             parameter.grad = self._gradients[name] if name in self._views else None
 
-    def gather_gradients(self, weight: float) -> tuple[float, float]:
-        """Complete ``sums`` after ``backward`` over samples of this weight. Returns the largest magnitude in
-        it, and its L2 norm.
+    def gather_gradients(self, weight: float) -> tuple[float, float, float]:
+        """Complete ``sums`` after ``backward`` over samples of this weight. Returns the largest magnitude of
+        parameters in it and their L2 norm, and the largest magnitude of buffers.
         """
         for name, target in self._gradients.items():
             gradient = self._parameters[name].grad
@@ -117,60 +119,66 @@ class FlatParameters:
                 target.zero_()
             elif gradient is not target:  # of another dtype, or it was set to None before ``backward``
                 target.copy_(gradient)
-        self._gather_buffers(weight)
-        return self._measured()
+        return (*self._measured(), self._gather_buffers(self.state, weight))
 
-    def gather_differences(self, before: Vector, samples: int, steps: float = 1.0) -> tuple[float, float]:
+    def gather_differences(
+        self, before: Vector, samples: int, steps: float = 1.0
+    ) -> tuple[float, float, float]:
         """Set ``sums`` to the difference of training from state ``before``, times ``samples`` and over
         ``steps``; of buffers it is the change times ``samples``. Returns as ``gather_gradients``.
         """
         values = self.model.state_dict() if self._copied else {}
         for tensor in self._copied:
             self.state[self._spans[tensor.name]] = _float32(values[tensor.name])
-        for tensor in self._buffers if steps != 1 else ():  # so that the division leaves them as they were
-            span = self._spans[tensor.name]
-            self.state[span] = before[span] + (self.state[span] - before[span]) * np.float32(steps)
-        found = self._measured(before, samples / steps)
-        for tensor in self._buffers:
-            span = self._spans[tensor.name]
-            np.negative(self.sums[span], out=self.sums[span])
-        return found
+        return (*self._measured(before, samples / steps), self._gather_buffers(before, samples))
 
     def _measured(self, before: Vector | None = None, samples: float = 1.0) -> tuple[float, float]:
-        """Return the largest magnitude in ``sums`` and its norm, part by part: each is in the processor's
-        cache for all that is done with it, and no sum of squares is so long that float32 loses small ones.
-        With ``before``, each part is first set to the difference from it, times ``samples``.
+        """Return the largest magnitude of parameters in ``sums`` and their norm, part by part: each is in the
+        processor's cache for all that is done with it, and no sum of squares is so long that float32 loses
+        small ones. With ``before``, each part is first set to the difference from it, times ``samples``.
         """
         largest = squares = 0.0
         with np.errstate(over="ignore", invalid="ignore"):  # the host refuses what is not finite
-            for start in range(0, len(self.sums), _PART):
-                part = self.sums[start : start + _PART]
+            for start in range(0, self._end, _PART):
+                span = slice(start, min(start + _PART, self._end))
+                part = self.sums[span]
                 if before is not None:
-                    np.subtract(before[start : start + _PART], self.state[start : start + _PART], out=part)
+                    np.subtract(before[span], self.state[span], out=part)
                     part *= np.float32(samples)
                 largest = max(largest, -float(part.min()), float(part.max()))
                 squares += float(np.dot(part, part))
         return math.nan if math.isnan(squares) else largest, math.sqrt(squares)
 
-    def _gather_buffers(self, weight: float) -> None:
+    def _gather_buffers(self, before: Vector, weight: float) -> float:
+        """Set ``sums`` to the changes of buffers from state ``before``. Returns the largest magnitude."""
         values = self.model.state_dict() if self._buffers else {}
         for tensor in self._buffers:
             span = self._spans[tensor.name]
-            self.sums[span] = (_float32(values[tensor.name]) - self.state[span]) * np.float32(weight)
+            self.sums[span] = _changed(before[span], _float32(values[tensor.name]), weight)
+        return float(np.abs(self.sums[self._end :]).max(initial=0.0))
 
     def take_mean(self) -> None:
         """Take the mean in ``sums``: set the gradients, and change buffers. Raises LocalError."""
         for name, parameter in self._parameters.items():
             parameter.grad = self._gradients[name].to(parameter.dtype)
-        for tensor in self._buffers:
-            span = self._spans[tensor.name]
-            self.state[span] += self.sums[span]
+        self.state[self._end :] += self.sums[self._end :]
         self.loaded()
 
     def complete(self) -> None:
         """Complete ``state`` for sending: parameters with two names are in it under both."""
         for name, first in self._again.items():
             self.state[self._spans[name]] = self.state[self._spans[first]]
+
+
+def _changed(before: Vector, after: Vector, weight: float) -> Vector:
+    """Return the change times ``weight``, see the module."""
+    with np.errstate(over="ignore", invalid="ignore"):  # the host refuses what is not finite
+        exact = (after.astype(np.float64) - before) * weight
+        found = exact.astype(np.float32)
+        beyond = np.abs(found) > np.abs(exact)
+        found[beyond] = np.nextafter(found[beyond], np.float32(0))
+    found[before.view(np.int32) == after.view(np.int32)] = 0.0
+    return found
 
 
 def _float32(value: torch.Tensor) -> Vector:

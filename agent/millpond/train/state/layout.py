@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the place of each tensor of a model's state in the flat vector."""
+"""Pure: the place of each tensor of a model's state in the flat vector: parameters first, then buffers.
+
+Buffers are all that no optimizer changes: running statistics, counts, masks.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One entry of a model's state: its name, shape and dtype (``float32``, ``int64``, ...), in order."""
+    """One entry of a model's state: its name, shape and dtype (``float32``, ``int64``, ...), and whether it
+    is a ``buffer``, which a file does not tell.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    buffer: bool = field(default=False, compare=False)
 
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -25,6 +31,11 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 def size(tensors: tuple[Tensor, ...]) -> int:
     """Return the number of values in the flat vector of a state."""
     return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def parameters_end(tensors: tuple[Tensor, ...]) -> int:
+    """Return the number of values of parameters, which come before those of buffers."""
+    return size(tuple(tensor for tensor in tensors if not tensor.buffer))
 
 
 def spans(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:

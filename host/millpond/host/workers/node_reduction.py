@@ -163,7 +163,7 @@ class NodeReduction:
     def _try_to_reduce(self, addends: Mapping[str, Addend], mean: Vector, exchange: int) -> bool:
         if not self._sink or not self._chosen or addends.keys() != set(self._names):
             return False
-        bounds = {name: (each.factor, each.largest) for name, each in addends.items()}
+        bounds = {name: (each.factor, max(each.largest, each.shift)) for name, each in addends.items()}
         divisor = sum(each.weight for each in addends.values()) or 1.0
         trees, datagrams, self._has_mean = self._chosen.trees, self._shape == DATAGRAMS, False
         try:

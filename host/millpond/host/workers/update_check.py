@@ -56,6 +56,8 @@ class UpdateBounds:
             return f"its loss {NOT_FINITE} ({not_finite(odd)}) {where}"
         if not (math.isfinite(update.largest) and math.isfinite(update.norm)):
             return f"a value {NOT_FINITE} (NaN or infinite) {where}"
+        if not 0 <= update.shift < math.inf:
+            return f"a buffer, such as a running statistic, {NOT_FINITE} (NaN or infinite) {where}"
         if not 0 <= update.largest <= BOUND * max(samples, update.weight):
             return f"a value is beyond {BOUND:g} per sample {where}"
         if not 0 <= update.weight <= self.most_count * samples:

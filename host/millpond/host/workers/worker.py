@@ -132,7 +132,8 @@ class DeviceWorker:
         self._control: Channel | None = None
         self._channel: Channel | None = None
         self._next = self._stop = 0  # the next part, and the end, of the values that were asked for
-        self._encoding = Encoding()
+        self._read = 0  # of them
+        self._encoding, self._parameters = Encoding(), 0
         self.holds = False
         self.node: NodeControl | None = None
         self.spread: SpreadState | None = None
@@ -144,7 +145,7 @@ class DeviceWorker:
         self._check_open()
         self._control.call(WarmUp(), Ok, deadline)
         request = self._request(deadline)
-        self._encoding = request.work.encoding
+        self._encoding, self._parameters = request.work.encoding, layout.parameters_end(request.tensors)
         missing = self._control.call(request, MissingFiles, deadline)
         left = deadline.remaining()
         self._send_files(self._control, request, missing)
@@ -193,7 +194,8 @@ class DeviceWorker:
     def fetch(self, stop: int, deadline: Deadline) -> None:
         """See Worker."""
         self._connected.send(Fetch(stop), deadline)
-        self._next, self._stop = 0, stop
+        self._next = self._read = 0
+        self._stop = stop
 
     def read(self, out: Vector, deadline: Deadline) -> None:
         """See Worker."""
@@ -201,10 +203,14 @@ class DeviceWorker:
         if encoding.name == "float32":
             self._receive(values, deadline)
             return
-        data = memoryview(bytearray(encoding.size(len(out))))  # one that lasts would be one for each worker
+        encoded = values[: 4 * max(0, self._parameters - self._read)]
+        self._read += len(out)
+        # One that lasts would be one for each worker.
+        data = memoryview(bytearray(encoding.size(len(encoded) // 4)))
         self._receive(data, deadline)
-        if not codec().decode(encoding, data, values):
+        if encoded and not codec().decode(encoding, data, encoded):
             raise ProtocolError(f"{self.name} sent values that are not encoded as {encoding.name}")
+        self._receive(values[len(encoded) :], deadline)
 
     def _receive(self, wanted: memoryview, deadline: Deadline) -> None:
         """Fill ``wanted`` with the next bytes of parts."""
@@ -218,7 +224,9 @@ class DeviceWorker:
 
     def _begin_part(self, channel: Channel, deadline: Deadline) -> None:
         count = min(PART_VALUES, self._stop - self._next)
-        part = channel.expect(Part, deadline, payload=self._encoding.size(count))
+        ends = (self._next, self._next + count)
+        first, last = (self._encoding.place(end, self._parameters) for end in ends)
+        part = channel.expect(Part, deadline, payload=last - first)
         if part.start != self._next:
             raise ProtocolError(f"{self.name} sent values {part.start} where {self._next} belong")
         self._next += count

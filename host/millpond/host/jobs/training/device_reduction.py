@@ -37,7 +37,9 @@ def node_reduction(
         reachable = contextlib.ExitStack()
         reachable.enter_context(context.between(list(devices)))
         closers.append(reachable.close)
-    in_rounds = job.synchronous is None and job.averaging.fraction == 1
+    spec = job.averaging
+    # The host needs each state: a late update has changed the buffers of an old one.
+    in_rounds = job.synchronous is None and spec.fraction == 1 and spec.late != "carry"
     holder = server if in_rounds and server.ready.stateless else None
     nodes = NodeReduction(job.aggregate, job.topology, log, server.ready.step, holder)
     closers.append(nodes.close)

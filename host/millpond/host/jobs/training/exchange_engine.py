@@ -106,9 +106,9 @@ class ExchangeOutcome:
 
 class ExchangeEngine:
     """Runs exchanges of up to ``workers`` workers and leaves the mean of their updates in ``mean``, float32
-    [size]. ``dispatchers`` are those of the present workers by rank; ``profiler`` has the workers that do not
-    take part yet. ``on_wait`` is called repeatedly while an exchange waits; an exception from it ends the
-    exchange.
+    [size], the first ``parameters`` values of parameters, the others of buffers. ``dispatchers`` are those of
+    the present workers by rank; ``profiler`` has the workers that do not take part yet. ``on_wait`` is called
+    repeatedly while an exchange waits; an exception from it ends the exchange.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class ExchangeEngine:
         rule: CombinationRule | None = None,
         nodes: NodeReduction | None = None,
         coming: Coming | None = None,
+        parameters: int | None = None,
     ) -> None:
         self._coming = coming
         self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
@@ -131,7 +132,7 @@ class ExchangeEngine:
         self.busy: Floats = np.full(workers, np.nan)  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
         self.profiler: Profiler | None = None
-        self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes, late), nodes
+        self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes, late, parameters), nodes
         self._late = late
         self._buffer = UpdateBuffer(mean, self._reduction, late.buffer) if late.buffer else None
         self._collection = Collection(late_counts=late.counts, buffer=late.buffer)
@@ -155,6 +156,7 @@ class ExchangeEngine:
         outcome without samples and losses means that no present worker can read the samples that are left.
         """
         run = _Run(number, seed, state, policy, time.monotonic())
+        self._reduction.begin(number, state.values)
         self._measured[:] = math.nan
         self._collection.begin(run.began + run.plan.deadline)
         if self._buffer:
@@ -351,6 +353,7 @@ class ExchangeEngine:
         tasks = [self.dispatchers[rank].task for rank in under_way]
         exchanges = {task.request.exchange for task in tasks if task}
         self._begun = {number: begun for number, begun in self._begun.items() if number in exchanges}
+        self._reduction.keep(exchanges)
 
 
 class _Run:

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge (the clock, threads): the mean of an exchange's updates, pulled from all workers range by range.
 
-Workers hold their updates until the next exchange, see ``millpond.aggregate.reduction``.
+Workers hold their updates until the next exchange, see ``millpond.aggregate.reduction``. A late update has
+changed the buffers of the state that it began from. The mean has the changes that lead from the present state
+to the values which the update has led to, or a part of the way: changes of two states, added, might lead
+beyond all values, and a variance below 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+import numpy as np
 
 from millpond.aggregate.exact import ExactSum, RefusedUpdate, scale_of
-from millpond.aggregate.kernels import Vector
+from millpond.aggregate.kernels import Totals, Vector
 from millpond.aggregate.reduction import Addend, Reduction
-from millpond.aggregate.rules import CombinationRule
+from millpond.aggregate.rules import CombinationRule, SortedSum
 from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.model.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
@@ -23,7 +28,8 @@ from millpond.host.workers.update_check import BOUND
 class UpdateReduction:
     """Writes means of updates to ``mean``, float32 [size], or combines them by another ``rule``, with one
     vote for each worker. Updates are scaled down to the norm ``clip`` per sample, and count as ``late`` says.
-    Where there are ``nodes`` they add the updates, if they can.
+    Where there are ``nodes`` they add the updates, if they can. The first ``parameters`` values, by default
+    all, are of parameters, the others of buffers.
     """
 
     def __init__(
@@ -33,10 +39,22 @@ class UpdateReduction:
         rule: CombinationRule | None = None,
         nodes: NodeReduction | None = None,
         late: LatePolicy = ALL_COUNT,
+        parameters: int | None = None,
     ) -> None:
-        self._reduction, self._votes = Reduction(mean, rule=rule), rule is not None
+        self._reduction, self._votes = Reduction(mean, 0, rule, parameters), rule is not None
         self._mean, self._nodes, self._late = mean, nodes, late
         self._clip = math.inf if clip is None else clip
+        self.buffers = mean[parameters:] if parameters is not None else mean[len(mean) :]
+        self._begun: dict[int, Vector] = {}  # the buffers that exchanges began from
+
+    def begin(self, number: int, state: Vector) -> None:
+        """Note the ``state`` from which exchange ``number`` begins."""
+        if len(self.buffers):
+            self._begun[number] = state[-len(self.buffers) :].copy()
+
+    def keep(self, exchanges: Collection[int]) -> None:
+        """Forget the states of all but these exchanges."""
+        self._begun = {number: found for number, found in self._begun.items() if number in exchanges}
 
     def run(self, answers: Sequence[WorkerAnswer], number: int) -> list[WorkerLoss]:
         """Write the mean of ``answers`` in exchange ``number`` by weight, or what the rule makes of them.
@@ -45,7 +63,9 @@ class UpdateReduction:
         answer_of = {self._addend(answer, number): answer for answer in answers}
         exchanges = {answer.task.request.exchange for answer in answers}
         if self._nodes:
-            addends = {addend.source.name: addend for addend in answer_of} if exchanges == {number} else {}
+            # Nodes add all values in one unit: changes of buffers beyond weights would cost these digits.
+            fit = exchanges == {number} and all(each.shift <= BOUND * each.weight for each in answer_of)
+            addends = {addend.source.name: addend for addend in answer_of} if fit else {}
             if self._nodes.reduce(addends, self._mean, number):
                 return []
         return [
@@ -60,9 +80,20 @@ class UpdateReduction:
         most = self._clip * update.samples if self._clip < math.inf else math.inf
         # A vote is the update per sample, of samples that the host has counted, whatever the worker claims.
         weight = float(answer.task.samples) if self._votes else update.weight
-        addend = Addend(answer.dispatcher.worker, weight, update.largest, update.norm, most)
+        addend = Addend(answer.dispatcher.worker, weight, update.largest, update.norm, most, update.shift)
         addend.factor *= self._late.weight(number - answer.task.request.exchange)
+        addend.apart = self._apart(answer.task.request.exchange, number, weight)
         return addend
+
+    def _apart(self, began: int, number: int, weight: float) -> Totals | None:
+        """Return by how much the buffers of an exchange are apart from the present ones, times ``weight``."""
+        if began == number or not len(self.buffers):
+            return None
+        old, now = self._begun[began], self._begun[number]
+        with np.errstate(invalid="ignore"):  # an infinite constant
+            apart = (old.astype(np.float64) - now) * weight
+        apart[old.view(np.int32) == now.view(np.int32)] = 0.0
+        return apart
 
 
 class UpdateBuffer:
@@ -72,17 +103,18 @@ class UpdateBuffer:
     An update that is lost or refused in the middle leaves no trace: it is added to the sum only when all of
     it is there. The sum has the same bits for every order of the updates: its unit follows from the largest
     value that may count, 65,536 per sample. So the mean is off by up to 5.8e-11 times ``size``, where workers
-    have alike many samples. It takes the memory of two models.
+    have alike many samples. It takes the memory of two models, and of ``size`` times the buffers.
     """
 
     def __init__(self, mean: Vector, reduction: UpdateReduction, size: int) -> None:
-        self._mean, self._reduction, self._size = mean, reduction, size
-        self._sum, self._weight = ExactSum(len(mean)), 0.0
+        self._buffers, self._reduction, self._size = reduction.buffers, reduction, size
+        self._mean = mean[: len(mean) - len(self._buffers)]
+        self._sum, self._rows, self._weight = ExactSum(len(self._mean)), SortedSum(), 0.0
 
     def begin(self, samples: int) -> None:
         """Begin with an empty buffer, for updates of up to so many ``samples``."""
         self._sum.begin(scale_of(2 * BOUND * samples, self._size))
-        self._weight = 0.0
+        self._rows, self._weight = SortedSum(), 0.0
 
     def add(self, answer: WorkerAnswer, number: int) -> WorkerLoss | None:
         """Add the update of an answer in exchange ``number``. Returns its loss if it cannot be had."""
@@ -93,9 +125,11 @@ class UpdateBuffer:
             return answer.loss(f"its update is beyond {2 * BOUND:g} per unit of its weight", for_good=True)
         weight = answer.update.weight
         self._sum.add(self._mean, weight, 2 * BOUND)
+        self._rows.add(self._buffers, weight)
         self._weight += weight
         return None
 
     def finish(self) -> None:
         """Write the mean of the updates by weight."""
         self._sum.divide(self._weight or 1.0, self._mean)
+        self._rows.divide(self._weight or 1.0, self._buffers)

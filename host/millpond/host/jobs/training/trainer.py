@@ -51,7 +51,7 @@ from millpond.host.store import results
 from millpond.host.workers.node_reduction import StateLost
 from millpond.train.compute.lr_scaling import LearningRate
 from millpond.train.job.spec import SynchronousSpec
-from millpond.train.state import checkpoint
+from millpond.train.state import checkpoint, layout
 from millpond.train.strategies.catalogue import unfit_for_lateness
 from millpond.train.task.sums import Sums
 
@@ -148,6 +148,7 @@ class Trainer:
             rule=rule_of(combine.rule, combine.share, self._job.work.encoding.block),
             nodes=nodes,
             coming=self._shards.coming if self._job.data.is_streamed else None,
+            parameters=layout.parameters_end(self._server.tensors),
         )
         self._nodes = nodes
         devices = [rank for rank, name in enumerate(names) if name != HOST]
@@ -318,8 +319,11 @@ class Trainer:
         self._admission.check_silence()
 
     def _check_state(self) -> None:
-        """Check each state once. Raises JobFailed if the state is not finite."""
-        if not self._state_checked and not all_finite(values := self._server.state.values):
+        """Check each state once. Raises JobFailed if a parameter is not finite; a buffer may have been so
+        from the first.
+        """
+        values = self._server.state.values[: layout.parameters_end(self._server.tensors)]
+        if not self._state_checked and len(values) and not all_finite(values):
             unit = "round" if self._rounds else "step"
             odd = float(values[~np.isfinite(values)][0])
             raise JobFailed(diverged(odd, unit, self._step, self._contributors))
@@ -339,6 +343,8 @@ class Trainer:
     def _apply(self, outcome: ExchangeOutcome) -> None:
         # All samples weigh the same: a step without late samples moves less, the step that counts them more.
         factor = outcome.local_steps if self._rounds else outcome.samples / outcome.whole
+        if not self._rounds:  # buffers move as far, but never beyond the values that updates have led to
+            self._server.mean[layout.parameters_end(self._server.tensors) :] *= min(factor, 1.0)
         if not self._job.exchanges_differences:
             factor *= self._rate.at(self._step, outcome.whole, 1.0)
         began, optimizer = time.monotonic(), 0.0
