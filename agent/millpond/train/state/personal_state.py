@@ -14,7 +14,7 @@ import numpy as np
 
 from millpond.base.errors import LocalError
 from millpond.linux.progress import reading
-from millpond.train.state import checkpoint
+from millpond.train.state import checkpoint, layout
 from millpond.train.state.checkpoint import Checkpoint
 from millpond.train.state.flat import Vector
 from millpond.train.state.layout import Tensor
@@ -46,10 +46,11 @@ class PersonalState:
         return self._kept[max(numbers)] if numbers else None
 
     def keep(self, exchange: int, vector: Vector) -> None:
-        """Keep the vector after an exchange. One that is not finite is of no use, and is not kept. Raises
-        LocalError.
+        """Keep the vector after an exchange. One with parameters that are not finite is of no use, and is not
+        kept. Raises LocalError.
         """
-        if not np.isfinite(vector).all():
+        places = layout.spans(self._tensors)
+        if not all(np.isfinite(vector[span]).all() for tensor, span in places if not tensor.buffer):
             return
         before = max((number for number in self._kept if number < exchange), default=None)
         self._kept = {number: kept for number, kept in self._kept.items() if number == before}
