@@ -114,7 +114,8 @@ class Rounds:
         self._mean, rule = self.average.sums, rule_of(combine.rule, combine.share, block)
         self._reduction = UpdateReduction(self._mean, None, rule, None, late, self.end)
         self._buffer = UpdateBuffer(self._mean, self._reduction, late.buffer) if late.buffer else None
-        self._optimizer = ServerOptimizer(self.average, optimizer_of(strategy, self.average.model))
+        optimizer = optimizer_of(strategy, self.average.model)
+        self._optimizer = ServerOptimizer(self.average, optimizer, differences=True)
         self._bounds, self.number = UpdateBounds(normalized=work if strategy.local.normalized else None), 0
         self._dispatchers = [Dispatcher(d.rank, d, queue.SimpleQueue()) for d in self.devices]
         self.state = zero_state(len(self._mean))

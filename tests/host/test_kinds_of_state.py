@@ -117,7 +117,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "fedavgm": {"momentum": 0.5, "learning_rate": 0.5},
     "fedadam": {"learning_rate": 0.03},
     "fedyogi": {"learning_rate": 0.03},
-    "fedopt": {"optimizer": {"name": "SGD", "momentum": 0.5}, "learning_rate": 0.5},
+    "fedopt": {"optimizer": {"name": "SGD", "momentum": 0.5, "weight_decay": 1e-3}, "learning_rate": 0.5},
 }
 
 

@@ -83,6 +83,29 @@ def halved() -> nn.Module:
     return Halved()
 
 
+class Experts(nn.Module):
+    """Few samples come to the second expert, in many batches none, and none to the third one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        logits: Tensor = self.experts[0](x)
+        chosen = x[:, 0] > 1.5
+        return (
+            logits.index_add(0, chosen.nonzero()[:, 0], self.experts[1](x[chosen]))
+            if chosen.any()
+            else logits
+        )
+
+
+def experts() -> nn.Module:
+    torch.manual_seed(1)
+    return Experts()
+
+
 class Images:
     """A task whose hooks but the model are the default ones."""
 
@@ -96,7 +119,11 @@ def samples() -> LabelledImages:
 
 def optimizer_of(model: nn.Module, adam: bool) -> torch.optim.Optimizer:
     free = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.Adam(free, lr=0.01) if adam else torch.optim.SGD(free, lr=0.1, momentum=0.9)
+    return (
+        torch.optim.AdamW(free, lr=0.01, weight_decay=0.1)
+        if adam
+        else torch.optim.SGD(free, lr=0.1, momentum=0.9)
+    )
 
 
 def trainer(model: nn.Module, work: WorkSpec = WORK) -> LocalTrainer:
@@ -129,11 +156,11 @@ class Group:
         pairs = list(zip(self.workers, shares, strict=False))
         updates = [w.run(Work(number, number, 1, (ranges(share),)), state) for w, share in pairs]
         total = ExactSum(len(mean))
-        total.begin(scale_of(max(update.largest for update in updates), len(updates)))
+        total.begin(scale_of(max(max(update.largest, update.shift) for update in updates), len(updates)))
         for worker, _ in pairs:
             total.add(worker.parameters.sums)
         total.divide(sum(update.weight for update in updates), mean)
-        self.server.apply(1.0)
+        self.server.apply(1.0, unused=set.intersection(*(set(update.unused) for update in updates)))
 
 
 def alone(make: type[nn.Module] | object, batches: list[list[int]], *, adam: bool = False) -> nn.Module:
@@ -166,7 +193,7 @@ def cut(batch: list[int], split: tuple[int, ...]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("adam", [False, True])
-@pytest.mark.parametrize("make", [plain, tied])
+@pytest.mark.parametrize("make", [plain, tied, experts])
 def test_uneven_shares_are_one_big_batch(make: object, adam: bool) -> None:
     group = Group(make, 3, adam=adam)
     for number, batch in enumerate(batches(40)):

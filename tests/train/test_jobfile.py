@@ -169,7 +169,7 @@ def test_an_encoding_that_makes_no_sense_is_refused(folder: Path, encoding: str,
     [
         ("", OptimizerSpec("", 0.05, {"momentum": 0.9}), SchedulerSpec()),
         ('optimizer = "sgd"\nmomentum = 0', OptimizerSpec("sgd", 0.05, {"momentum": 0.0}), SchedulerSpec()),
-        ('optimizer = "AdamW"', OptimizerSpec("AdamW", 0.05), SchedulerSpec()),
+        ('optimizer = "AdamW"', OptimizerSpec("AdamW", None), SchedulerSpec()),
         (
             'learning_rate = 0.1\noptimizer = { name = "SGD", momentum = 0.5, nesterov = true }\n'
             'scheduler = { name = "CosineAnnealingLR", T_max = "total" }',

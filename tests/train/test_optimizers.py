@@ -75,6 +75,7 @@ def rates(schedule: Schedule, optimizer: torch.optim.Optimizer, *epochs: int) ->
         (OptimizerSpec("sgd", 0.1, {"momentum": 0.9, "nesterov": True}), torch.optim.SGD, {"nesterov": True}),
         (OptimizerSpec("ADAMW", 0.1, {"betas": [0.5, 0.75]}), torch.optim.AdamW, {"betas": (0.5, 0.75)}),
         (OptimizerSpec("rmsprop", 0.2), torch.optim.RMSprop, {"lr": 0.2}),
+        (OptimizerSpec("AdamW", None), torch.optim.AdamW, {"lr": 1e-3}),
     ],
 )
 def test_an_optimizer_by_its_name_in_any_case(

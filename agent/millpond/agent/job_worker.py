@@ -264,7 +264,11 @@ class JobWorker:
         if (found.exchange, found.samples) != (request.exchange, samples):
             raise ProtocolError("the worker answered another exchange than the one it was asked for")
         trained = not (request.held_out or request.synthetic)
-        found = replace(found, data=self._timing(found.data) if trained else DataTiming())
+        # Gradients tell it, too; of all else nothing but its figures may leave.
+        tells = trained and not self._request.work.passes
+        unused = tuple(sorted({*found.unused} & {*range(len(self._request.tensors))})) if tells else ()
+        data = self._timing(found.data) if trained else DataTiming()
+        found = replace(found, data=data, unused=unused)
         if request.held_out or not self._request.work.local.normalized:
             found = replace(found, local_steps=1.0)
         if request.synthetic:  # how long it takes is all that a profile needs

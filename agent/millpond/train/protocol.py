@@ -277,6 +277,7 @@ class Update(Message):
     encodes them as ``encoding`` says, a process on the host does not. No value of a buffer, which is never
     encoded, exceeds ``shift``. ``metrics`` are sums and counts over the samples: the
     loss, or all metrics of samples that are held out.
+    ``unused`` are the numbers of trained parameters without a gradient: an optimizer leaves them as they are.
     ``local_steps`` is the number by which a normalized difference was divided, see ``strategies.fednova``.
     ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN if it is not known,
     ``peak`` the worker's high-water mark of memory, in bytes. ``data`` is what the reading of the samples
@@ -296,6 +297,7 @@ class Update(Message):
     local_steps: float = 1.0
     data: DataTiming = field(default_factory=DataTiming)
     shift: float = 0.0
+    unused: tuple[int, ...] = ()
 
 
 @message("fetch")
@@ -378,13 +380,15 @@ class Score(Message):
 @dataclass(frozen=True, slots=True)
 class Apply(Message):
     """Ask the parameter server for one step of the optimizer, at ``factor`` times its learning rate of round
-    or epoch ``epoch``, with the mean in shared memory. The new state is the one with number ``state``; if
-    that is another than the last, the last stays as it is. Answered by StepApplied.
+    or epoch ``epoch``, with the mean in shared memory; ``unused`` parameters have no gradient. The new state
+    is the one with number ``state``; if that is another than the last, the last stays as it is.
+    Answered by StepApplied.
     """
 
     factor: float
     epoch: int = 1
     state: int = 0
+    unused: tuple[int, ...] = ()
 
 
 @message("applied")

@@ -61,6 +61,7 @@ class LocalTrainer:
         self._measured = False
         self._local_steps = 1.0  # of the last exchange
         self._stream: StreamTiming | None = None
+        self._unused: tuple[int, ...] = ()
         self._process = psutil.Process()
         _forget_peak()
 
@@ -84,7 +85,7 @@ class LocalTrainer:
     def _run(self, request: Work, state: Vector) -> Update:
         started, used = time.perf_counter(), self._used()
         self._loop.meter.begin()
-        self._stream = None
+        self._stream, self._unused = None, ()
         generators.plant(request.draws or request.seed)
         self.parameters.load(state)
         if self._personal:
@@ -110,6 +111,7 @@ class LocalTrainer:
             local_steps=self._local_steps,
             data=data,
             shift=shift,
+            unused=() if request.synthetic else self._unused,
         )
 
     def _evaluate(self) -> tuple[int, Sums, _Measured]:
@@ -135,6 +137,7 @@ class LocalTrainer:
             loss, count = self._differentiate(chosen, state)
             weight = count
             found = self.parameters.gather_gradients(weight)
+            self._unused = self.parameters.unused
         if made_up:  # its values are of no use, and may not be finite
             return made_up, {LOSS: (0.0, 1.0)}, (1.0, 0.0, 0.0, 0.0)
         return len(chosen), {LOSS: (loss, count)}, (weight, *found)

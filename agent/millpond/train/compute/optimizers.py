@@ -60,7 +60,8 @@ def make_optimizer(
         if issubclass(found, torch.optim.Optimizer) and name not in _UNFIT
     }
     make = _known(known, spec.name or "SGD", f"{where}: optimizer")
-    arguments = {"lr": spec.learning_rate, **spec.arguments}
+    rate = {} if spec.learning_rate is None else {"lr": spec.learning_rate}
+    arguments = {**rate, **spec.arguments}
     with _told(f"{where}: optimizer", make):
         inspect.signature(make).bind(None, **arguments)
         made: torch.optim.Optimizer = make(parameters, **arguments)

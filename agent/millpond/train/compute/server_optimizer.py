@@ -6,7 +6,7 @@ latter as a strategy says.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,14 +54,14 @@ def optimizer_of(strategy: Strategy, model: torch.nn.Module) -> torch.optim.Opti
     table = dict(strategy.torch_optimizer)
     if not table:
         return StrategyOptimizer(strategy, trainable(model))
-    spec = OptimizerSpec(table.pop("name"), table.pop("learning_rate"), table)
+    spec = OptimizerSpec(table.pop("name"), table.pop("learning_rate", None), table)
     return make_optimizer(model, spec, where="federated: strategy")
 
 
 class ServerOptimizer:
     """Applies means of gradients or differences to the model of ``parameters`` with a torch optimizer, as one
     process with all samples would: at the rates of ``schedule``, gradients scaled down to the L2 norm
-    ``clip_norm``.
+    ``clip_norm``. With ``differences``, the means are of those.
     """
 
     def __init__(
@@ -71,18 +71,22 @@ class ServerOptimizer:
         *,
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
+        differences: bool = False,
     ) -> None:
-        self.parameters = parameters
+        self.parameters, self._differences = parameters, differences
         self._optimizer = optimizer
         self._schedule, self._clip_norm = schedule, clip_norm
         set_mode(optimizer, training=True)
         self._first = optimizer_state.groups_of(optimizer)
 
-    def apply(self, factor: float, epoch: int = 1) -> None:
+    def apply(self, factor: float, epoch: int = 1, unused: Collection[int] = ()) -> None:
         """Make one step of round or epoch ``epoch`` with the mean in ``parameters.sums``, at ``factor`` times
-        the optimizer's own learning rates. The new state is then in ``parameters.state``.
+        the optimizer's own learning rates. The new state is then in ``parameters.state``. As in one process,
+        ``unused`` parameters have no gradient: momentum and weight decay leave them alone.
         """
-        self.parameters.take_mean()
+        self.parameters.take_mean(unused)
+        if self._differences and not isinstance(self._optimizer, StrategyOptimizer):
+            self._leave_unchanged()
         groups = self._optimizer.param_groups
         if self._clip_norm is not None:
             trained = [parameter for group in groups for parameter in group["params"]]
@@ -99,6 +103,13 @@ class ServerOptimizer:
         for group, rate in zip(groups, own, strict=True):
             group["lr"] = rate
         self.parameters.complete()
+
+    def _leave_unchanged(self) -> None:
+        """Take the gradients away of what no device has changed: weight decay leaves that alone."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not parameter.grad.any():
+                    parameter.grad = None
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[Vector]:

@@ -58,7 +58,7 @@ def simulate(
     average, worker = _model(hooks, seed, local), _model(hooks, seed, local)
     flat.freeze(average.model, average.local)
     devices = [_Device(hooks, worker, number, path, work) for number, path in enumerate(folders)]
-    optimizer = ServerOptimizer(average, optimizer_of(own, average.model))
+    optimizer = ServerOptimizer(average, optimizer_of(own, average.model), differences=True)
     reduction = Reduction(average.sums, rule=rule_of(own.combine.rule, own.combine.share))
     tested = everything(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
     fitted = Fitted(average.model, [], [])

@@ -70,14 +70,18 @@ class ModelSpec:
     wheels: tuple[str, ...] = ()
 
 
+SGD_RATE = 0.05
+"""The learning rate of SGD for a job that has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
     """An optimizer of ``torch.optim`` by its ``name``, in any case, with its ``arguments``. Without a name
-    it is that of the task, else SGD.
+    it is that of the task, else SGD. Without a rate it has its own.
     """
 
     name: str = ""
-    learning_rate: float = 1.0
+    learning_rate: float | None = 1.0
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,18 +102,19 @@ class TrainingSpec:
     ``batch``, with ``threads`` of its processor (0: all). Other numbers of threads round otherwise.
 
     ``optimizer`` and ``scheduler`` are names in torch, or tables with a name and arguments. ``momentum`` is
-    for SGD. A batch is computed in ``accumulate`` parts, which need less memory. Gradients are scaled down to
-    the L2 norm ``clip_norm``. ``precision`` "bfloat16" is autocast. The next ``prefetch``
-    batches are read meanwhile, in as many threads where the data set is ``thread_safe``, else in one. Devices
-    send their updates in ``encoding``: "float32", "bfloat16", "int8", "top-k", or a table with this ``name``
-    and the ``share`` (0..1) of the values that top-k sends.
+    for SGD. Without a ``learning_rate`` it is SGD_RATE for SGD, else the optimizer's own. A batch is
+    computed in ``accumulate`` parts, which need less memory. Gradients are scaled down to the L2 norm
+    ``clip_norm``. ``precision`` "bfloat16" is autocast. The next ``prefetch`` batches are read meanwhile, in
+    as many threads where the data set is ``thread_safe``, else in one. Devices send their updates in
+    ``encoding``: "float32", "bfloat16", "int8", "top-k", or a table with this ``name`` and the ``share``
+    (0..1) of the values that top-k sends.
 
     With ``mini_epoch`` a round's ``epochs`` are over so many samples at a time, which are in memory
     meanwhile, fewer where the device has no memory for them; so each round reads each sample once.
     """
 
     optimizer: str | dict[str, Any] = ""
-    learning_rate: float = 0.05
+    learning_rate: float | None = None
     momentum: float = 0.9
     scheduler: str | dict[str, Any] = ""
     batch: int = 32
@@ -373,10 +378,10 @@ def _named(given: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return str(table.pop("name", "")), table
 
 
-def _optimizer(given: str | dict[str, Any], rate: float, momentum: float | None = None) -> OptimizerSpec:
+def _optimizer(given: str | dict[str, Any], rate: float | None, momentum: float) -> OptimizerSpec:
     name, arguments = _named(given)
-    if momentum is not None and name.lower() in ("", "sgd"):
-        arguments = {"momentum": momentum, **arguments}
+    if name.lower() in ("", "sgd"):
+        return OptimizerSpec(name, SGD_RATE if rate is None else rate, {"momentum": momentum, **arguments})
     return OptimizerSpec(name, rate, arguments)
 
 

@@ -12,6 +12,7 @@ from one state never leads beyond the values that they lead to, so that no varia
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection
 
@@ -50,6 +51,7 @@ class FlatParameters:
         flat.read(model, self.state, self.tensors)
         self._parameters, self._again = _parameters(model, local)
         self._views: dict[str, torch.Tensor] = {}
+        self._touched: set[str] | None = None
         total = torch.from_numpy(self.sums)
         self._gradients = {
             name: total[self._spans[name]].view(parameter.shape)
@@ -105,6 +107,13 @@ class FlatParameters:
 
     def clear(self) -> None:
         """Zero the gradients, before ``backward`` adds to them."""
+        if self._touched is None:
+            touched: set[str] = set()
+            self._touched = touched
+            for name, parameter in self._parameters.items():
+                note = functools.partial(_note, touched, name)
+                parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+        self._touched.clear()
         self.sums[:] = 0.0
         for name, parameter in self._parameters.items():
             parameter.grad = self._gradients[name] if name in self._views else None
@@ -157,10 +166,17 @@ class FlatParameters:
             self.sums[span] = _changed(before[span], _float32(values[tensor.name]), weight)
         return float(np.abs(self.sums[self._end :]).max(initial=0.0))
 
-    def take_mean(self) -> None:
-        """Take the mean in ``sums``: set the gradients, and change buffers. Raises LocalError."""
-        for name, parameter in self._parameters.items():
-            parameter.grad = self._gradients[name].to(parameter.dtype)
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """The numbers of the trained parameters that had no gradient since ``clear``."""
+        return tuple(n for n, name in enumerate(self._parameters) if name not in (self._touched or ()))
+
+    def take_mean(self, unused: Collection[int] = ()) -> None:
+        """Take the mean in ``sums``: set the gradients, of ``unused`` parameters to none, and change buffers.
+        Raises LocalError.
+        """
+        for number, (name, parameter) in enumerate(self._parameters.items()):
+            parameter.grad = None if number in unused else self._gradients[name].to(parameter.dtype)
         self.state[self._end :] += self.sums[self._end :]
         self.loaded()
 
@@ -168,6 +184,10 @@ class FlatParameters:
         """Complete ``state`` for sending: parameters with two names are in it under both."""
         for name, first in self._again.items():
             self.state[self._spans[name]] = self.state[self._spans[first]]
+
+
+def _note(touched: set[str], name: str, _parameter: torch.Tensor) -> None:
+    touched.add(name)
 
 
 def _changed(before: Vector, after: Vector, weight: float) -> Vector:

@@ -13,14 +13,15 @@ from millpond.train.strategies.strategy import Strategy, check_rate
 @dataclass(frozen=True, slots=True)
 class FedOpt(Strategy):
     """The step of ``optimizer``, a name in torch.optim or a table with a name and arguments, with the mean as
-    gradient.
+    gradient. Without a ``learning_rate`` it is 1 for SGD, else the optimizer's own.
     """
 
     optimizer: str | dict[str, Any] = "SGD"
-    learning_rate: float = 1.0
+    learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
+        if self.learning_rate is not None:
+            check_rate(self.learning_rate)
         if {"lr", "learning_rate"} & self._table.keys():
             raise ConfigError("optimizer: write learning_rate beside the optimizer, not in it")
 
@@ -31,4 +32,6 @@ class FedOpt(Strategy):
     @property
     def torch_optimizer(self) -> dict[str, Any]:
         """See Strategy."""
-        return {"name": "SGD", "learning_rate": self.learning_rate, **self._table}
+        table = {"name": "SGD", **self._table}
+        rate = self.learning_rate or (1.0 if table["name"].lower() == "sgd" else None)
+        return table if rate is None else {"learning_rate": rate, **table}

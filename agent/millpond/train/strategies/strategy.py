@@ -110,7 +110,7 @@ class Strategy:
     @property
     def torch_optimizer(self) -> dict[str, Any]:
         """An optimizer of torch.optim that makes the step instead of ``step``: a table with ``name``,
-        ``learning_rate`` and arguments; empty for none.
+        arguments and, unless it is its own, ``learning_rate``; empty for none.
         """
         return {}
 

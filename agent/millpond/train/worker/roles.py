@@ -229,6 +229,7 @@ class ParameterServerRole:
             optimizer,
             schedule=None if local else Schedule(optimizer, work.scheduler, work.total, self._task),
             clip_norm=None if local else work.clip_norm,
+            differences=local,
         )
         if local:
             Schedule(
@@ -291,7 +292,7 @@ class ParameterServerRole:
         if isinstance(message, protocol.Apply):
             self._move(message.state)
             began = time.perf_counter()
-            self._optimizer.apply(message.factor, message.epoch)
+            self._optimizer.apply(message.factor, message.epoch, frozenset(message.unused))
             return protocol.StepApplied(time.perf_counter() - began), b""
         if isinstance(message, protocol.Evaluate):
             return self._score(message), b""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -89,14 +89,17 @@ class ParameterServer(HostProcess):
             )
         return lines
 
-    def apply(self, factor: float, epoch: int, in_use: AbstractSet[ModelState]) -> float:
-        """Take one step of the optimizer with ``mean``, at ``factor`` times its rate of ``epoch``. Changes
+    def apply(
+        self, factor: float, epoch: int, in_use: AbstractSet[ModelState], unused: Collection[int] = ()
+    ) -> float:
+        """Take one step of the optimizer with ``mean``, at ``factor`` times its rate of ``epoch``, in which
+        ``unused`` parameters have no part. Changes
         ``state`` in place, unless it is ``in_use``: then ``state`` is a new one. Returns the optimizer's
         seconds.
         """
         free = [number for number, state in enumerate(self._states) if state not in in_use]
         number = free[0] if self.state in in_use else self._states.index(self.state)
-        applied = self._call(Apply(factor, epoch, number), StepApplied)
+        applied = self._call(Apply(factor, epoch, number, tuple(sorted(unused))), StepApplied)
         self.state = self._states[number]
         return applied.seconds
 

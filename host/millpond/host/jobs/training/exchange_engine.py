@@ -97,6 +97,7 @@ class ExchangeOutcome:
     local_steps: float = 1.0
     ages: list[int] = field(default_factory=list)
     data: dict[int, DataCosts] = field(default_factory=dict)
+    unused: frozenset[int] = frozenset()
 
     @property
     def samples(self) -> int:
@@ -322,6 +323,8 @@ class ExchangeEngine:
         counted = [answer for answer in run.answers if answer.task not in refused]
         for answer in counted:
             self._count(run, answer)
+        if counted:
+            run.outcome.unused = frozenset.intersection(*(frozenset(each.update.unused) for each in counted))
         if weight := sum(answer.update.weight for answer in counted):
             steps = sum(answer.update.weight * answer.update.local_steps for answer in counted)
             run.outcome.local_steps = steps / weight

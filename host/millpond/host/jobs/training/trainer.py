@@ -349,7 +349,8 @@ class Trainer:
             factor *= self._rate.at(self._step, outcome.whole, 1.0)
         began, optimizer = time.monotonic(), 0.0
         if not (self._nodes and self._nodes.advanced):
-            optimizer = self._server.apply(factor, self._epoch.number, self._engine.states_in_use)
+            in_use = self._engine.states_in_use
+            optimizer = self._server.apply(factor, self._epoch.number, in_use, outcome.unused)
         self._state_checked = self._is_behind
         self._epoch.applied(outcome, time.monotonic() - began, optimizer)
         self._membership.counted(outcome.counted)
