@@ -47,6 +47,7 @@ def report(devices: Mapping[str, Device], request: GetTopology) -> TopologyInfo:
         reductions |= topology.below_one(names, request.size)
         rows = []
         for name, trees in reductions.items():
+            group.set_trees(names, trees)
             predicted = topology.predict(name, trees, network).seconds
             rows.append(ReductionInfo(name, predicted, _measured(group, trees, request.repeats)))
         shared = None if network.shared == math.inf else network.shared
