@@ -78,6 +78,27 @@ def test_the_fleet_of_an_argument_then_of_the_variable_then_the_default(
     assert "MILLPOND_FLEET" in command("--help")[1]
 
 
+def test_help_shows_brackets_as_they_are_written(command: Command) -> None:
+    assert "[jobs]" in command("jobs", "prune", "--help")[1]
+    assert "[tiers]" in command("simulate", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        ("devices", "typer", "host"),
+        ("cp a csd0:public/", "msgpack", "host"),
+        ("demo --in DIR", "sklearn", "demo"),
+    ],
+)
+def test_a_package_that_is_missing_is_one_line(words: str, package: str, extra: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from millpond.host.main import main; main()"
+    given = words.replace("DIR", str(tmp_path)).split()
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+    told = f"millpond: the package '{package}' is not installed: pip install 'millpond[{extra}]'\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
 def test_who_has_neither_a_home_nor_a_name_uses_the_installed_fleet() -> None:
     """As in a container that is started with any uid."""
     nobody = (

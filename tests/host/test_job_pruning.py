@@ -43,6 +43,8 @@ ENDED = [
         (PruneRule(older_than=650.0), [3, 1]),
         (PruneRule(keep=2, older_than=650.0), [1]),
         (PruneRule(keep=0, older_than=950.0), []),
+        (PruneRule(only=3), [3]),
+        (PruneRule(only=2), []),
     ],
 )
 def test_the_oldest_go_first(rule: PruneRule, numbers: list[int]) -> None:

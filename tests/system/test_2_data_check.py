@@ -64,7 +64,7 @@ def test_images_of_a_private_folder_are_told_without_labels(fleet: Emulation) ->
     own = fleet.fleet.device_directory("csd0") / "flash" / "private" / "digits" / "labels.npy"
     samples = len(np.load(own))
     with fleet.client() as client:
-        before = client.ledgers()["csd0"].sent
+        before, jobs = client.ledgers()["csd0"].sent, client.jobs()
     found = check(fleet, "csd0:private/digits")
     assert found == {
         "folder": "csd0:private/digits",
@@ -76,9 +76,8 @@ def test_images_of_a_private_folder_are_told_without_labels(fleet: Emulation) ->
     }
     with fleet.client() as client:
         after = client.ledgers()["csd0"].sent
-        job = client.jobs()[-1]
+        assert client.jobs() == jobs  # the job without rounds has left nothing
     assert after["parameters"] == before["parameters"]
-    assert (job.state, job.round, job.rounds, job.model) == ("done", 0, 0, "")
     held = check(fleet, "csd0:private/digits", "--job", scored_there(fleet))
     assert held["held_out"] > 0 and held["held_out"] % 8 == 0
     assert held["samples"] + held["held_out"] == samples

@@ -153,6 +153,12 @@ class DaemonClient(JobSubmission):
         request = daemon.PruneJobs(keep, older_than, dry_run, forget)
         return self._call(request, daemon.PrunedJobs, Deadline.after(PRUNE_SECONDS)).jobs
 
+    def forget_job(self, number: int) -> None:
+        """Remove an ended job, which nobody is to find in the list."""
+        self._call(
+            daemon.PruneJobs(forget=True, only=number), daemon.PrunedJobs, Deadline.after(PRUNE_SECONDS)
+        )
+
     def dial(self, device: str, port: int) -> socket.socket:
         """Return a TCP connection to the device's port, through its tunnel."""
         self._call(daemon.Dial(device, port), Ok, self._deadline)

@@ -4,6 +4,7 @@
 import signal
 import sys
 
+from millpond.host.cli import exits
 from millpond.host.terminal import streams
 
 
@@ -15,8 +16,10 @@ def main() -> None:
         from millpond.host import quick_copy
 
         quick_copy.main(sys.argv[2:])
-    from millpond.host.cli import app
-
+    try:
+        from millpond.host.cli import app
+    except ModuleNotFoundError as error:
+        exits.missing(error)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     app.main()
 

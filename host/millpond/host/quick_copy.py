@@ -53,9 +53,13 @@ def main(words: Sequence[str]) -> None:
     if command is None:
         return
     gc.disable()  # loading makes no garbage, only much to look through
-    from millpond.host.cli import copy
-    from millpond.host.cli.exits import run
-    from millpond.host.fleet.directory import default_directory
+    from millpond.host.cli.exits import missing, run
+
+    try:
+        from millpond.host.cli import copy
+        from millpond.host.fleet.directory import default_directory
+    except ModuleNotFoundError as error:
+        missing(error)
 
     gc.freeze()
     gc.enable()

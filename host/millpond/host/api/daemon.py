@@ -397,14 +397,15 @@ class ResumeJob(Message):
 class PruneJobs(Message):
     """Remove the folders of ended jobs, but the ``keep`` newest and those that have ended within the last
     ``older_than`` seconds; without both, those beyond the limits of the fleet. With ``forget`` such jobs
-    leave the list, also those whose folders are gone already. With ``dry_run`` none is removed. Answered by
-    PrunedJobs.
+    leave the list, also those whose folders are gone already. With ``dry_run`` none is removed. ``only`` is
+    the one job that is meant, 0 for all. Answered by PrunedJobs.
     """
 
     keep: int | None = None
     older_than: float | None = None
     dry_run: bool = False
     forget: bool = False
+    only: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,9 @@ _LARGEST_ID = (1 << 32) - 2
 app = typer.Typer(
     epilog=f"{FLEET_DIRECTORY}\n\n{EXIT_CODES}",
     no_args_is_help=True,
+    rich_markup_mode=None,  # "[...]" is text
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 
@@ -126,12 +127,11 @@ def emulate(
     if not (fleet_directory / "fleet.toml").exists():
         provisioning.create(fleet_directory, "emulated", [f"csd{number}" for number in range(3)])
     found = qemu_devices.ensure(directory.read(fleet_directory), qemu, image)
+    said = ""
     if command is None:
         names = ", ".join(device.name for device in found.config.device)
-        print(
-            f"emulating {names}; try 'millpond devices --fleet {fleet_directory}'; Ctrl-C ends it", flush=True
-        )
-    raise typer.Exit(machine.emulate(found, command))
+        said = f"emulating {names}; try 'millpond devices --fleet {fleet_directory}'; Ctrl-C ends it"
+    raise typer.Exit(machine.emulate(found, command, said))
 
 
 @app.command("demo")

@@ -20,6 +20,7 @@ from millpond.base.text import printable
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import BackingBulk
+from millpond.fs.store.layout import PRIVATE
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.host.connection import DaemonConnection
 from millpond.host.fleet import directory
@@ -58,6 +59,15 @@ def endpoint(text: str, devices: Sequence[str]) -> CopyEndpoint:
     return CopyEndpoint(text, "", _from_root(Path(text)))
 
 
+def _check_public(at: CopyEndpoint) -> None:
+    """Raise LocalError for the private part of a device: no user of the host sees that it exists."""
+    if at.device and at.path.split("/")[0] == PRIVATE:
+        way = f"tar c FOLDER | millpond run --admin {at.device} -- tar x -C /volume/{PRIVATE}"
+        raise LocalError(
+            f"{at.text}: only the device's owner reaches its private part, by the admin key: {way}"
+        )
+
+
 def _from_root(path: Path) -> str:
     """Return the path below / without symbolic links on the way, which volumes do not follow. The file itself
     need not exist.
@@ -88,6 +98,8 @@ def _run(
     names = [device.name for device in directory.read(fleet).config.device]
     destination, origins = endpoint(target, names), [endpoint(source, names) for source in sources]
     for source in origins:
+        for at in (source, destination):
+            _check_public(at)
         if bool(source.device) == bool(destination.device):
             raise LocalError(
                 f"{source.text} and {destination.text}: one must be on a device, the other on this machine"

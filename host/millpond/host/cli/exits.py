@@ -26,6 +26,7 @@ The fleet's directory is that of --fleet; without it that in the variable MILLPO
 /var/lib/millpond for root, and for users of its group who have no fleet of their own;
 ~/.local/state/millpond for others.
 """
+_EXTRAS = {"torch": "train", "PIL": "train", "sklearn": "demo", "matplotlib": "demo", "pyarrow": "parquet"}
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 
@@ -42,6 +43,15 @@ def fail(text: str, code: int, *, document: bool = True) -> NoReturn:
 def _json_wanted(arguments: list[str]) -> bool:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--format=json" in own or ("--format", "json") in itertools.pairwise(own)
+
+
+def missing(error: ModuleNotFoundError) -> NoReturn:
+    """Exit: a package that the command needs is not installed."""
+    if error.name is None or error.name.startswith("millpond"):
+        raise error
+    package = error.name.partition(".")[0]
+    extra = _EXTRAS.get(package, "host")
+    fail(f"the package '{package}' is not installed: pip install 'millpond[{extra}]'", LOCAL)
 
 
 def exit_code(error: MillpondError) -> int:
@@ -64,6 +74,8 @@ def run(command: Callable[[], object], code_of: Callable[[MillpondError], int] =
         fail(str(error), code_of(error))
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
+    except ModuleNotFoundError as error:
+        missing(error)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     raise SystemExit(code if isinstance(code, int) else 0)

@@ -13,7 +13,7 @@ import typer
 
 from millpond.base.errors import LocalError
 from millpond.host.api.daemon import MOST_LISTED, JobInfo, JobRecord
-from millpond.host.cli.exits import JOB, fail
+from millpond.host.cli.exits import INTERRUPTED, JOB, fail
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     FleetOption,
@@ -24,6 +24,7 @@ from millpond.host.cli.options import (
 )
 from millpond.host.client import DaemonClient
 from millpond.host.model.comparison import ComparedJob, JobComparison, differences, results
+from millpond.host.model.jobs import Round
 from millpond.host.terminal import printing, tables
 from millpond.train.job import file
 from millpond.train.job.spec import SynchronousSpec
@@ -127,7 +128,7 @@ def _follow(
     names = now.devices or [device.name for device in client.fleet.config.device]
     console = tables.quiet_console() if output is Format.JSON else tables.console()
     unit = now.unit
-    info, rounds = tables.JobView(console, names, unit).follow(client.watch(number))
+    info, rounds = _watch(client, number, tables.JobView(console, names, unit))
     if model and info.model:
         client.save_model(number, model)
     if output is Format.JSON:
@@ -137,6 +138,15 @@ def _follow(
         print(f"job {number} is done: {scored}after {info.round} {unit}s; {_place(info, model)}")
     if info.state != "done":
         fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+
+
+def _watch(client: DaemonClient, number: int, view: tables.JobView) -> tuple[JobInfo, list[Round]]:
+    """Show a job until it ends. Exits at Ctrl-C, which leaves it running."""
+    try:
+        return view.follow(client.watch(number))
+    except KeyboardInterrupt:
+        ways = f"'millpond logs -f {number}' follows it, 'millpond stop {number}' ends it"
+        fail(f"interrupted; job {number} goes on: {ways}", INTERRUPTED, document=False)
 
 
 def _place(info: JobInfo, model: Path | None) -> str:
@@ -161,7 +171,7 @@ def profile(
     with DaemonClient(fleet_directory) as client:
         number = client.submit(replace(job, federated=None, synchronous=only_measured), code)
         console = tables.quiet_console() if output is Format.JSON else tables.console()
-        info, _ = tables.JobView(console, ()).follow(client.watch(number))
+        info, _ = _watch(client, number, tables.JobView(console, ()))
         if info.state != "done":
             fail(info.error or f"job {number} was {info.state}", JOB)
         curves = client.curves(number)

@@ -36,10 +36,10 @@ STOP_SECONDS = 20.0
 SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal, and again from processes that pass it on
 
 
-def emulate(fleet: Fleet, command: list[str] | None = None, *, accepts: bool = False) -> int:
-    """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside. A
-    command that ``accepts`` signals itself (``accept_signals``) gets none before: a Python that is still
-    loading answers Ctrl-C with a traceback.
+def emulate(fleet: Fleet, command: list[str] | None = None, said: str = "", *, accepts: bool = False) -> int:
+    """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside;
+    ``said`` is printed when nothing is in its way. A command that ``accepts`` signals itself
+    (``accept_signals``) gets none before: a Python that is still loading answers Ctrl-C with a traceback.
 
     Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it, or if
     the fleet is being emulated already. All processes inside hold the lock, so it lasts as long as any of
@@ -47,6 +47,8 @@ def emulate(fleet: Fleet, command: list[str] | None = None, *, accepts: bool = F
     """
     check_prerequisites()
     with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
+        if said:
+            print(said)
         return _run_machine(EmulatedMachine(fleet, command, accepts))
 
 

@@ -29,12 +29,14 @@ _BLOCK = 512
 class PruneRule:
     """The jobs that are pruned: those beyond the newest ``keep``, or beyond ``mib`` MiB of newer ones and
     their own, without both all; of these, those that ended more than ``older_than`` seconds ago, if that is
-    not 0. The last job that has ended is never beyond ``mib``.
+    not 0. The last job that has ended is never beyond ``mib``. ``only`` is the one job that is meant, 0 for
+    all.
     """
 
     keep: int | None = None
     mib: int | None = None
     older_than: float = 0.0
+    only: int = 0
 
 
 def chosen(jobs: Iterable[EndedJob], rule: PruneRule, now: float) -> list[EndedJob]:
@@ -46,7 +48,8 @@ def chosen(jobs: Iterable[EndedJob], rule: PruneRule, now: float) -> list[EndedJ
         too_many = rule.keep is not None and place >= rule.keep
         too_large = rule.mib is not None and place > 0 and taken > rule.mib << 20
         old_enough = not rule.older_than or now - job.ended >= rule.older_than
-        if (unlimited or too_many or too_large) and old_enough:
+        meant = rule.only in (0, job.id)
+        if (unlimited or too_many or too_large) and old_enough and meant:
             found.append(job)
     return found
 
@@ -69,8 +72,9 @@ class JobPruner:
 
     def requested(self, request: PruneJobs, now: float) -> PrunedJobs:
         """Prune as a command asks for. Raises as ``prune``."""
-        by_limits = request.keep is None and request.older_than is None
-        rule = self.limits if by_limits else PruneRule(request.keep, None, request.older_than or 0.0)
+        by_limits = request.keep is None and request.older_than is None and not request.only
+        own = PruneRule(request.keep, None, request.older_than or 0.0, request.only)
+        rule = self.limits if by_limits else own
         if by_limits and rule == PruneRule():
             return PrunedJobs(())
         found = self.prune(rule, now, dry_run=request.dry_run, forget=request.forget)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.fs.fuse.mounts import top_mount, unmount
-from millpond.host.api.daemon import PreparedWorker
+from millpond.host.api.daemon import JobInfo, PreparedWorker
 from millpond.host.client import DaemonClient
 from millpond.host.fleet import mounts
 from millpond.train.job.spec import FederatedSpec, Job
@@ -67,19 +67,23 @@ def prepare(fleet: Path, job: Job, code: Mapping[str, Path], waits: Callable[[st
     with DaemonClient(fleet) as client:
         number = client.submit(job, code)
         try:
-            _wait(client, number, waits)
+            info = _wait(client, number, waits)
         except BaseException:  # Ctrl-C: nobody is there for its answer
             with contextlib.suppress(MillpondError), DaemonClient(fleet) as other:
                 other.stop(number)
             raise
-        return client.prepared(number).workers[job.devices[0]]
+        found = client.prepared(number) if info.state == "done" else None
+        client.forget_job(number)  # the check was not to train
+    if not found:
+        raise LocalError(info.error or f"job {number} was stopped")
+    return found.workers[job.devices[0]]
 
 
-def _wait(client: DaemonClient, number: int, waits: Callable[[str], None]) -> None:
-    reason = ""
+def _wait(client: DaemonClient, number: int, waits: Callable[[str], None]) -> JobInfo:
+    """Return how the job ended."""
+    reason, info = "", client.job_info(number)
     for progress in client.watch(number):
         info = progress.info
         if info.reason != reason and (reason := info.reason):
             waits(f"job {number} is queued: {reason}")
-        if info.state in ("failed", "stopped"):
-            raise LocalError(info.error or f"job {number} was stopped")
+    return info

@@ -205,6 +205,7 @@ class JobView:
         self._console, self._devices, self._unit = output, devices, unit
         self._narrow = output.width < NARROW
         self._rounds: list[Round] = []
+        self._lines: list[list[str]] = []
         self._table = Table()
         self._metered = False
         self._metric = ""
@@ -261,14 +262,23 @@ class JobView:
         self._rounds.append(result)
         cells = self._cells(result)
         if live:
-            self._table.add_row(*cells)
-            live.update(self._table)
+            self._lines.append(cells)
+            live.update(self._last_rounds(self._console.height))
             return
         headings = [str(column.header) for column in self._table.columns]
         widths = [max(len(heading), 9) for heading in headings[:-1]] + [0]
         for row in ([headings] if len(self._rounds) == 1 else []) + [cells]:
             line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             self._console.print(line.rstrip(), soft_wrap=True)
+
+    def _last_rounds(self, height: int) -> Table:
+        """Return the table of the rounds for which a terminal has room, below the head and above the cursor:
+        a live view shows no more.
+        """
+        table = self._new_table()
+        for cells in self._lines[-max(1, height - 2) :]:
+            table.add_row(*cells)
+        return table
 
     def _scores(self, result: Round) -> list[str]:
         """Return the figures of a round, or all in one cell where the first round had none."""
