@@ -154,6 +154,7 @@ class Device:
         seed: int = 0,
         passes: int = 0,
         batch: int = 0,
+        accumulate: int = 1,
         held_out: float = 0.0,
         local: tuple[str, ...] = (),
         unsent: int = 0,
@@ -174,7 +175,7 @@ class Device:
         work = WorkSpec(
             "attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch, held_out=held_out
         )
-        work = replace(work, local_layers=local)
+        work = replace(work, local_layers=local, accumulate=accumulate)
         request = PrepareWorker(work, "csd0", tuple(folders), {}, tensors, unsent)
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())

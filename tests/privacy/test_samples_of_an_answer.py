@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.train.balance.ranges import Ranges
 from millpond.train.protocol import Fetch, Folder
+from millpond.train.state import flat, layout
 from millpond.train.state.layout import Tensor
 
 from .support import DIGITS, SIZE, Device, Volume, device, gradients, model, soon, states
@@ -249,3 +251,50 @@ def test_a_model_cannot_send_what_it_saw_with_samples_that_no_rule_counts(
         host.ask(((0, LEAST),))
         with pytest.raises(ConnectionLost):
             host.values((), synthetic=1)
+
+
+COUPLED = {
+    "batch-norm": "self.norm = nn.BatchNorm1d(64)",
+    "layer-norm": "self.norm = nn.LayerNorm(64)",
+    "batch-coupled": "self.norm = Centred()",
+}
+NORMED = """
+import torch
+from torch import nn
+
+class Centred(nn.Module):
+    def forward(self, images):
+        return (images - images.mean(0)) * (1 + images.std())
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {}
+        self.linear = nn.Linear(64, 8)
+
+    def forward(self, images):
+        return self.linear(self.norm(images.flatten(1)))
+"""
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+@pytest.mark.parametrize("layer", COUPLED)
+def test_parts_of_a_batch_tell_of_whole_groups(
+    tmp_path: Path, zygote: Zygote, layer: str, passes: int
+) -> None:
+    """Each part goes through the model by itself. One that cut a group would weigh its samples differently,
+    in running statistics or by a loss that couples them: many orders would be as many equations.
+    """
+    code = {"net.py": NORMED.format(COUPLED[layer])}
+    (tmp_path / "net.py").write_text(code["net.py"])
+    tensors = flat.describe(runpy.run_path(str(tmp_path / "net.py"))["Net"]())
+    volume, answers, groups = Volume(tmp_path, samples=3 * LEAST), StateAnswers(0), 3
+    given = {"tensors": tensors, "passes": passes, "batch": 3 * LEAST * passes, "accumulate": groups + 1}
+    asked = [((start, stop),) for start in (0, 8, 16) for stop in (8, 16, 24) if start < stop]
+    with device(volume, zygote, code, answers=answers, **given) as csd0, csd0.host() as host:
+        found = np.array([host.values(which, epoch=epoch) for epoch in range(8) for which in asked])
+    known = 1  # the host's own values, of which running statistics keep a share
+    for tensor, own in layout.spans(tensors):
+        scale = np.linalg.norm(found[:, own], 2)
+        rank = np.linalg.matrix_rank(found[:, own], tol=1e-4 * scale)
+        assert rank <= groups + known * tensor.name.startswith("norm.running"), tensor.name

@@ -128,7 +128,8 @@ class BatchLoop:
     def backward(self, samples: Selection | Synthetic) -> tuple[float, float]:
         """Add the sums of the gradients of all samples. Returns the summed loss and its count."""
         loss = count = 0.0
-        parts = _split(np.arange(len(samples)), self._work.accumulate)
+        group_of = np.repeat(np.arange(len(samples.groups)), samples.groups)
+        parts = _split(np.arange(len(samples)), group_of, self._work.accumulate)
         for _, batch in self._awaited(parts, samples, lambda places: places):
             part, counted = self._backward(batch, mean=False)
             loss, count = loss + part, count + counted
@@ -177,25 +178,30 @@ def _make_dense(trained: Sequence[nn.Parameter]) -> None:
             parameter.grad = parameter.grad.to_dense()
 
 
-def _split(places: Ints, parts: int) -> list[Ints]:
-    # BatchNorm has no variance of one sample
-    return np.array_split(places, min(parts, max(1, len(places) // 2)))
-
-
 def _parts(
     places: Iterable[Ints], groups: Ints, roles: int, accumulate: int
 ) -> Iterator[tuple[Ints, int, int]]:
     """Yield the parts of all batches, each with its role, and the number of parts of its batch."""
-    group_of = np.repeat(np.arange(len(groups)), groups) if roles > 1 else groups
+    if roles == accumulate == 1:
+        yield from ((whole, 0, 1) for whole in places)
+        return
+    group_of = np.repeat(np.arange(len(groups)), groups)
     for whole in places:
-        own = _by_role(whole, group_of, roles) if roles > 1 else [whole]
-        found = [(part, role) for role, places in enumerate(own) for part in _split(places, accumulate)]
+        own = _split(whole, group_of, roles)
+        found = [(part, role) for role, of in enumerate(own) for part in _split(of, group_of, accumulate)]
         yield from ((part, role, len(found)) for part, role in found)
 
 
-def _by_role(places: Ints, group_of: Ints, roles: int) -> list[Ints]:
-    """Divide a batch into as many parts of whole groups, or fewer: a gradient tells of its own part alone."""
+def _split(places: Ints, group_of: Ints, most: int) -> list[Ints]:
+    """Divide a batch into ``most`` parts of about as many samples, or fewer. A part is of whole groups, since
+    a gradient, and what a forward pass leaves in the model, tell of it alone; and of more than one sample, of
+    which BatchNorm has no variance.
+    """
     starts = np.flatnonzero(np.diff(group_of[places], prepend=-1))
-    cuts = [int(each[0]) for each in np.array_split(starts, min(roles, len(starts)))]
-    found = np.split(places, cuts[1:])
-    return found if min(map(len, found)) > 1 else [places]  # as in ``_split``
+    for count in range(min(most, len(starts)), 1, -1):
+        nearest = np.searchsorted(starts, np.arange(1, count) * (len(places) / count))
+        cuts = np.unique(starts[nearest[nearest < len(starts)]])
+        found = np.split(places, cuts)
+        if len(found) > 1 and min(map(len, found)) > 1:
+            return found
+    return [places]
