@@ -15,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
+from torch.utils.data import IterableDataset
 
 import millpond.train
 from millpond.agent.policy.error_reports import CODES, OWN_FILES, rebuilt
@@ -299,7 +300,17 @@ def test_errors_of_losses_pass_as_they_are(loss: object) -> None:
     expect_unchanged(caught.value, "model")
 
 
-@pytest.mark.parametrize("items", [3, iter(range(3)), {1, 2}])
+class Stream(IterableDataset[int]):
+    """One with a length; torch's base class has a method for items, which raises."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize("items", [3, iter(range(3)), {1, 2}, Stream()])
 def test_errors_of_data_sets_pass_as_they_are(tmp_path: Path, items: object) -> None:
     with pytest.raises(LocalError) as caught:
         Task(Wrong(dataset=items)).dataset(tmp_path, ".", "train")

@@ -240,6 +240,8 @@ def test_the_limits_of_a_job(folder: Path) -> None:
         ({"name": ""}, "name: '' must be of letters"),
         ({"name": "../a"}, "name: '../a' must be of letters"),
         ({"name": ".a"}, "name: '.a' must be of letters"),
+        ({"name": 201 * "n"}, f"name: '{201 * 'n'}' is longer than 200 bytes"),
+        ({"name": 100 * "模"}, f"name: '{100 * '模'}' is longer than 200 bytes"),
         ({"model": ModelSpec("nets")}, "model: factory: 'nets' is not module:callable"),
         ({"model": ModelSpec("nets:"), "task": True}, "task: factory: 'nets:' is not module:callable"),
         ({"prefetch": 65}, "train: prefetch: 65 is not between 0 and 64"),

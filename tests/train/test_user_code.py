@@ -23,6 +23,15 @@ def build(classes): return nn.Linear(width, classes)
 def table(): return {}
 constant = 5
 """
+LAZY = """
+import torch
+
+def build(run=False):
+    made = torch.nn.LazyLinear(2)
+    if run:
+        made(torch.zeros(1, 8))
+    return made
+"""
 
 
 def build(model: ModelSpec, code: Path, seed: int = 0, *, task: bool = False) -> nn.Module:
@@ -40,6 +49,19 @@ def test_the_users_files_are_imported(code: Path) -> None:
     made = build(ModelSpec("user_model:build", arguments={"classes": 3}), code)
     assert isinstance(made, nn.Linear)
     assert made.weight.shape == (3, 4)
+
+
+def test_a_lazy_module_without_shapes_is_refused_and_one_that_has_run_is_not(code: Path) -> None:
+    written({"lazy.py": LAZY}, code)
+    told = (
+        "the model's tensor 'weight' has no shape yet, as it is of a lazy module: have the hook 'model' run"
+    )
+    with pytest.raises(LocalError, match=told):
+        build(ModelSpec("lazy:build"), code)
+    assert build(ModelSpec("lazy:build", arguments={"run": True}), code).state_dict()["weight"].shape == (
+        2,
+        8,
+    )
 
 
 def test_the_seed_decides_the_start(code: Path) -> None:

@@ -32,13 +32,16 @@ DRAWS = """
 import os
 import random
 import numpy as np
+import torch
 from torch import nn
 
 print("drawn", random.random(), np.random.random(), flush=True)
 print("seen", hash("word"), os.environ.get("HF_HUB_OFFLINE"), flush=True)
 
 def build():
-    return nn.Linear(4, 2)
+    made = torch.compile(nn.Linear(4, 2))
+    print("compiled", *made.state_dict(), flush=True)
+    return made
 """
 
 
@@ -98,6 +101,11 @@ def test_hashes_are_those_of_all_workers_and_no_library_looks_for_a_hub(
     command = [sys.executable, "-c", "print(hash('word'))"]
     plain = subprocess.run(command, env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
     assert printed(zygote, tmp_path / "log", "seen") == [plain.stdout.strip(), "1"]
+
+
+def test_a_compiled_model_is_the_model_itself(zygote: Zygote, tmp_path: Path) -> None:
+    """Workers have no compiler, and the names of its tensors would be others than those of its file."""
+    assert printed(zygote, tmp_path / "log", "compiled") == ["weight", "bias"]
 
 
 PREPARES = """

@@ -18,6 +18,8 @@ MOST_BUFFER = 1024
 
 
 MOST_ARGUMENTS = 1000
+MOST_NAME = 200
+"""Bytes of a job's name: files and memory are named after it."""
 
 
 def check(job: Job, where: str) -> Job:
@@ -173,8 +175,7 @@ def check_work(work: WorkSpec, where: str) -> None:
     """Check the part of a job that its workers need. Raises ConfigError."""
     if not 0 <= work.threads <= 1024:
         raise ConfigError(f"{where}: train: threads: {work.threads} is not between 0 and 1024")
-    if not work.name or not all(c.isalnum() or c in "-_." for c in work.name) or work.name.startswith("."):
-        raise ConfigError(f"{where}: name: '{work.name}' must be of letters, digits, '-', '_' and '.'")
+    _check_name(work.name, where)
     module, colon, attribute = work.model.factory.partition(":")
     table = "task" if work.task else "model"
     if not module or bool(colon) != bool(attribute) or not (attribute or work.task):
@@ -193,6 +194,13 @@ def check_work(work: WorkSpec, where: str) -> None:
         raise ConfigError(f"{where}: federated: local: a pattern is empty")
     if min(work.passes, work.batch) < 0 or work.steps < 1:
         raise ConfigError(f"{where}: a worker cannot train in {work.steps} batches of {work.batch}")
+
+
+def _check_name(name: str, where: str) -> None:
+    if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+        raise ConfigError(f"{where}: name: '{name}' must be of letters, digits, '-', '_' and '.'")
+    if len(name.encode()) > MOST_NAME:
+        raise ConfigError(f"{where}: name: '{name}' is longer than {MOST_NAME} bytes")
 
 
 def _check_strategy_of_steps(synchronous: SynchronousSpec, where: str) -> None:

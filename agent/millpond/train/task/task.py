@@ -29,7 +29,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import default_collate
+from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset, default_collate
 
 from millpond.base.errors import LocalError
 from millpond.train.balance.curve import Ints
@@ -89,6 +90,12 @@ class Task:
         made = getattr(self._user, "model")(**self._arguments)  # noqa: B009 - mypy knows no attribute of object
         if not isinstance(made, nn.Module):
             raise LocalError(f"the task's model is a {type(made).__name__}, not a torch.nn.Module")
+        for name, value in (*made.named_parameters(), *made.named_buffers()):
+            if is_lazy(value):
+                raise LocalError(
+                    f"the model's tensor '{name}' has no shape yet, as it is of a lazy module: have the hook"
+                    " 'model' run a batch through it"
+                )
         return made
 
     def dataset(self, root: Path, folder: str, split: str) -> SampleSet:
@@ -99,7 +106,8 @@ class Task:
         if not (root / folder).is_dir():
             raise DataError(f"missing data: there is no folder {folder}")
         found = hook(root / folder, split)
-        if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
+        lacks = getattr(type(found), "__getitem__", None) in (None, Dataset.__getitem__)
+        if lacks or not hasattr(found, "__len__"):
             raise LocalError("the task's dataset is no map-style Dataset: it has no length or no items")
         return found  # type: ignore[no-any-return]
 

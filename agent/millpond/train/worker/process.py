@@ -125,6 +125,7 @@ def main(arguments: Sequence[str] | None = None, opener: Callable[[int], OpenStr
     root, code_dir, full = options.root.absolute(), options.code.resolve(), options.errors == "full"
     os.chdir(code_dir)
     os.environ["HF_HUB_OFFLINE"] = "1"  # there is no network: Hugging Face's libraries need not try
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # torch.compile returns the module itself: there is no compiler
     if options.wheels:
         sys.path.insert(0, str(options.wheels))
     with Channel(sock, "the coordinator") as channel:
