@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -174,7 +175,9 @@ def test_the_end_of_the_daemon_is_told_as_that(
     with sockets.listen(tmp_path / "host.sock") as daemon:
 
         def end() -> None:
-            daemon.accept()[0].close()
+            connection, _ = daemon.accept()
+            daemon.close()
+            connection.close()
 
         thread = threading.Thread(target=end)
         thread.start()
@@ -215,3 +218,51 @@ def test_a_socket_that_was_removed_is_made_anew(rig: Rig) -> None:
     made = socket.stat().st_ino
     rig.server.mend()
     assert socket.stat().st_ino == made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("logs", "²"), "there is no device '²'"),
+        (("logs", "99999999999999999999"), "there is no job 99999999999999999999"),
+        (("logs", "9" * 5000), "there is no device '9"),
+        (("logs", "--device", "csd0", "²"), "'²' is no job's number"),
+        (("logs", "--device", "csd0", "99999999999999999999"), "a number has more than 64 bits"),
+        (("stop", "99999999999999999999"), "a number has more than 64 bits"),
+        (("resume", "9223372036854775808"), "there is no job 9223372036854775808"),
+        (("resume", "0"), "there is no job 0"),
+        (("jobs", "compare", "18446744073709551615"), "there is no job 18446744073709551615"),
+        (("jobs", "model", "99999999999999999999", "file"), "a number has more than 64 bits"),
+        (("jobs", "prune", "--keep", "99999999999999999999"), "a number has more than 64 bits"),
+    ],
+)
+def test_odd_numbers_are_told_in_one_line(rig: Rig, arguments: tuple[str, ...], error: str) -> None:
+    code, out, err = rig.command(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1) and error in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--version",), "standard output: No space left on device"),
+        (("--help",), "standard output: No space left on device"),
+        (("init", "--devices", "1"), "standard output: No space left on device"),
+        (("init", "--devices", "1", "--format", "json"), "standard output: No space left on device"),
+        (("jobs", "--format", "json"), "no host daemon runs"),
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_below_the_output_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], error: str, unbuffered: str
+) -> None:
+    (tmp_path / "fleet").mkdir()
+    if arguments[0] == "jobs":
+        (tmp_path / "fleet/fleet.toml").write_text('name = "f"\n')
+    fleet = () if arguments[0].startswith("-") else ("--fleet", tmp_path / "fleet")
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "millpond.host.main", *arguments, *fleet]
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=environment
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and error in done.stderr

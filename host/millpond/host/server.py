@@ -346,17 +346,17 @@ class DaemonServer:
         self._launches.run(request, client)
 
     def _get_log(self, client: Channel, request: daemon.GetLogOf, deadline: Deadline) -> None:
-        if request.target.isdigit():
-            client.send(Log(self._jobs.log(int(request.target), request.lines)), deadline)
+        if (job := daemon.job_number(request.target)) is not None:
+            client.send(Log(self._jobs.log(job, request.lines)), deadline)
         else:
             with self._device(request.target).control(deadline) as agent:
                 lines = agent.call(GetLog(request.lines), Log, deadline).lines
             client.send(Log(cleaned(lines, LONGEST)), deadline)
 
     def _get_new_log(self, client: Channel, request: daemon.GetNewLogOf, deadline: Deadline) -> None:
-        if request.target.isdigit():
+        if (job := daemon.job_number(request.target)) is not None:
             after = request.after.number if request.after else None
-            client.send(self._jobs.new_log(int(request.target), request.lines, after), deadline)
+            client.send(self._jobs.new_log(job, request.lines, after), deadline)
         else:
             client.send(_new_log(self._device(request.target), request, deadline), deadline)
 

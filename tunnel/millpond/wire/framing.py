@@ -39,8 +39,13 @@ class Limits:
 
 
 def encode(message: Message, payload_size: int = 0, *, version: int = PROTOCOL) -> bytes:
-    """Encode prefix and head of a frame; the payload follows as it is."""
-    head: bytes = msgpack.packb([type(message).NAME, dump(message)])
+    """Encode prefix and head of a frame; the payload follows as it is. Raises ConfigError for a number that
+    has more than 64 bits.
+    """
+    try:
+        head: bytes = msgpack.packb([type(message).NAME, dump(message)])
+    except OverflowError:
+        raise ConfigError("a number has more than 64 bits") from None
     return PREFIX.pack(MAGIC, version, len(head), payload_size) + head
 
 

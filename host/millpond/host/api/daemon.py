@@ -16,8 +16,14 @@ from millpond.wire.messages import Message, message
 
 MOST_SMALL, SMALL_BYTES = 1024, 1 << 20
 MOST_LISTED = 200
+_LONGEST_NUMBER = 30
 LARGEST_NUMBER = (1 << 63) - 1
 """The largest number that a job could have."""
+
+
+def job_number(text: str) -> int | None:
+    """Return the number of a job, which need not be there, None for another text."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_NUMBER else None
 
 
 @message("api.devices.get")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import signal
@@ -35,7 +36,11 @@ def fail(text: str, code: int, *, document: bool = True) -> NoReturn:
     ``document`` of the same if JSON was asked for.
     """
     if document and _json_wanted(sys.argv[1:]):
-        printing.print_json({"error": text, "exit_code": code})
+        try:
+            printing.print_json({"error": text, "exit_code": code})
+            sys.stdout.flush()
+        except OSError:  # the line on standard error tells it all the same
+            _forget_output()
     print(f"millpond: {printable(text, len(text))}", file=sys.stderr)
     raise SystemExit(code)
 
@@ -68,17 +73,37 @@ def run(command: Callable[[], object], code_of: Callable[[MillpondError], int] =
         code = command()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has ended; a daemon must not die of it, so no signal
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
     except MillpondError as error:
         fail(str(error), code_of(error))
     except OSError as error:
+        if _output_fails(error):
+            fail(f"standard output: {error.strerror or error}", LOCAL, document=False)
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
     except ModuleNotFoundError as error:
         missing(error)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _output_fails(error: OSError) -> bool:
+    """Return whether a full disk below standard output may be the reason, and forget the output then."""
+    if error.filename or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return False
+    try:
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        _forget_output()
+        return True
+    return False
+
+
+def _forget_output() -> None:
+    """Have standard output go nowhere, also what waits to be written when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from millpond.base.errors import LocalError
+from millpond.host.api.daemon import job_number
 from millpond.host.cli.exits import SSH, ended_by_signals
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
@@ -250,7 +251,7 @@ def logs(
 def _show_job_log(place: _Place, device: str, job: str, lines: int, output: Format, *, follow: bool) -> None:
     from millpond.host.remote import job_log  # imports paramiko, which takes long
 
-    if not job.isdigit() and not job_log.is_launch(job):
+    if job_number(job) is None and not job_log.is_launch(job):
         raise LocalError(f"'{job}' is no job's number, such as in: millpond logs --device {device} 3")
     found = job_log.read(place.fleet, device, job, lines, follow=follow, authority=place.authority)
     if output is Format.TEXT:

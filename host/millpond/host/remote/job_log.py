@@ -44,7 +44,7 @@ def read(
     with DaemonClient(directory, authority) as client:
         fleet = client.fleet
         fleet.device(device)
-        name = job if is_launch(job) else client.job(int(job)).info.name
+        name = job if is_launch(job) else client.job_info(int(job)).name
     place = f"{FLASH}/private/.millpond-logs/{name}.log"
     if not fleet.admin_key.exists():
         raise LocalError(
