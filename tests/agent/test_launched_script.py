@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from millpond.agent import launched_script as launches
-from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.agent.config import AgentConfig, LinkConfig, Privacy
 from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledger
 from millpond.agent.launched_script import LaunchedScripts
+from millpond.agent.policy.settings import Policy
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux.zygote.client import Zygote
@@ -37,6 +38,7 @@ from millpond.wire.launch_messages import (
     SavedPart,
     StopScript,
     Taken,
+    script_digest,
 )
 from millpond.wire.messages import Message
 
@@ -49,11 +51,12 @@ WAITING = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
 class Agent:
     """A gate and launches, as an agent has them, and the host's end of a connection that they serve."""
 
-    def __init__(self, folder: Path, zygote: Zygote, crossed: Callable[[], int]) -> None:
+    def __init__(
+        self, folder: Path, zygote: Zygote, crossed: Callable[[], int], **settings: Policy | Privacy
+    ) -> None:
         (folder / "volume" / "public").mkdir(parents=True)
-        config = AgentConfig(
-            "csd0", LinkConfig(str(folder / "s"), "10.77.0.2/30"), volume=str(folder / "volume")
-        )
+        link = LinkConfig(str(folder / "s"), "10.77.0.2/30")
+        config = replace(AgentConfig("csd0", link, volume=str(folder / "volume")), **settings)
         self.gate = Gate([Pattern("c", CANARY, True)], LedgerCounters.in_memory())
         self.launches = LaunchedScripts(config, self.gate, [], crossed, zygote)
         self.error: Exception | None = None
@@ -530,3 +533,26 @@ def test_a_refused_launch_says_so_whatever_comes_behind_it(agent: Agent) -> None
         host.send(InputsEnd(), soon())
         with pytest.raises(Refused, match="is no name of a file"):
             host.expect(Exited, soon())
+
+
+def test_a_script_with_a_network_and_private_files_is_bound_by_the_policy(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    look = "import os\nprint(sorted(os.listdir(PRIVATE)))\n".replace(
+        "PRIVATE", repr(str(tmp_path / "volume/private"))
+    )
+    allowed = script(look)
+    policy = Policy(
+        folders=("private/digits",), code="listed", listed=(script_digest("a.py", allowed.files),)
+    )
+    agent = Agent(tmp_path, zygote, lambda: 0, privacy=Privacy(launch="private"), policy=policy)
+    for name in ("digits", "other"):
+        (tmp_path / "volume/private" / name).mkdir(parents=True)
+    host, thread = agent.serve(allowed)
+    with host:
+        assert said(host) == (["['digits']"], 0)
+    thread.join(10)
+    host, thread = agent.serve(script(look + "#"))
+    with host, pytest.raises(Refused, match=r"policy\.code: the script is not listed"):
+        host.expect(Exited, soon())
+    thread.join(10)

@@ -180,6 +180,8 @@ def test_folders_names_what_jobs_may_read(path: str) -> None:
         Folder("private//digits", "csd0"),
         Folder("private/./digits", "csd0"),
         Folder("./private/digits", "csd0"),
+        Folder("private/.millpond/another", "csd0"),
+        Folder("private/.millpond-logs", "csd0"),
     ],
 )
 def test_a_folder_is_what_its_one_name_says(folder: Folder) -> None:

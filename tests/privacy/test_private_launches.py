@@ -49,8 +49,11 @@ address = ("127.0.0.1", PORT)
 if rank:
     print("digits", tried(lambda: sorted(os.listdir(root / "private/digits"))))
     print("private", tried(lambda: sorted(os.listdir(root / "private"))))
+    print("kept", tried(lambda: os.listdir(root / "private/.millpond")))
     print("other", tried(lambda: (root / "private/other/note").read_text()))
     print("link", tried(lambda: (root / "public/link").read_text()))
+    digits = open(root / "private/digits/images")
+    print("open", tried(lambda: (root / f"public/{digits.fileno()}").read_text()))
     print("written", tried(lambda: (root / "private/digits/new").write_text("x")))
 print("connect", tried(lambda: socket.create_connection(address, 3)))
 print("interfaces", [name for _, name in socket.if_nameindex()])
@@ -69,6 +72,10 @@ def test_a_script_has_no_network_and_its_own_folders_alone(launcher: Launcher) -
     (device.volume / "private/digits/images").write_text("x")
     (device.volume / "private/other/note").write_text(SEEN)
     (device.volume / "public/link").symlink_to(device.volume / "private/other/note")
+    for number in range(100):
+        (device.volume / f"public/{number}").symlink_to(f"/proc/self/fd/{number}")
+    (device.volume / "private/.millpond/job").mkdir(parents=True)
+    (device.volume / "private/.millpond/job/kept").write_text(SEEN)
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = LOOKING.replace("PORT", str(server.getsockname()[1]))
         ran = launcher.run(code, folders=("private/digits",))
@@ -76,15 +83,18 @@ def test_a_script_has_no_network_and_its_own_folders_alone(launcher: Launcher) -
         every = launcher.run(code)
     said = device.log.splitlines()
     assert ran.lines == {"host": ["connect OSError", "interfaces ['lo']", "True False"]}
-    assert said[:5] == [
+    assert said[:7] == [
         "digits ['images']",
         "private ['digits']",
+        "kept FileNotFoundError",
         "other FileNotFoundError",
-        "link FileNotFoundError",
+        "link OSError",
+        "open OSError",
         "written OSError",
     ]
-    assert said[5:8] == ran.lines["host"]
+    assert said[7:10] == ran.lines["host"]
     assert every.ended.error == "" and f"other {SEEN}" in said  # without --data: all that the policy allows
+    assert "kept []" in said  # but what jobs keep there
 
 
 def test_what_is_printed_stays_unless_the_device_tells_all(tmp_path: Path, zygote: Zygote) -> None:

@@ -88,6 +88,29 @@ def test_a_private_sample_cannot_pass_for_a_public_one(volume: Volume, zygote: Z
         assert caught.value.code == "data"
 
 
+def test_no_link_in_public_leads_to_what_the_worker_has_open(volume: Volume, zygote: Zygote) -> None:
+    """A file of private samples that stays open has a number which the host can guess."""
+    for number in range(100):
+        (volume.path / f"public/{number}").symlink_to(f"/proc/self/fd/{number}")
+    (volume.path / "public/near").symlink_to("file")
+    (volume.path / "public/file").write_text("public")
+    look = """
+    def build(model):
+        import errno, glob, os
+        (public,) = glob.glob("PUBLIC")
+        private = open(glob.glob("/*/private/digits/images.npy")[0])
+        open(f"/proc/self/fd/{private.fileno()}").close()
+        for name in sorted(os.listdir(public)):
+            try:
+                open(f"{public}/{name}").close()
+                assert name == "file"
+            except OSError as error:
+                assert (name != "file", error.errno) == (True, errno.ELOOP)
+    """.replace("PUBLIC", str(volume.path / "public"))
+    with device(volume, zygote, model(look)):
+        pass
+
+
 def test_made_up_samples_show_no_private_data(volume: Volume, zygote: Zygote) -> None:
     """They have the shape of a real sample, and a task may put more of it into them: nothing that is computed
     from them leaves.

@@ -17,13 +17,14 @@ from typing import TypeVar
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy import error_reports
 from millpond.agent.policy.launch_rules import STRANGE, GroupGuard, shown_folders, sources
+from millpond.agent.policy.shown_volume import showing
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError, Refused
 from millpond.base.text import printable
 from millpond.fs.store.layout import PUBLIC
 from millpond.launch.process import LaunchedScript
 from millpond.linux import sockets
-from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
 from millpond.linux.logs import BoundedLog
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
@@ -231,18 +232,20 @@ def _pass_parts(source: Channel, target: Channel, size: int, seconds: float, *, 
 
 
 def _sandbox(config: AgentConfig, request: Launch) -> Sandbox:
-    """Return the script's sandbox: of the volume it has the public part, and the private folders that it may
-    read, none of them by a link.
+    """Return the script's sandbox."""
+    own = Sandbox(
+        binds=(*system_binds(), *python_binds()), own_network=True, own_pids=True, uid=config.users.worker
+    )
+    return showing_private(own, config, request)
+
+
+def showing_private(sandbox: Sandbox, config: AgentConfig, request: Launch) -> Sandbox:
+    """Return the sandbox of a script that sees the public part and the private folders that it may read.
+    Raises Refused.
     """
     volume = Path(config.volume).resolve()
-    shown = [volume / PUBLIC, *(volume / folder for folder in shown_folders(config.policy, request))]
-    missing = [path for path in shown[1:] if not path.is_dir()]
+    folders = [volume / folder for folder in shown_folders(config.policy, request)]
+    missing = [path for path in folders if not path.is_dir()]
     if missing and request.folders:
         raise Refused("", "data", f"missing data: there is no folder {missing[0].relative_to(volume)}")
-    within = [path for path in shown if path.is_dir() and path.resolve() == path]
-    return Sandbox(
-        binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in sorted(set(within)))),
-        own_network=True,
-        own_pids=True,
-        uid=config.users.worker,
-    )
+    return showing(sandbox, volume, {path: path for path in (volume / PUBLIC, *folders)})

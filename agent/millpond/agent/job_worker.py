@@ -26,6 +26,7 @@ from millpond.agent.node.memory import NodeMemory, OfferedExchange
 from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
+from millpond.agent.policy.shown_volume import OWN, showing
 from millpond.agent.volume import settle_names
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.base.deadline import NEVER, Deadline
@@ -356,8 +357,8 @@ class JobWorker:
 
     def _sandbox(self) -> Sandbox:
         """Return the worker's sandbox: of the volume it has the public part, and of the private one the
-        folders of its job alone. The host can make symbolic links in public: private folders lie in a place
-        that it cannot know, or their samples would pass for public ones.
+        folders of its job alone. The host can make symbolic links in public, by which private samples would
+        pass for public ones: none is followed, and private folders lie in a place that it cannot know.
         """
         volume = Path(self._config.volume).resolve()
         found = {
@@ -367,10 +368,8 @@ class JobWorker:
         }
         settle_names(self._config)  # public files are read on the flash itself
         found[Path(self._config.flash).resolve() / PUBLIC] = volume / PUBLIC
-        within = [path for path in found if path.is_dir() and path.resolve() == path]
         kept = [Bind(self._kept, _STATE, read_only=False)] if self._kept else []
-        folders = (Bind(path, found[path]) for path in sorted(within))
-        return bare_sandbox(self._config, *folders, *kept)
+        return showing(bare_sandbox(self._config, *kept), volume, found)
 
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""
@@ -436,7 +435,7 @@ def _state_folder(config: AgentConfig, job: str) -> Path | None:
     """Return the folder in the private part where the tasks of a job keep their state, None if there is no
     room for one.
     """
-    folder = Path(config.volume, PRIVATE, ".millpond", job)
+    folder = Path(config.volume, PRIVATE, OWN, job)
     try:
         with _IN_USE_LOCK:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -13,10 +13,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
-from millpond.agent.confined_script import expect_exit, run_confined
+from millpond.agent.confined_script import expect_exit, run_confined, showing_private
 from millpond.agent.gate import KINDS, Gate, LedgerCounters, ledger
 from millpond.agent.policy.launch_rules import check_launch
 from millpond.base.deadline import NEVER, Deadline
@@ -98,7 +99,7 @@ class LaunchedScripts:
     def _serve(self, request: Launch, host: Channel, inputs: _Inputs) -> None:
         check_files(request.script, request.files)
         check_start(request.processes, dict(request.variables))
-        if request.confined:
+        if request.confined or self._config.privacy.launch == "private":
             check_launch(self._config.policy, self._config.name, request)
         with self._place(request.script):
             log.info("launch %s: worker %d of %d", request.script, request.rank, request.world_size)
@@ -121,7 +122,8 @@ class LaunchedScripts:
             self._lock.release()
 
     def _run(self, request: Launch, host: Channel, inputs: _Inputs, count: Callable[[], None]) -> None:
-        script = LaunchedScript(self._zygote, _sandbox(self._config), request, self._config.link.interface)
+        sandbox = _sandbox(self._config, request)
+        script = LaunchedScript(self._zygote, sandbox, request, self._config.link.interface)
         try:
             inputs.pass_on(script)
             outgoing = _Outgoing(script, host)
@@ -274,12 +276,10 @@ def _finish(script: LaunchedScript, host: Channel, outgoing: _Outgoing, most: in
         outgoing.send(head.message, bytes(data))
 
 
-def _sandbox(config: AgentConfig) -> Sandbox:
+def _sandbox(config: AgentConfig, request: Launch) -> Sandbox:
     """Return a sandbox with the device's network, so without the private part unless its owner allows it."""
-    private = config.privacy.launch == "private"
-    shown = Path(config.volume) if private else Path(config.volume, PUBLIC)
-    return Sandbox(
-        binds=(*system_binds(), *python_binds(), Bind(shown, shown)),
-        own_pids=True,
-        uid=config.users.worker if private else config.users.launch,
-    )
+    own = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True)
+    if config.privacy.launch == "private":
+        return showing_private(replace(own, uid=config.users.worker), config, request)
+    public = Path(config.volume, PUBLIC)
+    return replace(own, binds=(*(own.binds or ()), Bind(public, public)), uid=config.users.launch)

@@ -62,6 +62,7 @@ _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
 _SYS_MOUNT_SETATTR = 442  # the same on all processors
+_MOUNT_ATTR_NOSYMFOLLOW = 0x200000
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _STATX_BTIME = 0x800
@@ -111,9 +112,11 @@ def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
 
 
 def _set_tree(target: Path, flags: int, propagation: int = 0) -> bool:
-    """Add ``flags``, of MS_RDONLY, MS_NOSUID, MS_NODEV and MS_NOEXEC, to those of a mount and its submounts,
-    which a remount leaves as they are. False before Linux 5.12.
+    """Add ``flags``, of MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC and MS_NOSYMFOLLOW, to those of a mount and
+    its submounts, which a remount leaves as they are. False before Linux 5.12.
     """
+    if flags & MS_NOSYMFOLLOW:
+        flags ^= MS_NOSYMFOLLOW | _MOUNT_ATTR_NOSYMFOLLOW
     attributes = ctypes.create_string_buffer(struct.pack("=4Q", flags, 0, propagation, 0), 32)
     arguments = (ctypes.c_int(_AT_FDCWD), os.fsencode(target), ctypes.c_uint(_AT_RECURSIVE), attributes)
     result = _libc.syscall(ctypes.c_long(_SYS_MOUNT_SETATTR), *arguments, ctypes.c_size_t(32))
@@ -149,6 +152,14 @@ def follow_no_links(target: Path) -> None:
     """Have the kernel follow no symbolic link below the mount at ``target``. Raises OSError."""
     flags = MS_BIND | MS_REMOUNT | MS_NOSYMFOLLOW | MS_NOSUID | MS_NODEV
     mount("", target, "", flags)
+
+
+def follow_no_links_in_tree(target: Path) -> None:
+    """Have the kernel follow no symbolic link below the mount at ``target``, nor in the mounts below it.
+    Raises OSError, also before Linux 5.14.
+    """
+    if not _set_tree(target, MS_NOSYMFOLLOW):
+        raise OSError(errno.ENOSYS, "mounts without links need Linux 5.14", str(target))
 
 
 def unmount(target: Path, flags: int = MNT_DETACH) -> None:

@@ -70,6 +70,8 @@ def check_folder(policy: Policy, device: str, folder: Folder) -> None:
         raise Refused("", "data", f"the data folder '{folder.path}' is not what the request says it is")
     if str(path) != folder.path:  # one folder has one name, by which its answers are counted
         raise Refused("", "data", f"the data folder '{folder.path}' must be written '{path}'")
+    if part == PRIVATE and any(name.startswith(".") for name in path.parts[1:2]):  # logs, and what jobs keep
+        raise Refused("", "data", f"'{folder.path}' is no folder of samples: its name begins with a dot")
     if part == PRIVATE and policy.folders and not any(path.is_relative_to(f) for f in policy.folders):
         raise refused("folders", f"jobs may not read '{folder.path}'")
 

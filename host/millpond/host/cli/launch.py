@@ -64,7 +64,7 @@ FoldersOption = Annotated[
     typer.Option("--data", metavar="private/FOLDER", help="With --private: these folders, not all."),
 ]
 SignatureOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With --private: an owner's signature of the digest.")
+    Path | None, typer.Option(metavar="FILE", help="An owner's signature of the digest.")
 ]
 ProcessesOption = Annotated[
     int, typer.Option("--nproc-per-node", "--nproc_per_node", metavar="N", help="Processes on each worker.")
@@ -101,8 +101,8 @@ def launch(
     if digest:
         _show_digest(name, sent, as_json=as_json)
         return
-    if (folders or signature) and not private:
-        raise LocalError("--data and --signature are for --private")
+    if folders and not private:
+        raise LocalError("--data is for --private")
     start = StartLaunch(
         name,
         tuple(left),

@@ -33,11 +33,14 @@ TMPFS = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - the sandbox's own
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A bind mount into a sandbox: ``source`` outside, at ``target`` inside."""
+    """A bind mount into a sandbox: ``source`` outside, at ``target`` inside. Symbolic links in it
+    lead nowhere unless ``follow_links``.
+    """
 
     source: Path
     target: Path
     read_only: bool = True
+    follow_links: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +320,8 @@ def _show(source: Path, target: Path, item: Bind) -> None:
         target.touch()
     try:
         syscalls.bind(source, target, read_only=item.read_only)
+        if not item.follow_links:
+            syscalls.follow_no_links_in_tree(target)
     except OSError as error:
         if error.errno != errno.ENOENT or not source.is_file():
             raise

@@ -41,7 +41,7 @@ def parsed(spec: str) -> Sandbox:
     fields: dict[str, Any] = json.loads(spec)
     if fields["binds"] is not None:
         fields["binds"] = tuple(
-            Bind(Path(item["source"]), Path(item["target"]), item["read_only"]) for item in fields["binds"]
+            Bind(Path(item.pop("source")), Path(item.pop("target")), **item) for item in fields["binds"]
         )
     fields["tmpfs"] = tuple(Path(path) for path in fields["tmpfs"])
     if fields["only"] is not None:
