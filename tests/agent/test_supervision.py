@@ -209,3 +209,17 @@ def test_a_worker_that_dies_while_it_prepares_is_a_reason_to_check(
     else:
         assert len(trials) == 1 and not made._check._wanted.is_set()
     made._check.stop()
+
+
+def test_an_agent_ends_with_the_disk_of_its_flash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mount was busy for ever, and a drive that came again could not be mounted."""
+    monkeypatch.setattr(supervision, "SYS_BLOCK", tmp_path)
+    number = tmp_path.stat().st_dev
+    disk = tmp_path / f"{os.major(number)}:{os.minor(number)}"
+    assert supervision.disk_of(tmp_path)()  # one without a disk of its own, such as a tmpfs
+    disk.touch()
+    part = SupervisedPart("the disk of the flash", supervision.disk_of(tmp_path))
+    part.ensure(0.0)
+    disk.unlink()
+    with pytest.raises(LocalError, match="the disk of the flash died"):
+        part.ensure(1.0)

@@ -241,6 +241,43 @@ def test_the_agent_may_see_who_maps_the_files_of_others() -> None:
     assert "CAP_LEASE" in " ".join(bounds).split()
 
 
+def wait_for_flash(folder: Path, *states: str) -> list[str]:
+    """Run what the agent's unit runs before the agent, while /flash has one state after another; its acts."""
+    found = re.search(r"^ExecStartPre=/bin/sh -c '(.*?)'$", unit_text("millpond-agent.service"), re.M | re.S)
+    assert found
+    (folder / "states").write_text("\n".join(states) + "\n")
+    programs = {
+        "systemctl": f'case $1 in show) read -r now <{folder}/states; [ "$now" = none ] || echo loaded ;;'
+        f' *) echo "systemctl $@" >>{folder}/done ;; esac',
+        "mountpoint": f"read -r now <{folder}/states; sed -i 1d {folder}/states;"
+        " [ $now != away ] && echo $now",
+        "umount": f'echo "umount $@" >>{folder}/done',
+        "sleep": "",
+    }
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    (folder / "done").touch()
+    script = found[1].replace("$$", "$").replace("\\\n", "").replace("/sys/dev/block", str(folder))
+    call("/bin/sh", "-c", script, PATH=f"{folder}:{os.environ['PATH']}")
+    return (folder / "done").read_text().splitlines()
+
+
+def test_an_agent_waits_for_its_flash(tmp_path: Path) -> None:
+    """A drive that came late, or was plugged in again, left the agent down for good."""
+    (tmp_path / "8:1").touch()
+    start = "systemctl start --no-block flash.mount"
+    assert wait_for_flash(tmp_path, "none", "none") == []  # no file system of its own
+    assert wait_for_flash(tmp_path, "8:1", "8:1") == []
+    assert wait_for_flash(tmp_path, "0:30", "0:30") == []  # a tmpfs
+    assert wait_for_flash(tmp_path, "away", "away", "8:1") == [start]
+    (tmp_path / "done").unlink()
+    assert wait_for_flash(tmp_path, "8:2", "away", "8:1") == ["umount -l /flash", start]
+    lines = unit_text("millpond-agent.service").splitlines()
+    assert {"Wants=flash.mount", "After=flash.mount", "Restart=always"} <= set(lines)
+    assert not [line for line in lines if line.startswith(("Requires", "BindsTo"))]
+
+
 def make(source: Path, target: str, **variables: object) -> str:
     return call("make", "-C", source, target, *(f"{name}={value}" for name, value in variables.items()))
 

@@ -21,7 +21,7 @@ from millpond.agent.job_worker import bare_sandbox
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.listener import Listener
 from millpond.agent.log_lines import LogLines
-from millpond.agent.supervision import SelfCheck, SupervisedPart, watch, worker_fault
+from millpond.agent.supervision import SelfCheck, SupervisedPart, disk_of, watch, worker_fault
 from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.base.errors import MillpondError
 from millpond.base.version import VERSION
@@ -104,6 +104,7 @@ def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator
         check.looks.append(lambda: listener.fault)
         yield [
             SupervisedPart("the tunnel's end", lambda: end.alive),
+            SupervisedPart("the disk of the flash", disk_of(Path(config.flash))),
             SupervisedPart("the listener", lambda: listener.alive),
             SupervisedPart("the volume's server", volume.is_well, volume.restart),
             SupervisedPart("the volume's mount", lambda: mount.alive),  # SSH servers and scripts have it, too

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from millpond.base.errors import LocalError
 from millpond.linux.confinement.sandbox import Sandbox
@@ -21,6 +22,7 @@ from millpond.linux.notify import notify, watchdog_interval
 from millpond.linux.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
+SYS_BLOCK = Path("/sys/dev/block")
 _MOST_RESTARTS, _WITHIN_SECONDS = 5, 60.0
 CHECK_SECONDS, FAULTY_SECONDS = 300.0, 10.0
 """From one check to the next, and while there is a fault."""
@@ -56,6 +58,15 @@ class SupervisedPart:
             self.restart()
         except OSError as error:
             raise LocalError(f"{self.name} died, and cannot be restarted: {error}") from None
+
+
+def disk_of(folder: Path) -> Callable[[], bool]:
+    """Return what tells whether the disk that ``folder`` lies on now is still there: of one that is gone, the
+    mount stays, and is busy as long as the agent has files on it. Raises OSError.
+    """
+    number = folder.stat().st_dev
+    disk = SYS_BLOCK / f"{os.major(number)}:{os.minor(number)}"
+    return disk.exists if disk.exists() else lambda: True  # a file system without a disk of its own
 
 
 def watch(parts: Sequence[SupervisedPart], stop: threading.Event) -> None:
