@@ -15,6 +15,7 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError
+from millpond.fs.client import rpc_pool
 from millpond.fs.client.cache import inodes
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
@@ -22,6 +23,7 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.server import client_state, sessions
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.vfs.inode_api import ROOT, may_block
+from millpond.fs.vfs.operation import Operation, current
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux import syscalls
 from millpond.wire.channel import Channel
@@ -29,7 +31,7 @@ from millpond.wire.messages import Failure
 
 from ..effort import scaled
 from ..waiting import eventually
-from .support import LANE, NAME, SOON, Cutting, Server, errno_of
+from .support import LANE, NAME, SOON, Cutting, Doing, Server, errno_of, lasts
 
 LANES = sessions._MAX_SLOTS
 MOST_FILES = scaled(quick=300, full=4096)
@@ -477,6 +479,38 @@ def test_nobody_there(volume: PathAdapter, server: Server) -> None:
     volume.release(handle)
     server.refusing = False
     assert volume.getattr("f").size == 0
+
+
+def _performed(operation: Operation, do: Callable[[], object]) -> object:
+    current.set(operation)
+    return do()
+
+
+def test_a_program_waits_for_a_server_that_is_being_started_again(tree: RemoteFs, server: Server) -> None:
+    tree.statfs()
+    server.drop()
+    server.refusing = True
+    waiting = Doing(_performed, Operation(), tree.statfs)
+    operation = Operation()
+    interrupted = Doing(_performed, operation, tree.statfs)
+    assert lasts(lambda: not waiting.done and not interrupted.done)
+    operation.interrupt()
+    assert errno_of(interrupted.result) == errno.EINTR
+    server.refusing = False
+    waiting.result()
+
+
+def test_no_program_waits_long_for_a_server_that_is_away(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_pool, "SILENT_SECONDS", 0.4)
+    tree = RemoteFs(server.dial)
+    server.refusing = True
+    assert errno_of(_performed, Operation(), tree.statfs) == errno.EIO
+    dialled = server.dialled
+    assert errno_of(_performed, Operation(), tree.statfs) == errno.EIO and server.dialled == dialled + 1
+    current.set(None)
+    tree.close()
 
 
 def test_who_may_not_wait_has_a_lane_of_his_own(tree: RemoteFs, server: Server) -> None:

@@ -33,7 +33,8 @@ class WaitingRequest(Protocol):
 
 class KeepAlive:
     """Watches the requests of the client with this name to the server that ``dial`` reaches. ``heard`` is
-    when the server last answered anything, in seconds of the monotonic clock.
+    when the server last answered anything, in seconds of the monotonic clock, ``away_since`` when it could
+    first not be connected to since then, None if it could.
     """
 
     def __init__(self, dial: Callable[[Deadline], Channel], client: bytes, silence: float) -> None:
@@ -42,6 +43,7 @@ class KeepAlive:
         self._tick = min(silence / _TICKS, _LONGEST_TICK)
         self._waiting: dict[WaitingRequest, float] = {}
         self.heard = 0.0
+        self.away_since: float | None = None
         self._channel: Channel | None = None
         self._is_asked = self._awake = False
         self._called, self._closed = threading.Event(), threading.Event()
@@ -61,6 +63,15 @@ class KeepAlive:
     def earlier(self, deadline: Deadline) -> Deadline:
         """Return the deadline of connecting for an operation with this one."""
         return deadline.earlier(self._silence)
+
+    def is_away(self) -> bool:
+        """Note that the server could not be connected to. Returns whether that has been so for as long as a
+        server may be silent.
+        """
+        now = time.monotonic()
+        if self.away_since is None:
+            self.away_since = now
+        return now > self.away_since + self._silence
 
     def _wake(self) -> None:
         with self._lock:

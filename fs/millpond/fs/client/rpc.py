@@ -35,7 +35,7 @@ from millpond.fs.proto.file_ops import (
 )
 from millpond.fs.proto.validate import require_possible
 from millpond.fs.vfs.inode_api import WouldBlock
-from millpond.fs.vfs.operation import about_to_wait, current
+from millpond.fs.vfs.operation import about_to_wait, current, woken_by
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Owner, os_error
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Message
@@ -47,6 +47,7 @@ IN_DOUBT = (errno.EIO, errno.ETIMEDOUT, errno.EINTR)
 _TRIES = 3
 _UNSHARED = sys.getrefcount(bytearray()) + 1  # references to a buffer of which there is no view
 _REFUSED = (errno.EIO, errno.ETIMEDOUT, errno.ESTALE)  # of which the log says where they come from
+_REDIAL_SECONDS = 0.1
 _FRESH_SECONDS = 0.5  # a connection that was just used is not probed: the request shows a loss
 
 
@@ -356,15 +357,29 @@ class RpcSlot:
             self.disconnect()
         if self._channel:
             return
-        try:
-            about_to_wait()
-            self._channel = self._dial(self.keep_alive.earlier(deadline))
-            self._channel.eager = True
-        except (DeadlineExceeded, TimeoutError) as error:
-            raise os_error(errno.ETIMEDOUT) from error
-        except (MillpondError, OSError) as error:
-            raise os_error(errno.EIO) from error
+        about_to_wait()
+        self._channel = self._dialled(deadline)
+        self._channel.eager = True
         self._handshake(deadline)
+
+    def _dialled(self, deadline: Deadline) -> Channel:
+        """Dial. A program's operation dials again for as long as it would wait for a silent server: it may
+        be being started again. Raises OSError.
+        """
+        while True:
+            try:
+                channel = self._dial(self.keep_alive.earlier(deadline))
+            except (DeadlineExceeded, TimeoutError) as error:
+                raise os_error(errno.ETIMEDOUT) from error
+            except (MillpondError, OSError) as error:
+                if self.keep_alive.is_away() or current.get() is None or deadline.passed:
+                    raise os_error(errno.EIO) from error
+            else:
+                self.keep_alive.away_since = None
+                return channel
+            woken = threading.Event()
+            with woken_by(woken.set):
+                woken.wait(_REDIAL_SECONDS)
 
     def _handshake(self, deadline: Deadline) -> None:
         """Resume the slot, if the server still has the session."""
