@@ -14,7 +14,7 @@ import pytest
 
 from millpond.base.errors import RemoteError
 from millpond.base.version import VERSION
-from millpond.host.cli import app
+from millpond.host.cli import app, exits
 from millpond.host.cli.remote import options_first
 from millpond.host.client import DaemonClient
 from millpond.linux import sockets
@@ -98,6 +98,12 @@ def test_a_package_that_is_missing_is_one_line(words: str, package: str, extra: 
     done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
     told = f"millpond: the package '{package}' is not installed: pip install 'millpond[{extra}]'\n"
     assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_an_argument_that_is_not_utf8_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        exits.run(lambda: os.fsdecode(b"caf\xe9").encode())
+    assert capsys.readouterr().err == "millpond: 'caf\\xe9' cannot be written in utf-8\n"
 
 
 def test_who_has_neither_a_home_nor_a_name_uses_the_installed_fleet() -> None:

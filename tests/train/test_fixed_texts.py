@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 
 from millpond.agent.policy.error_reports import rebuilt
+from millpond.train.data.errors import DataError
 from millpond.train.worker.error_reports import failure
 
 ONES = torch.ones(2, requires_grad=True)
@@ -89,6 +91,11 @@ def test_texts_without_a_value_are_told(call: Callable[[], Any], text: str) -> N
 )
 def test_texts_with_a_value_stay(call: Callable[[], Any]) -> None:
     assert told(call).endswith("; its message stays on the device")
+
+
+def test_a_name_that_is_not_utf8_is_escaped() -> None:
+    error = DataError(f"{os.fsdecode(bytes([99, 233]))} is not a picture that can be read", "")
+    assert failure(error, Path("/code"), "", full=True).text == r"c\xe9 is not a picture that can be read"
 
 
 def test_a_text_with_more_around_it_stays() -> None:

@@ -44,6 +44,13 @@ def test_links_are_followed_and_not_without_end(tmp_path: Path) -> None:
     assert manifest_of(path, "here") == FolderManifest(described({**FILES, "linked/far": "away"}))
 
 
+def test_a_name_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (path := tmp_path / "folder").mkdir()
+    (path / os.fsdecode(b"caf\xe9")).touch()
+    with pytest.raises(ConfigError, match=r"^here: 'caf\\xe9' is not UTF-8: rename it$"):
+        manifest_of(path, "here")
+
+
 def test_a_name_that_no_manifest_has_is_named(tmp_path: Path) -> None:
     path = written({"a\nb": ""}, tmp_path / "folder")
     with pytest.raises(ConfigError, match=r"^here: 'a\nb' is not a relative file name$"):

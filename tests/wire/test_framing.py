@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tracemalloc
 from collections.abc import Iterable
 
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.base.errors import LimitExceeded, MillpondError, ProtocolError, VersionMismatch
+from millpond.base.errors import ConfigError, LimitExceeded, MillpondError, ProtocolError, VersionMismatch
 from millpond.wire.control_messages import GetLog, Load, Log, Welcome
 from millpond.wire.framing import MAGIC, PREFIX, PROTOCOL, Head, Limits, Receiver, encode
-from millpond.wire.messages import Message, Ok, message
+from millpond.wire.messages import Failure, Message, Ok, message
 
 GIB = 1 << 30
 uint64 = st.integers(0, 2**64 - 1)
@@ -220,6 +221,11 @@ def test_trailing_bytes_and_other_encodings_in_a_head_are_refused() -> None:
 def test_fields_of_a_newer_peer_are_ignored() -> None:
     data = framed(["log.get", {"lines": 3, "since": "yesterday"}])
     assert feed(receiver(), data) == [Head(GetLog(3), 0)]
+
+
+def test_a_name_that_is_not_utf8_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^'caf\\xe9' is not UTF-8, and cannot be sent$"):
+        encode(Failure("model", os.fsdecode(b"caf\xe9")))
 
 
 def test_not_a_number_arrives() -> None:

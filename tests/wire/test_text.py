@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from millpond.base.text import printable
+from millpond.base.text import escaped, printable
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,11 @@ from millpond.base.text import printable
 )
 def test_one_line_without_control_characters(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_bytes_that_are_no_text_are_escaped() -> None:
+    assert escaped("café") == "café"
+    assert escaped(os.fsdecode(b"caf\xe9")) == r"caf\xe9"
 
 
 def test_long_text_is_shortened() -> None:

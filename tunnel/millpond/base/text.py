@@ -6,6 +6,11 @@ from __future__ import annotations
 LONGEST = 1000
 
 
+def escaped(text: str) -> str:
+    """Return a text that can be encoded: bytes of a name that are no UTF-8 become ``\\xe9`` and the like."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def printable(text: str, longest: int = LONGEST) -> str:
     """Return one line without control characters, shortened: a peer must not control a terminal."""
     cleaned = "".join(char if char.isprintable() else " " for char in text[: longest + 1])

@@ -22,7 +22,7 @@ import msgpack
 
 from millpond.base.errors import ConfigError, LimitExceeded, ProtocolError, VersionMismatch
 from millpond.base.schema import dump, load
-from millpond.base.text import printable
+from millpond.base.text import escaped, printable
 from millpond.wire.messages import Message, registered
 
 PROTOCOL = 11
@@ -40,12 +40,14 @@ class Limits:
 
 def encode(message: Message, payload_size: int = 0, *, version: int = PROTOCOL) -> bytes:
     """Encode prefix and head of a frame; the payload follows as it is. Raises ConfigError for a number that
-    has more than 64 bits.
+    has more than 64 bits, and for a text that is not Unicode, such as a file's name in another encoding.
     """
     try:
         head: bytes = msgpack.packb([type(message).NAME, dump(message)])
     except OverflowError:
         raise ConfigError("a number has more than 64 bits") from None
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"'{escaped(str(error.object))}' is not UTF-8, and cannot be sent") from None
     return PREFIX.pack(MAGIC, version, len(head), payload_size) + head
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from millpond.base.errors import ConfigError
+from millpond.base.text import escaped
 
 MOST_FILES = 4096
 """The most files of a job: names and digests of all cross the tunnel in one head."""
@@ -29,7 +30,10 @@ def check_job_files(files: Mapping[str, JobFile], where: str) -> None:
     """Check the files of a job by name. Raises ConfigError, naming ``where``, for too many files and as
     ``check_files``.
     """
-    if len(files) > MOST_FILES or sum(len(name.encode()) for name in files) > _LONGEST_NAMES:
+    if (
+        len(files) > MOST_FILES
+        or sum(len(name.encode(errors="surrogateescape")) for name in files) > _LONGEST_NAMES
+    ):
         raise ConfigError(f"{where}: {len(files)} files are too many; put them into an archive")
     check_files(files, where)
 
@@ -58,6 +62,8 @@ def is_digest(text: str) -> bool:
 
 def check_name(name: str, where: str) -> None:
     """Raise ConfigError unless ``name`` is that of a file below a folder, as short as can be."""
+    if escaped(name) != name:
+        raise ConfigError(f"{where}: '{escaped(name)}' is not UTF-8: rename it")
     path = PurePosixPath(name)
     plain = path.parts and not path.is_absolute() and ".." not in path.parts and str(path) == name
     if not plain or not name.isprintable() or max(len(part.encode()) for part in path.parts) > 255:

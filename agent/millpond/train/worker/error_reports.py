@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 from millpond.base.errors import LocalError
+from millpond.base.text import escaped
 from millpond.train.data.errors import TRANSIENT, DataError
 from millpond.train.worker.fixed_texts import is_fixed
 from millpond.wire.messages import Failure
@@ -38,8 +39,10 @@ def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -
     """
     if isinstance(error, LocalError) and _is_ours(error):
         if isinstance(error, DataError):
-            return Failure("io" if error.transient else "data", str(error) if full else error.discreet)
-        return Failure("model", str(error))
+            return Failure(
+                "io" if error.transient else "data", escaped(str(error) if full else error.discreet)
+            )
+        return Failure("model", escaped(str(error)))
     place = _users_place(error, code_dir) or _place_in_model(error, factory) or _part(error)
     place = place or _own_place(error)
     code = "io" if isinstance(error, OSError) and error.errno in TRANSIENT else "model"
@@ -49,7 +52,7 @@ def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -
         code = PROCESSES
     if full:
         message = " ".join("".join(traceback.format_exception_only(error)).split())
-        return Failure(code, f"{message} ({place})")
+        return Failure(code, escaped(f"{message} ({place})"))
     text = " ".join(str(error).split())
     told = f": {text}" if code != "memory" and is_fixed(text) else "; its message stays on the device"
     return Failure(code, f"{type(error).__name__} {place}{told}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from millpond.base.errors import LocalError, MillpondError, Refused
-from millpond.base.text import printable
+from millpond.base.text import escaped, printable
 from millpond.host.terminal import printing
 
 EXIT_CODES = """\
@@ -83,6 +83,8 @@ def run(command: Callable[[], object], code_of: Callable[[MillpondError], int] =
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
     except ModuleNotFoundError as error:
         missing(error)
+    except UnicodeEncodeError as error:  # of a file's name or an argument
+        fail(f"'{escaped(str(error.object))}' cannot be written in {error.encoding}", LOCAL)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     raise SystemExit(code if isinstance(code, int) else 0)

@@ -137,7 +137,8 @@ class RemoteCommand:
     def __init__(self, transport: paramiko.Transport, line: str) -> None:
         self._transport = transport
         self._channel = transport.open_session(timeout=CONNECT_SECONDS)
-        self._channel.exec_command(_TIED + shlex.quote(line))
+        command = _TIED + shlex.quote(line)
+        self._channel.exec_command(command.encode(errors="surrogateescape"))  # names of files are any bytes
         self._timed_out = self._given_up = False
 
     def run(self, stdin: int | None, out: Sink, err: Sink, timeout: float | None = None) -> CommandResult:
