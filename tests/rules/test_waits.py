@@ -56,7 +56,6 @@ MAY_BE_ENDLESS = {
     "tunnel/millpond/tunnel/endpoint/workers.py: os.waitid(os.P_PID, self.pid, ": _ENDED,
     "tunnel/millpond/tunnel/endpoint/zygote.py: os.waitpid(self._children.pop(pidfd), 0)": _ENDED,
     "tunnel/millpond/tunnel/endpoint/zygote.py: os.waitpid(pid, 0)": _UNBORN,
-    "tunnel/millpond/tunnel/transports/nvme/transport.py: self._changed.wait()": _TASKS,
     "tunnel/millpond/tunnel/transports/nvme/transport.py: failures.get()": _TASKS,
 }
 """The begin of each call in its module, and why it may wait without a deadline."""

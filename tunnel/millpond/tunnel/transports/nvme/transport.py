@@ -38,6 +38,8 @@ WAIT_MS = 1000
 """Milliseconds that an idle RECV waits: a killed endpoint's process is gone only when its last command has
 ended.
 """
+GAP_SECONDS = 10.0
+"""How long a packet waits for one before it, whose command may have been lost: the link begins anew then."""
 NOT_OPEN = 0x702
 _PATH_RELATED = 0x300
 _ROOM = 17 * 4096
@@ -239,8 +241,8 @@ class _Receiving:
         if number in self._held or (number - self._next) % MODULUS >= RECEIVERS:
             raise LinkViolation(f"the device sent packet {number} when {self._next} was due")
         self._held.add(number)
-        while number != self._next:
-            self._changed.wait()
+        if not self._changed.wait_for(lambda: number == self._next, GAP_SECONDS):
+            raise LinkViolation(f"packet {self._next} has not come {GAP_SECONDS:g} s after packet {number}")
         self._held.remove(number)
 
     def _deliver(self, buffer: memoryview, size: int) -> None:
