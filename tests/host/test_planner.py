@@ -282,3 +282,17 @@ def test_a_worker_whose_samples_come_in_large_groups_is_planned_with_them(policy
         made.observe(before.batches, 4 * before.times)
     slowness = made._slowness()
     assert policy == "fixed" or min(slowness.values()) > 3
+
+
+def test_nobody_sits_out_of_steps_that_are_shorter_than_what_a_clock_tells() -> None:
+    """The smallest batch of a device takes longer than the largest of the host, and all of them next to no
+    time; that one step was disturbed changes nothing.
+    """
+    made = Planner(SynchronousSpec(), NAMES)
+    made.join(0, profile("host", 0.00001, 0.0005), PLENTY, PLENTY)
+    for rank, name in enumerate(NAMES[1:], 1):
+        made.join(rank, profile(name, 0.0005, 0.002, kind="csd"), PLENTY, PLENTY)
+    assert all(planned(made)) and not made.background.any()
+    for _ in range(5):
+        made.observe(made.plan.batches, np.array([0.004, 0.02, 0.05, 0.02]), WITHOUT_LOAD)
+    assert all(planned(made))

@@ -15,6 +15,7 @@ from millpond.train.balance.curve import Curve
 from millpond.train.balance.equal_time import (
     LEAST_BATCH,
     QUANTILES,
+    SHORTEST,
     WORTH_IT,
     Cohort,
     Measured,
@@ -147,7 +148,8 @@ def test_no_other_time_that_somebody_takes_for_its_cap_is_worth_it(cohort: Cohor
     cohort = Cohort(cohort.kinds, cohort.members[: QUANTILES + 1])
     slowness = levels(cohort, seed)
     chosen = cohort.step_seconds(slowness)
-    best = max(speed(cohort, float(seconds), slowness) for seconds in cohort.times(cohort.caps, slowness))
+    caps = np.maximum(cohort.times(cohort.caps, slowness), SHORTEST)
+    best = max(speed(cohort, float(seconds), slowness) for seconds in caps)
     assert best < WORTH_IT * (1 + 1e-9) * speed(cohort, chosen, slowness)
 
 

@@ -9,6 +9,10 @@ the best T is one at which a worker comes to its cap. The most influential kind 
 greatest speed in sum, sets it, as in the paper, unless the time of another's cap is WORTH_IT: that happens
 where no kind outweighs all others. A host of 33.4 images/s that is interrupted takes 10.9 s for its batch;
 with 4 devices of 2.78, whose caps take 5.4 s, its T reaches 0.80 of the speeds that are there, theirs 0.97.
+
+T is SHORTEST at least. What a step costs besides its computation, and by how much that varies, is some
+milliseconds on a shared processor: below that a slow worker cannot be told from one that was disturbed, and a
+device whose smallest batch takes longer than the largest of another would sit out for nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ from millpond.train.balance.curve import Bools, Curve, Floats, Ints
 
 LEAST_BATCH = 2
 """BatchNorm has no variance of one sample: a worker without the time for two sits out."""
+
+SHORTEST = 0.02
+"""Seconds of a step, below which no difference between workers is believed."""
 
 WORTH_IT = 1.005
 """How many times as many samples per second another T brings, or else T stays by the most influential kind:
@@ -124,7 +131,7 @@ class Cohort:
     def step_seconds(self, slowness: Floats) -> float:
         """Return T: the seconds of the typical worker of the most influential kind for the batch at its peak,
         or for as much as its memory takes; those of another worker, if that brings more samples per second by
-        WORTH_IT. 0 if no worker is present.
+        WORTH_IT; at least SHORTEST. 0 if no worker is present.
         """
         there = [_there(slowness[ranks]) for ranks in self._ranks]
         weights = [speed * float(np.sum(1 / slow)) for speed, slow in zip(self._speeds, there, strict=True)]
@@ -134,7 +141,7 @@ class Cohort:
         usual = self._longest[chosen] * float(there[chosen][len(there[chosen]) // 2])
         seconds, speeds = self._tried(usual, there)
         best = int(np.argmax(speeds))
-        return float(seconds[best]) if speeds[best] >= WORTH_IT * speeds[0] else usual
+        return float(seconds[best] if speeds[best] >= WORTH_IT * speeds[0] else seconds[0])
 
     def _tried(self, usual: float, there: Sequence[Floats]) -> tuple[Floats, Floats]:
         """Return times that a step could take, the usual one first, and the samples per second of each.
@@ -143,7 +150,7 @@ class Cohort:
         able = [number for number, slow in enumerate(there) if slow.size and self._speeds[number]]
         some = [(number, *_representatives(there[number])) for number in able]
         caps = [self._longest[number] * _quantiles(slow) for number, slow, _ in some]
-        seconds = np.concatenate([[usual], *caps])
+        seconds = np.maximum(np.concatenate([[usual], *caps]), SHORTEST)
         samples = np.zeros(len(seconds), dtype=np.int64)
         for number, slow, alike in some:
             samples += np.searchsorted(self._fits[number], seconds[:, None] / slow, side="right") @ alike
