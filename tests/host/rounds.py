@@ -20,7 +20,6 @@ from millpond.base.deadline import Deadline
 from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer
-from millpond.host.workers.update_check import UpdateBounds
 from millpond.host.workers.worker import ModelState
 from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.selection import SampleFolders
@@ -32,6 +31,7 @@ from millpond.train.state import layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies.strategy import Strategy
 from millpond.train.task.task import SampleSet, Task
+from millpond.train.update_bounds import UpdateBounds
 
 from .steps import zero_state
 

@@ -18,9 +18,9 @@ from millpond.host.model.data_costs import DataCosts, shares, total, waiting, wa
 from millpond.host.model.data_explanation import batch_wait, explanation, worker_data
 from millpond.host.model.jobs import Round
 from millpond.host.terminal import data_table, printing, tables
-from millpond.host.workers.update_check import UpdateBounds
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
 from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
+from millpond.train.update_bounds import UpdateBounds
 
 JOB = Job("digits", DataSpec("private/x"), ModelSpec("m:build"), train=TrainingSpec(epochs=2, prefetch=2))
 UPDATE = Update(1, 100, 100.0, 1.0, 1.0, 10.0, 0.0, 0, {"loss": (1.0, 100.0)})

@@ -14,10 +14,10 @@ import pytest
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
-from millpond.host.workers.update_check import BOUND, UpdateBounds
 from millpond.host.workers.worker import ModelState
 from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec, TrainingSpec
 from millpond.train.protocol import Update, Work
+from millpond.train.update_bounds import BOUND, UpdateBounds
 
 from .steps import CountingWorker, zero_state
 

@@ -92,3 +92,36 @@ def test_what_torch_does_not_know_is_refused(folders: list[Path]) -> None:
         fit(Line(), folders[0], optimizer="Adamm")
     with pytest.raises(TypeError):
         fit(Line(), folders[0], learning=1)
+
+
+def test_a_simulation_leaves_out_what_a_fleet_leaves_out(folders: list[Path], tmp_path: Path) -> None:
+    told: list[str] = []
+    few = [tmp_path / "data-7", tmp_path / "data-0"]
+    for folder in few:
+        folder.mkdir()
+    with_them, without = (
+        simulate(Line(), each, rounds=2, learning_rate=0.05, tell=told.append)
+        for each in ([*folders, *few], folders)
+    )
+    assert with_them.losses == without.losses
+    assert [line.partition(": ")[2] for line in told[:2]] == [
+        "7 samples; a device has 8",
+        "0 samples; a device has 8",
+    ]
+    assert str(few[0]) in told[0] and str(few[1]) in told[1]
+    with pytest.raises(LocalError, match="no folder has the 8 samples"):
+        simulate(Line(), few, rounds=1)
+    with pytest.raises(LocalError, match="data-0: there are no samples"):
+        fit(Line(), tmp_path / "data-0")
+
+
+def test_a_simulation_refuses_the_updates_that_a_fleet_refuses(folders: list[Path]) -> None:
+    class Steep(Line):
+        def loss(
+            self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]
+        ) -> tuple[torch.Tensor, int]:
+            loss, count = super().loss(model, batch)
+            return loss * 1e6, count
+
+    with pytest.raises(LocalError, match=r"csd0 \(.*\): update refused: a value is beyond 65536 per sample"):
+        simulate(Steep(), folders, rounds=1, batch=1000, learning_rate=1.0)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train.compute.batch_loop import BatchLoop
 from millpond.train.compute.evaluation import evaluate
 from millpond.train.compute.optimizers import Schedule, make_optimizer, set_mode
@@ -52,7 +53,10 @@ def fit(
     generators.be_deterministic(work.threads)
     generators.plant(seed)
     model = hooks.model()
-    samples = everything(hooks, *(hooks.dataset(Path(), str(folder), "train") for folder in folders))
+    parts = [hooks.dataset(Path(), str(folder), "train") for folder in folders]
+    if not any(map(len, parts)):
+        raise LocalError(f"{', '.join(map(str, folders))}: there are no samples")
+    samples = everything(hooks, *parts)
     held_out = everything(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
     optimizer = make_optimizer(model, work.optimizer, hooks)
     schedule = Schedule(optimizer, work.scheduler, epochs, hooks)

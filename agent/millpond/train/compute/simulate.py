@@ -23,11 +23,12 @@ from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_o
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import DataSpec, FederatedSpec, Job, ModelSpec, TrainingSpec, WorkSpec
 from millpond.train.protocol import Folder, Update, Work
-from millpond.train.state import flat
+from millpond.train.state import flat, layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies import Strategy, catalogue
 from millpond.train.task.sums import LOSS, Sums, add
 from millpond.train.task.task import Task
+from millpond.train.update_bounds import UpdateBounds
 
 LEAST_SAMPLES = 8
 """The samples of a group of private samples, as devices have them by default."""
@@ -58,12 +59,17 @@ def simulate(
     average, worker = _model(hooks, seed, local), _model(hooks, seed, local)
     flat.freeze(average.model, average.local)
     devices = [_Device(hooks, worker, number, path, work) for number, path in enumerate(folders)]
+    devices = [device for device in devices if device.takes_part(tell)]
+    if not devices:
+        raise LocalError(f"no folder has the {LEAST_SAMPLES} samples that a device answers for at least")
+    bounds = UpdateBounds.of(job, 0, normalized=own.local.normalized)
     optimizer = ServerOptimizer(average, optimizer_of(own, average.model), differences=True)
-    reduction = Reduction(average.sums, rule=rule_of(own.combine.rule, own.combine.share))
+    end = layout.parameters_end(average.tensors)
+    reduction = Reduction(average.sums, 0, rule_of(own.combine.rule, own.combine.share), end)
     tested = everything(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
     fitted = Fitted(average.model, [], [])
     for number in range(1, rounds + 1):
-        loss, local_steps = _round(number, seed, average.state, devices, reduction)
+        loss, local_steps = _round(number, seed, average.state, devices, reduction, bounds)
         fitted.losses.append(loss)
         optimizer.apply(local_steps, number)
         figures = hooks.summary(evaluate(average.model, hooks, tested, work)) if tested else {}
@@ -95,16 +101,26 @@ class _Device:
     def __init__(
         self, task: Task, parameters: FlatParameters, number: int, folder: str | Path, work: WorkSpec
     ) -> None:
-        self.name, self._parameters = f"csd{number}", parameters
+        self.name, self.rank, self._parameters, self._folder = f"csd{number}", number, parameters, folder
         part = task.dataset(Path(), str(folder), "train")
         private = Folder(self.name, self.name, group=LEAST_SAMPLES)
         own = SampleFolders(task, work.seed, [private], [part], work.held_out)
         self._trainer, self._samples = LocalTrainer(parameters, task, own, work), own.counts[0]
         self._values, self._next = np.empty_like(parameters.sums), 0
 
-    def train(self, number: int, seed: int, state: Vector) -> Update:
-        """Return the head of the update of a round."""
-        update = self._trainer.run(Work(number, seed, number, (((0, self._samples),),)), state)
+    def takes_part(self, tell: Callable[[str], None]) -> bool:
+        """Return whether there are samples enough for an answer of a device; tells if not."""
+        few = self._samples < LEAST_SAMPLES
+        if few:
+            tell(f"it goes on without {self._folder}: {self._samples} samples; a device has {LEAST_SAMPLES}")
+        return not few
+
+    def train(self, number: int, seed: int, state: Vector, bounds: UpdateBounds) -> Update:
+        """Return the head of the update of a round. Raises LocalError for one that would be refused."""
+        request = Work(number, seed, number, (((0, self._samples),),))
+        update = self._trainer.run(request, state)
+        if fault := bounds.refusal(request, update):
+            raise LocalError(f"{self.name} ({self._folder}): update refused: {fault}")
         self._values[:] = self._parameters.sums
         return update
 
@@ -131,16 +147,22 @@ def _scored(number: int, state: Vector, devices: Sequence[_Device], task: Task) 
 
 
 def _round(
-    number: int, seed: int, state: Vector, devices: Sequence[_Device], reduction: Reduction
+    number: int,
+    seed: int,
+    state: Vector,
+    devices: Sequence[_Device],
+    reduction: Reduction,
+    bounds: UpdateBounds,
 ) -> tuple[float, float]:
     """Combine the updates of a round. Returns the mean training loss, and the mean of local steps. Raises
     LocalError for an update that would be refused.
     """
     updates = [
-        device.train(number, seeds.derive(seed, str(rank), number), state)
-        for rank, device in enumerate(devices)
+        device.train(number, seeds.derive(seed, str(device.rank), number), state, bounds)
+        for device in devices
     ]
-    addends = [Addend(d, u.weight, u.largest, u.norm) for d, u in zip(devices, updates, strict=True)]
+    pairs = zip(devices, updates, strict=True)
+    addends = [Addend(device, u.weight, u.largest, u.norm, shift=u.shift) for device, u in pairs]
     for lost in reduction.run(addends):
         raise LocalError(str(lost.error))
     losses = [update.metrics[LOSS] for update in updates]

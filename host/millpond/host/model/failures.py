@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable
 
 from millpond.base.errors import Refused
+from millpond.train.update_bounds import NOT_FINITE, not_finite
 
-NOT_FINITE = "is not finite"
-"""Part of the reason for refusing an update whose values are out of range."""
 OUT_OF_MEMORY, MACHINE_MEMORY = "memory", "machine-memory"
 """The codes of a refusal by a worker that has run out of memory: it has reached its own limit, so that the
 same work would end it again, or the memory of its machine ran out.
@@ -37,11 +35,6 @@ def listed(reasons: Iterable[tuple[str, str]]) -> str:
 def too_few(needed: int) -> str:
     """Return the failure of a job of which not ``needed`` devices take part."""
     return "no device takes part" if needed == 1 else f"fewer than {needed} devices take part"
-
-
-def not_finite(value: float) -> str:
-    """Return the name of a value that is not finite."""
-    return "NaN" if math.isnan(value) else "infinite"
 
 
 def diverged(value: float, unit: str, number: int, workers: Iterable[str]) -> str:

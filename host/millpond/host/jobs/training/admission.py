@@ -29,11 +29,11 @@ from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.model.jobs import HOST, JobEvent, JobRow
 from millpond.host.workers.dispatcher import Dispatcher, WorkerLoss
-from millpond.host.workers.update_check import UpdateBounds
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.balance.profiling import Probe, Profile, largest
 from millpond.train.protocol import Ready
+from millpond.train.update_bounds import UpdateBounds
 
 MEASURE_SECONDS = 3.0
 MEMORY_PART = 0.8

@@ -22,7 +22,7 @@ from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.model.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
 from millpond.host.workers.node_reduction import NodeReduction
-from millpond.host.workers.update_check import BOUND
+from millpond.train.update_bounds import BOUND
 
 
 class UpdateReduction:

@@ -8,14 +8,20 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from millpond.host.model.failures import NOT_FINITE, not_finite
 from millpond.train.job.spec import Job, WorkSpec
 from millpond.train.protocol import Update, Work
 
+NOT_FINITE = "is not finite"
+"""Part of the reason for refusing an update whose values are out of range."""
 BOUND = 65536.0
 """The largest value per sample of an update that counts."""
 MOST_STEP = 100.0
 """The most that one local step counts where differences are normalized: with a momentum of 0.99."""
+
+
+def not_finite(value: float) -> str:
+    """Return the name of a value that is not finite."""
+    return "NaN" if math.isnan(value) else "infinite"
 
 
 @dataclass(frozen=True, slots=True)
