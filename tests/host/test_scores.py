@@ -110,3 +110,13 @@ def test_figures_as_text() -> None:
     scores: Scores = {"host": {"accuracy": 0.5, "loss": None}, "devices": {"loss": 1.0}}
     assert described(scores) == ["accuracy 0.5000", "loss not finite", "devices loss 1.0000"]
     assert described({"devices": {"loss": 1.0}}) == ["loss 1.0000"] and described({}) == []
+
+
+def test_a_last_score_that_is_not_finite_is_a_fault_of_the_job() -> None:
+    board = ScoreBoard.of(EvaluationSpec(), 3, [(1, {"host": {"loss": None}}), (2, {"host": {"loss": 0.5}})])
+    assert not board.fault
+    board.add(3, {"host": {"loss": None}})
+    assert board.fault == (
+        "loss is not finite after round 3: try a lower learning rate; the best model is that of round 2"
+    )
+    assert not ScoreBoard.of(EvaluationSpec(), 3, [(1, {})]).fault

@@ -40,7 +40,7 @@ class ScoreBoard:
         self.metric = spec.metric
         self.best: Best | None = None
         self._reached = False
-        self._since_best = 0
+        self._since_best = self._scored = 0
         self.last: float | None = None
 
     @classmethod
@@ -62,7 +62,7 @@ class ScoreBoard:
         found = scores.get(self._spec.on[0]) if self._spec.on else None
         if not found:
             return False
-        self.last = value = self._deciding(found)
+        self.last, self._scored = (value := self._deciding(found)), number
         if value is None or (self.best is not None and not self._better(value, self.best.value)):
             self._since_best += 1
             return False
@@ -86,6 +86,14 @@ class ScoreBoard:
             last = f" on {best.value:.4f} of round {best.round}" if best else ""
             return f"{self.metric} has not improved{last}"
         return ""
+
+    @property
+    def fault(self) -> str:
+        """The reason why the last model is of no use, "" if nothing tells so."""
+        if not self._scored or self.last is not None:
+            return ""
+        best = f"; the best model is that of round {self.best.round}" if self.best else ""
+        return f"{self.metric} is not finite after round {self._scored}: try a lower learning rate{best}"
 
     def _deciding(self, found: dict[str, float | None]) -> float | None:
         """Return the value of the deciding metric, None if it is not finite."""

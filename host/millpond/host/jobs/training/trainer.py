@@ -119,7 +119,10 @@ class Trainer:
                 return None
             self._context.store.drop_rounds(self._row.id, self._epoch.number)
             self._train([round_ for round_ in done if round_.round < self._epoch.number])
-            return self._save_model("model.safetensors")
+            path = self._save_model("model.safetensors")
+            if self._board.fault:
+                raise JobFailed(self._board.fault)
+            return path
         finally:
             self.abort()
             while self._closers:
