@@ -252,6 +252,30 @@ def test_the_same_bytes_can_be_sent_until_the_next_update() -> None:
     assert sent_by(alone, two).tobytes() != sent_by(other, two).tobytes()
 
 
+def test_an_update_whose_round_is_repeated_leaves_no_trace() -> None:
+    """It was sent, but another one was lost, and so the round did not count."""
+    rng = np.random.default_rng(1)
+    one, dropped, two = (rng.normal(size=3000).astype(np.float32) for _ in range(3))
+    found = []
+    for tasks in ([(1, one), (2, two)], [(1, one), (2, dropped), (2, dropped), (2, two)]):
+        encoder = UpdateEncoder(INT8, 3000)
+        for task, values in tasks:
+            encoder.encode(values.data.cast("B"), memoryview, task)
+            encoder.sent(3000)
+        found.append(bytes(encoder.data(0, 3000)))
+    assert found[0] == found[1]
+
+
+def test_buffers_are_sent_as_they_are() -> None:
+    values = np.random.default_rng(1).normal(size=3000).astype(np.float32)
+    for encoding in ALL:
+        encoder = UpdateEncoder(encoding, 3000, 2990)
+        for _ in range(2):  # and without what was lost before
+            encoder.encode(values.data.cast("B"), memoryview)
+            encoder.sent(3000)
+            assert bytes(encoder.data(0, 3000))[-40:] == values[2990:].tobytes()
+
+
 @pytest.mark.parametrize("bad", [1.0, math.nan])
 @pytest.mark.parametrize("sent", [False, True])
 def test_an_update_that_was_not_sent_as_a_whole_leaves_no_trace(bad: float, sent: bool) -> None:

@@ -23,11 +23,15 @@ from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.api.daemon import Curves
 from millpond.host.jobs.training.checkpoints import (
+    BEST,
+    STAGED,
     CheckpointWriter,
     SavedCheckpoint,
     TrainingProgress,
     newest,
+    settle_best,
 )
+from millpond.host.jobs.training.scores import Best
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.store import results
 from millpond.train.balance.profiling import Point, Profile
@@ -90,35 +94,60 @@ def test_what_was_saved_is_found_bit_by_bit(tmp_path: Path) -> None:
     what = saved(12)
     what.state[:4] = (np.pi, 1e-42, -0.0, 3e38)
     save(tmp_path, what)
-    found = newest(tmp_path, TENSORS, 2)
+    found = newest(tmp_path, TENSORS, 2, LOG)
     assert same(found, what)
     assert found is not None and found.state.tobytes() == what.state.tobytes()
 
 
 def test_before_the_first_step_an_optimizer_remembers_nothing(tmp_path: Path) -> None:
     save(tmp_path, saved(1, momentum=False))
-    assert same(newest(tmp_path, TENSORS, 2), saved(1, momentum=False))
+    assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1, momentum=False))
 
 
 def test_only_the_newest_is_kept(tmp_path: Path) -> None:
     for step in (9, 10, 1_000_000_000):  # a step with more digits than others
         save(tmp_path, saved(step))
-        assert same(newest(tmp_path, TENSORS, 2), saved(step))
+        assert same(newest(tmp_path, TENSORS, 2, LOG), saved(step))
         assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_one_behind_an_epoch_that_was_not_recorded_does_not_count(tmp_path: Path) -> None:
     one = saver(tmp_path)
     one.save_now(saved(1))
-    assert newest(tmp_path, TENSORS, 1) is None  # it is of epoch 3
+    assert newest(tmp_path, TENSORS, 1, LOG) is None  # it is of epoch 3
     later = saved(2)
     place = replace(later.progress.place, epoch=4)
     one.save_now(replace(later, progress=replace(later.progress, place=place)))
-    assert same(newest(tmp_path, TENSORS, 2), saved(1))
-    found = newest(tmp_path, TENSORS, 3)
+    assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1))
+    found = newest(tmp_path, TENSORS, 3, LOG)
     assert found is not None and found.progress.step == 2
     one.prune()
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.expected_log("000000002.* is damaged; the one before it serves")
+def test_a_damaged_one_is_passed_over_for_an_older_one(tmp_path: Path) -> None:
+    one = saver(tmp_path)
+    one.save_now(saved(1))
+    one.save_now(saved(2))
+    newer = tmp_path / "step-000000002.safetensors"
+    newer.write_bytes(newer.read_bytes()[:-1])
+    assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1))
+    (tmp_path / "step-000000001.safetensors").unlink()
+    with pytest.raises(LocalError, match="step-000000002"):  # and no history is dropped for it
+        newest(tmp_path, TENSORS, 2, LOG)
+
+
+def test_the_best_model_is_that_of_the_best_round_on_record(tmp_path: Path) -> None:
+    """Whatever ends the daemon between a model and the record of its round."""
+    (tmp_path / BEST).write_text("of round 1")
+    (tmp_path / STAGED.format(4)).write_text("of round 4")
+    settle_best(tmp_path, Best(1, 0.5))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of round 1"]
+    (tmp_path / STAGED.format(4)).write_text("of round 4")
+    settle_best(tmp_path, Best(4, 0.6))
+    settle_best(tmp_path, Best(4, 0.6))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(BEST, "of round 4")]
 
 
 def test_any_safetensors_library_reads_it(tmp_path: Path) -> None:
@@ -130,9 +159,9 @@ def test_any_safetensors_library_reads_it(tmp_path: Path) -> None:
 
 
 def test_where_nothing_was_saved_nothing_is_found(tmp_path: Path) -> None:
-    assert newest(tmp_path, TENSORS, 2) is None
+    assert newest(tmp_path, TENSORS, 2, LOG) is None
     (tmp_path / ".step-000000001.safetensors.part").write_bytes(b"half")
-    assert newest(tmp_path, TENSORS, 2) is None
+    assert newest(tmp_path, TENSORS, 2, LOG) is None
 
 
 @pytest.mark.parametrize(
@@ -141,19 +170,19 @@ def test_where_nothing_was_saved_nothing_is_found(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, others: tuple[Tensor, ...]) -> None:
     save(tmp_path, saved(5))
     with pytest.raises(LocalError, match=r"step-000000005\.safetensors is a checkpoint of another model"):
-        newest(tmp_path, others, 2)
+        newest(tmp_path, others, 2, LOG)
 
 
 def test_what_is_no_checkpoint_of_steps_is_named(tmp_path: Path) -> None:
     path = tmp_path / "step-000000001.safetensors"
     path.write_bytes(b"damaged")
     with pytest.raises(LocalError, match="is not a checkpoint of millpond, or is damaged"):
-        newest(tmp_path, TENSORS, 2)
+        newest(tmp_path, TENSORS, 2, LOG)
     safetensors.numpy.save_file(
         {"linear.weight": np.zeros((3, 4), np.float32)}, path, {"job": "other", "round": "2"}
     )
     with pytest.raises(LocalError, match="is not a checkpoint of a job"):
-        newest(tmp_path, TENSORS, 2)
+        newest(tmp_path, TENSORS, 2, LOG)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"step": 1}', '{"step": "x"}'])
@@ -162,7 +191,7 @@ def test_a_progress_that_makes_no_sense_is_refused(tmp_path: Path, text: str) ->
     about = {"job": "tests", "round": "2", "progress": text}
     safetensors.numpy.save_file(values, tmp_path / "step-000000001.safetensors", about)
     with pytest.raises(LocalError, match="is not a checkpoint of a job"):
-        newest(tmp_path, TENSORS, 2)
+        newest(tmp_path, TENSORS, 2, LOG)
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.013, 0.029])
@@ -174,7 +203,7 @@ def test_a_kill_while_it_is_written_leaves_the_last_whole_one(tmp_path: Path, wa
             assert writer.poll() is None and time.monotonic() < end
         time.sleep(wait)
         writer.kill()
-    left = newest(tmp_path, TENSORS, 2)
+    left = newest(tmp_path, TENSORS, 2, LOG)
     assert left is not None and same(left, saved(left.progress.step))
 
 
@@ -202,11 +231,11 @@ def test_without_room_it_warns_and_the_last_one_stays(
         one.save(saved(2))
         one.wait()
     assert "step-000000002.safetensors: the checkpoint cannot be saved" in caplog.text
-    assert same(newest(tmp_path, TENSORS, 2), saved(1))
+    assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001.safetensors"]
     one.save(saved(3))
     one.wait()
-    assert same(newest(tmp_path, TENSORS, 2), saved(3))
+    assert same(newest(tmp_path, TENSORS, 2, LOG), saved(3))
 
 
 @pytest.mark.expected_log("the checkpoint cannot be saved")

@@ -115,6 +115,20 @@ def test_an_automatic_deadline_follows_the_workers() -> None:
     assert planner.plan.deadline == 1.0  # those that were not asked have missed nothing
 
 
+def test_an_automatic_deadline_follows_those_that_missed_it() -> None:
+    """Most devices take 400 s: what they took is known, though their answers came too late to count."""
+    planner = RoundPlanner(["csd0", "csd1"], "auto")
+    for rank in range(2):
+        planner.join(rank, 10)
+    assert planner.deadline == 60
+    planner.observe(np.zeros(2, np.int64), np.array([np.nan, np.nan]))
+    assert planner.deadline == 120
+    planner.observe(np.zeros(2, np.int64), np.array([400.0, np.nan]))
+    assert planner.deadline == 800
+    planner.observe(np.zeros(2, np.int64), np.array([np.nan, 400.0]))
+    assert planner.deadline >= 800
+
+
 def test_a_round_asks_all_samples_of_the_chosen() -> None:
     planner = RoundPlanner(["host", "csd0", "csd1"], 60.0)
     planner.join(0, 270)

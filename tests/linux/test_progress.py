@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from millpond.linux import progress
 from millpond.linux.progress import HangDetector, processor_time
 
 from ..waiting import eventually
@@ -71,3 +73,10 @@ def test_one_that_neither_computes_nor_reads_hangs(program: str, hangs: bool) ->
         assert not detector.is_hung()
         time.sleep(LOOK)
         assert detector.is_hung() == hangs
+
+
+def test_where_the_kernel_counts_nothing_nobody_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_of_one", lambda _pid: 0)
+    detector = HangDetector(os.getpid())
+    assert processor_time(os.getpid()) is None
+    assert not any(detector.is_hung() for _ in range(3))

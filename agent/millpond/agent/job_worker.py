@@ -216,7 +216,7 @@ class JobWorker:
         if fault := self._fault_of_state():
             answer = Failure("policy", fault)
         if isinstance(answer, Update) and not (request.held_out or request.synthetic):
-            answer = self._encoded(answer, host)
+            answer = self._encoded(answer, (request.exchange, request.seed), host)
             self._has_update = True
             if self._encoder is None:  # a node adds values as they are
                 self._offered.offer(request.exchange)
@@ -236,13 +236,13 @@ class JobWorker:
         if not self._node_memory or state_digest(self._state.data) != request.spread:
             raise Refused("", SPREAD, "the state that was spread is not the one that the host means")
 
-    def _encoded(self, update: Update, host: Channel) -> Update:
-        """Encode the values of an update. Returns its head with the bounds of what will be decoded: this is
-        why they are not encoded while they are sent.
+    def _encoded(self, update: Update, task: object, host: Channel) -> Update:
+        """Encode the values of an update of a ``task``. Returns its head with the bounds of what will be
+        decoded: this is why they are not encoded while they are sent.
         """
         if self._encoder is None:
             return update
-        largest, norm = self._encoder.encode(self._values.data, host.examined)
+        largest, norm = self._encoder.encode(self._values.data, host.examined, task)
         return replace(update, largest=largest, norm=norm, encoding=self._encoder.encoding.name)
 
     def _answer(self, request: Work) -> Update | Failure:

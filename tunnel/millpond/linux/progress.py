@@ -59,10 +59,10 @@ def processor_time(pid: int) -> int | None:
     processor.
 
     The sum grows while threads are runnable, and stands still when all of them are blocked. None where the
-    kernel does not tell, or there is no such process.
+    kernel does not tell (it may count nothing: all figures are 0), or there is no such process.
     """
     try:
-        return sum(_of_one(process) for process in _family(pid))
+        return sum(_of_one(process) for process in _family(pid)) or None
     except (OSError, ValueError, psutil.Error):
         return None
 

@@ -36,16 +36,19 @@ class UpdateEncoder:
         self._data = memoryview(bytearray(self._place(size)))
         kept = 4 * self._end * encoding.feeds_back
         self._kept, self._left = (memoryview(bytearray(kept)) for _ in range(2))
-        self._sent = False
+        self._sent, self._task = False, object()
 
-    def encode(self, values: memoryview, seen: Callable[[memoryview], Buffer]) -> tuple[float, float]:
+    def encode(
+        self, values: memoryview, seen: Callable[[memoryview], Buffer], task: object = None
+    ) -> tuple[float, float]:
         """Encode another update, float32 values of which each part is taken as ``seen`` returns it. What the
-        last update has lost is kept if that was sent. Returns the largest magnitude of the parameters' values
+        last update has lost is kept if that was sent, and was of another ``task``: one that is asked for
+        again has not counted, though it was sent. Returns the largest magnitude of the parameters' values
         as they will be decoded, and their L2 norm: both NaN if one is not finite.
         """
-        if self._sent:
+        if self._sent and (task is None or task != self._task):
             self._kept, self._left = self._left, self._kept
-        self._sent = False
+        self._sent, self._task = False, task
         found, place = Bounds(), 0
         for start in range(0, self._end, _PART):
             span = slice(4 * start, 4 * min(start + _PART, self._end))

@@ -304,7 +304,8 @@ class HostProcess:
         it hangs.
         """
         try:
-            self._channel.send(request, NEVER, payload)
+            # One that hangs does not read what is more than a socket holds.
+            self._channel.send(request, Deadline.after(REPLY_SECONDS + len(payload) / SLOWEST), payload)
             self._wait_while_busy(NEVER)
             return self._channel.expect(reply, Deadline.after(REPLY_SECONDS), payload=size)
         except ConnectionLost:

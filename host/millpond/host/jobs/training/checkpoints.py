@@ -14,12 +14,15 @@ import numpy as np
 from millpond.aggregate.kernels import Vector
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
+from millpond.host.jobs.training.scores import Best
 from millpond.host.jobs.training.shards import EpochPosition
 from millpond.train.state import checkpoint, layout
 from millpond.train.state.checkpoint import Checkpoint
 from millpond.train.state.layout import Tensor
 
 _OPTIMIZER = "optimizer:"
+BEST, STAGED = "best.safetensors", "best-of-{}.safetensors"
+"""The best model of the rounds that are recorded, and one whose round is about to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +102,34 @@ class CheckpointWriter:
         checkpoint.save(path, whole)
 
 
-def newest(directory: Path, tensors: tuple[Tensor, ...], recorded: int) -> SavedCheckpoint | None:
+def newest(
+    directory: Path, tensors: tuple[Tensor, ...], recorded: int, log: logging.Logger
+) -> SavedCheckpoint | None:
     """Return a job's newest checkpoint before which no epoch lies that is not ``recorded``; None without one.
-    Raises LocalError if it is of another model.
+    One that cannot be read is passed over. Raises LocalError if none can be read.
     """
+    fault: LocalError | None = None
     for path in reversed(_checkpoint_files(directory)):
-        saved = _load(path, tensors)
+        try:
+            saved = _load(path, tensors)
+        except LocalError as error:
+            fault = fault or error
+            continue
         if saved.progress.place.epoch <= recorded + 1:
+            if fault:
+                log.warning("%s; the one before it serves", fault)
             return saved
+    if fault:
+        raise fault
     return None
+
+
+def settle_best(directory: Path, best: Best | None) -> None:
+    """Have the best model in its place once its round is recorded; remove others that wait for theirs."""
+    if best and (staged := directory / STAGED.format(best.round)).exists():
+        staged.replace(directory / BEST)
+    for other in directory.glob(STAGED.format("*")):
+        other.unlink(missing_ok=True)
 
 
 def _load(path: Path, tensors: tuple[Tensor, ...]) -> SavedCheckpoint:

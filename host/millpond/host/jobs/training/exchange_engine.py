@@ -299,6 +299,8 @@ class ExchangeEngine:
         counts = self._collection.answered(dispatcher.rank, too_old=too_old)
         if counts:
             run.answers.append(event)
+        elif not self._buffer:  # the next deadline follows those that miss this one, too
+            self._measured[dispatcher.rank] = event.seconds
         if not counts or len(run.answers) < self._late.buffer:
             self._begin(run, [dispatcher.rank], run.plan.batches)
 

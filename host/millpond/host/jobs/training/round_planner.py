@@ -20,7 +20,7 @@ from millpond.train.balance.curve import Floats, Ints
 from millpond.train.determinism import seeds
 
 FIRST_DEADLINE = 60.0
-"""Seconds of an automatic deadline, until two workers have been measured."""
+"""Seconds of an automatic deadline at least, until two workers have been measured."""
 SPREADS, LEAST_TIMES, LEAST_SECONDS = 5.0, 2.0, 1.0
 
 
@@ -67,7 +67,9 @@ class RoundPlanner:
         self._seconds[rank] = np.nan
 
     def observe(self, _batches: Ints, measured: Floats, _busy: Floats | None = None, /) -> bool:
-        """Take the seconds of a round, NaN for workers without an answer. There is never a new plan."""
+        """Take the seconds of a round, NaN for workers without an answer, in time or late. There is never a
+        new plan.
+        """
         asked = self.plan.batches > 0
         answered = asked & ~np.isnan(measured)
         self._seconds[answered] = measured[answered]
@@ -84,7 +86,7 @@ class RoundPlanner:
 def automatic_deadline(seconds: Floats) -> float:
     """Return the deadline for workers that took ``seconds``, see the module."""
     if len(seconds) < 2:
-        return FIRST_DEADLINE
+        return max(FIRST_DEADLINE, LEAST_TIMES * float(seconds.max(initial=0.0)))
     middle = float(np.median(seconds))
     spread = 1.4826 * float(np.median(np.abs(seconds - middle)))
     return max(middle + SPREADS * spread, LEAST_TIMES * middle, LEAST_SECONDS)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millpond.host.jobs.context import JobFailed
@@ -30,6 +31,15 @@ def described(scores: Scores) -> list[str]:
         for place, figures in scores.items()
         for name, value in figures.items()
     ]
+
+
+def scores_of(found: Mapping[str, Mapping[str, float]], places: Sequence[str]) -> Scores:
+    """Return the figures of those ``places`` that have some."""
+    return {
+        place: {name: value if math.isfinite(value) else None for name, value in found[place].items()}
+        for place in places
+        if found[place]
+    }
 
 
 class ScoreBoard:

@@ -10,7 +10,6 @@ during training; a job that is started again resumes at the last one, in the mid
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from millpond.host.jobs import energy as job_energy
 from millpond.host.jobs.attempts import TRIES, Attempts
 from millpond.host.jobs.context import JobContext, JobFailed, Traffic, since
 from millpond.host.jobs.energy import Readings
+from millpond.host.jobs.training import checkpoints
 from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.checkpoints import (
     CheckpointWriter,
@@ -41,7 +41,7 @@ from millpond.host.jobs.training.late_policy import LatePolicy
 from millpond.host.jobs.training.membership import Membership, MemberState
 from millpond.host.jobs.training.planner import Planner
 from millpond.host.jobs.training.round_planner import RoundPlanner, selected
-from millpond.host.jobs.training.scores import ScoreBoard, Scores, described
+from millpond.host.jobs.training.scores import ScoreBoard, Scores, described, scores_of
 from millpond.host.jobs.training.shards import Shards, WholeShards
 from millpond.host.jobs.training.worker_group import START_SECONDS, WorkerGroup
 from millpond.host.model.energy import describe
@@ -56,6 +56,7 @@ from millpond.train.strategies.catalogue import unfit_for_lateness
 from millpond.train.task.sums import Sums
 
 REPORT_SECONDS, MOST_REPORT_SECONDS = 2.0, 60.0
+LATE = "too few devices answer within the deadline of a round: federated.deadline is too short"
 ABSENT_SECONDS = 10.0
 """Time that the end of an epoch waits for a device that is not there."""
 
@@ -111,12 +112,14 @@ class Trainer:
         try:
             done = self._context.store.rounds(self._row.id)
             self._set_up(resumed=bool(done) or bool(list(self._directory.glob("step-*"))))
-            saved = newest(self._directory, self._server.tensors, done[-1].round if done else 0)
+            saved = newest(self._directory, self._server.tensors, done[-1].round if done else 0, self.log)
             self._shards.begin(1) if saved is None else self._resume(saved)
             self._gather()
             if self._only_prepares:
                 self._group.write_prepared()
                 return None
+            if again := sum(round_.round >= self._epoch.number for round_ in done):
+                self.log.warning("%d that had ended are computed again: they have no checkpoint", again)
             self._context.store.drop_rounds(self._row.id, self._epoch.number)
             self._train([round_ for round_ in done if round_.round < self._epoch.number])
             path = self._save_model("model.safetensors")
@@ -227,12 +230,16 @@ class Trainer:
         few = self._group.reasons if self._only_prepares else few
         if not self._membership.can_reach_quorum:
             raise JobFailed(few)
-        if time.monotonic() - self._progressed > wait:
-            raise JobFailed(f"for {wait:g} s (limits.wait), {few}")
+        # Those that take part, and are late, have longer next time, unless the deadline is the job's own.
+        late = self._rounds and self._membership.is_quorum(self._membership.joined)
+        goes_on = late and self._job.averaging.deadline == "auto"
+        if time.monotonic() - self._progressed > wait and not goes_on:
+            raise JobFailed(f"for {wait:g} s (limits.wait), {LATE if late else few}")
 
     def _train(self, done: list[Round]) -> None:
         scores = [(round_.round, round_.scores) for round_ in done]
         self._board = ScoreBoard.of(self._job.evaluate, self._steps.epochs, scores)
+        checkpoints.settle_best(self._directory, self._board.best)
         self._saved_at, self._reported_at, self._plan_unreported = time.monotonic(), 0.0, False
         self._pause = REPORT_SECONDS
         self._traffic = self._context.traffic()
@@ -417,7 +424,7 @@ class Trainer:
             epoch.data,
         )
         if self._board.add(epoch.number, scores):
-            self._save_model("best.safetensors")
+            self._save_model(checkpoints.STAGED.format(epoch.number))
         self._epoch = Epoch(epoch.number + 1)
         self._shards.begin(self._epoch.number)
         # A round that was recorded is final, but one whose state is not here: that is computed again.
@@ -426,6 +433,7 @@ class Trainer:
             self._checkpoints.save_now(self._snapshot())
             self._saved_at = time.monotonic()
         self._context.store.add_round(self._row.id, result, self._board.standing)
+        checkpoints.settle_best(self._directory, self._board.best)
         if saves or not self._rounds:
             self._checkpoints.prune()
         self._report(result)
@@ -451,12 +459,7 @@ class Trainer:
         if "host" in on:
             self._catch_up()
         score = self._server.score(self._job.data.test if "host" in on else "", sums)
-        found = {"host": score.host, "devices": score.devices}
-        return {
-            place: {name: value if math.isfinite(value) else None for name, value in found[place].items()}
-            for place in on
-            if found[place]
-        }
+        return scores_of({"host": score.host, "devices": score.devices}, on)
 
     def _missing(self) -> dict[str, str]:
         """Return the workers that took no part, or left samples, with the reason or the samples."""
