@@ -11,6 +11,7 @@ import math
 import os
 import select
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from millpond.fs.proto.bulk_read import FetchMany
 from millpond.fs.proto.dirents import unpack_entries
 from millpond.fs.proto.status import GetStatus, StatusIs
 from millpond.fs.proto.write_behind import WriteGathered
+from millpond.fs.server.connection import PayloadBuffers
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Owner
@@ -377,3 +379,22 @@ def test_who_may_not_wait_for_the_device_has_done_nothing(tmp_path: Path) -> Non
 def test_anything_at_all(world: World, said: list[Message], payload: bytes) -> None:
     for request in said:
         world.say(request, payload if isinstance(request, p.Write) else b"")
+
+
+def test_payloads_of_all_connections_take_bounded_memory() -> None:
+    """Each connection had a buffer of its own: 10 GiB, with all the slots that clients may have."""
+    payloads, inside, go_on = PayloadBuffers(2), threading.Semaphore(0), threading.Event()
+
+    def held(size: int) -> int:
+        with payloads.buffer(size) as buffer:
+            inside.release()
+            assert go_on.wait(SOON)
+            return len(buffer)
+
+    with payloads.buffer(0) as nothing:
+        assert not nothing
+        waiting = [Doing(held, size) for size in (1, 2, MAX_TRANSFER)]
+        assert inside.acquire(timeout=SOON) and inside.acquire(timeout=SOON)
+        assert not inside.acquire(timeout=0.1)
+        go_on.set()
+        assert [one.result() for one in waiting] == [1, 2, MAX_TRANSFER]

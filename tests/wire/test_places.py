@@ -17,7 +17,7 @@ class Connections:
     """Connections with places, and their far ends."""
 
     def __init__(self, undo: ExitStack) -> None:
-        self._undo, self.places = undo, ConnectionPlaces(strangers=3, known=2)
+        self._undo, self.places = undo, ConnectionPlaces(strangers=3, known=2, relayed=3)
 
     def connect(self) -> tuple[ConnectionPlace, socket.socket]:
         near, far = (self._undo.enter_context(sock) for sock in socket.socketpair())
@@ -75,3 +75,23 @@ def test_authenticated_ones_have_places_of_their_own(connections: Connections) -
         third.authenticated()
     known[0][0].__exit__(None, None, None)
     third.authenticated()
+
+
+def test_connections_that_are_relayed_take_no_place_of_the_others(connections: Connections) -> None:
+    """With encrypted volumes, two busy mounts had all of a device's places, and nobody else got in."""
+    placed = list[ConnectionPlace]()
+    for _ in range(4):
+        placed.append(connections.connect()[0])
+        placed[-1].authenticated()
+        if len(placed) < 4:
+            placed[-1].relayed()
+    with pytest.raises(RemoteError, match="too many connections are relayed"):
+        placed[3].relayed()
+    assert connections.places.left == 1
+    for place in placed:
+        with place:
+            pass
+    assert connections.places.left == 2
+    again = connections.connect()[0]
+    again.authenticated()
+    again.relayed()

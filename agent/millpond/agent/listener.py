@@ -33,7 +33,9 @@ something; a stranger has FIRST_WORD_SECONDS to become the host.
 """
 _OF_A_JOB = 2
 """A job's connections: for control and for its parameters."""
-_MOST_THREADS = 4 * CONNECTIONS
+_RELAYED = 512
+"""Encrypted connections of volumes and nodes, which take none of these places: a busy mount has a hundred."""
+_MOST_THREADS = 4 * CONNECTIONS + _RELAYED
 """Threads of connections, some of which have just lost their places."""
 _TLS_HANDSHAKE = 0x16
 _IP_FREEBIND = 15  # Linux; Python has no name for it
@@ -55,7 +57,7 @@ class Listener:
         self._service, self._context = service, context
         self._hosts = {str(host) for host in address.network.hosts()} - {str(address.ip)}
         server = _listen(str(address.ip), port)
-        self._places = ConnectionPlaces(strangers=CONNECTIONS, known=CONNECTIONS)
+        self._places = ConnectionPlaces(strangers=CONNECTIONS, known=CONNECTIONS, relayed=_RELAYED)
         self._acceptor = Acceptor(server, self._handle, places=_MOST_THREADS, name="listener")
 
     @property
@@ -134,6 +136,7 @@ class Listener:
             return
         server = purpose.node or self._service.volume
         if encrypted:
+            place.relayed()
             _relay(client.sock, server.hand_over)
         else:
             server.hand_over(client.sock)

@@ -30,6 +30,7 @@ from millpond.linux.sockets import passed_connections, serve_in_thread
 from millpond.wire.channel import Channel
 
 log = logging.getLogger(__name__)
+_MOST_CONNECTIONS = 1024  # a busy mount has a hundred
 _FOR_CONNECTIONS = 2048  # of the descriptors that this process may have
 
 
@@ -59,8 +60,20 @@ def main(config: str, root: str, storage: str, descriptor: str, tally: str, lock
     threading.Thread(target=accept_all, args=(listener, sessions.delegations), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))
     trim_heap()
+    places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    def serve_one(connection: socket.socket) -> None:
+        with connection:
+            if not places.acquire(blocking=False):
+                log.warning("connection refused: %d are in use", _MOST_CONNECTIONS)
+                return
+            try:
+                _serve(connection, sessions, gate)
+            finally:
+                places.release()
+
     for connection in passed_connections(agent):
-        serve_in_thread(connection, lambda connection: _serve(connection, sessions, gate))
+        serve_in_thread(connection, serve_one)
 
 
 def _tree(root: Path, quota: int | None) -> BackingFs:

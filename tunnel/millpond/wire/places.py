@@ -19,12 +19,12 @@ from millpond.base.errors import RemoteError
 
 
 class ConnectionPlaces:
-    """Places for ``strangers`` that are silent, as many that have spoken, and ``known`` connections, by each
-    handler's thread. Thread-safe.
+    """Places for ``strangers`` that are silent, as many that have spoken, ``known`` connections, and others
+    that are only ``relayed``, by each handler's thread. Thread-safe.
     """
 
-    def __init__(self, strangers: int, known: int) -> None:
-        self._strangers, self._known = strangers, known
+    def __init__(self, strangers: int, known: int, relayed: int = 0) -> None:
+        self._strangers, self._known, self._relayed = strangers, known, relayed
         self._lock = threading.Lock()
         self._silent: list[ConnectionPlace] = []
         self._spoken: list[ConnectionPlace] = []
@@ -60,10 +60,20 @@ class ConnectionPlaces:
             self._remove(place)
             self._authenticated += 1
 
-    def leave(self, place: ConnectionPlace, *, authenticated: bool) -> None:
+    def relay(self) -> None:
+        """Move an authenticated connection to the relayed ones. Raises RemoteError if these are full."""
+        with self._lock:
+            if not self._relayed:
+                raise RemoteError("too many connections are relayed: one more was refused")
+            self._relayed -= 1
+            self._authenticated -= 1
+
+    def leave(self, place: ConnectionPlace, *, authenticated: bool, relayed: bool) -> None:
         """Free a place."""
         with self._lock:
-            if authenticated:
+            if relayed:
+                self._relayed += 1
+            elif authenticated:
                 self._authenticated -= 1
             else:
                 self._remove(place)
@@ -91,7 +101,7 @@ class ConnectionPlace:
 
     def __init__(self, places: ConnectionPlaces, connection: socket.socket) -> None:
         self._places, self.connection = places, connection
-        self._is_authenticated = False
+        self._is_authenticated = self._is_relayed = False
         self.was_lost = False
         """Whether a newer connection has taken the place."""
 
@@ -105,10 +115,17 @@ class ConnectionPlace:
             self._places.authenticate(self)
             self._is_authenticated = True
 
+    def relayed(self) -> None:
+        """Note that the authenticated connection is only relayed from now on, and takes no place of the others.
+        Raises RemoteError.
+        """
+        self._places.relay()
+        self._is_relayed = True
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._places.leave(self, authenticated=self._is_authenticated)
+        self._places.leave(self, authenticated=self._is_authenticated, relayed=self._is_relayed)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
+from collections import deque
+from collections.abc import Iterator
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
@@ -28,7 +31,37 @@ from millpond.wire.messages import Failure
 
 _TRANSFER_SECONDS = 60.0
 _CALLS_PER_LEASE = 4
+_MOST_PAYLOADS, _KEPT_PAYLOADS = 128, 4
+"""Of 1 MiB each: a host may have thousands of connections, and a device little memory."""
 _WITH_PAYLOAD = (p.Write, FlushNames, ReplayNames, WriteGathered, StoreFiles, SetXattr)
+
+
+class PayloadBuffers:
+    """Memory for ``most`` payloads at once, of all connections together; the others wait. A few buffers are
+    used again.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._places, self._free = threading.BoundedSemaphore(most), deque[bytearray](maxlen=_KEPT_PAYLOADS)
+
+    @contextlib.contextmanager
+    def buffer(self, size: int) -> Iterator[memoryview]:
+        """Have a buffer of so many bytes, at most MAX_TRANSFER."""
+        if not size:
+            yield memoryview(bytearray())
+            return
+        with self._places:
+            try:
+                taken = self._free.pop()
+            except IndexError:
+                taken = bytearray(MAX_TRANSFER)
+            try:
+                yield memoryview(taken)[:size]
+            finally:
+                self._free.append(taken)
+
+
+_payloads = PayloadBuffers(_MOST_PAYLOADS)
 
 
 def serve(
@@ -69,14 +102,13 @@ def _answer_all(
     channel: Channel, sessions: SessionTable, hello: p.SessionHello, idle: float | None, transfer: float
 ) -> None:
     client, slot = sessions.attach(hello, channel)
-    buffer = memoryview(bytearray(MAX_TRANSFER))
     try:
         lease, owner = sessions.delegations.lease, sessions.tree.new_owner
         welcome = p.SessionWelcome(client.verifier, slot.performed, ROOT, lease, owner, sessions.storage)
         channel.send(welcome, Deadline.after(transfer))
         head = channel.receive(Deadline.after(idle))
         while not isinstance(head.message, p.Goodbye):
-            _answer(channel, slot, head, transfer, hello.may_block, buffer)
+            _answer(channel, slot, head, transfer, hello.may_block)
             head = channel.receive(Deadline.after(idle))
         sessions.end(client)
         channel.send(p.Done(), Deadline.after(transfer))
@@ -84,22 +116,20 @@ def _answer_all(
         sessions.detach(client, slot, channel)
 
 
-def _answer(
-    channel: Channel, slot: SessionSlot, head: Head, seconds: float, may_wait: bool, buffer: memoryview
-) -> None:
+def _answer(channel: Channel, slot: SessionSlot, head: Head, seconds: float, may_wait: bool) -> None:
     deadline = Deadline.after(seconds)
     if head.payload_size and not isinstance(head.message, _WITH_PAYLOAD):
         raise ProtocolError(f"{channel.peer} sent {head.payload_size} bytes behind '{head.message.NAME}'")
-    if head.payload_size > len(buffer):
+    if head.payload_size > MAX_TRANSFER:
         raise LimitExceeded(
-            f"{channel.peer} sent {head.payload_size} bytes; at most {len(buffer)} are accepted"
+            f"{channel.peer} sent {head.payload_size} bytes; at most {MAX_TRANSFER} are accepted"
         )
-    payload = buffer[: head.payload_size]
-    channel.receive_into(payload, deadline)
-    try:
-        reply, body = slot.perform(channel, head.message, payload, may_wait=may_wait)
-    except OSError as error:
-        reply, body = p.Error(error.errno or errno.EIO), b""
+    with _payloads.buffer(head.payload_size) as payload:
+        channel.receive_into(payload, deadline)
+        try:
+            reply, body = slot.perform(channel, head.message, payload, may_wait=may_wait)
+        except OSError as error:
+            reply, body = p.Error(error.errno or errno.EIO), b""
     if isinstance(head.message, UNANSWERED):
         return
     try:
