@@ -116,8 +116,8 @@ class ConnectionPlace:
             self._is_authenticated = True
 
     def relayed(self) -> None:
-        """Note that the authenticated connection is only relayed from now on, and takes no place of the others.
-        Raises RemoteError.
+        """Note that the authenticated connection is only relayed from now on, and takes none of the other
+        places. Raises RemoteError.
         """
         self._places.relay()
         self._is_relayed = True

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import DeadlineExceeded, MillpondError, RemoteError
+from millpond.base.errors import ConfigError, DeadlineExceeded, MillpondError, RemoteError
 from millpond.fs.client.keep_alive import KeepAlive
 from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.proto.file_ops import (
@@ -269,7 +269,7 @@ class RpcSlot:
     def wait_failed(self, wait: _Wait, error: BaseException) -> None:
         """Disconnect after a failed exchange. Raises SlotLost and OSError in place of the error."""
         self.disconnect()  # an interrupt leaves the rest of a reply in the stream
-        if isinstance(error, OverflowError):
+        if isinstance(error, ConfigError):  # a number that no message can hold
             raise os_error(errno.EINVAL) from None
         if not isinstance(error, (MillpondError, OSError)):
             return
