@@ -466,12 +466,12 @@ def reach_from_shell(address: str) -> str:
 
 
 def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
-    code = "print('x' * 10000)\nprint('a\\x1b[2Jb')\nprint('last', end='')\n"
+    code = "print('x' * 10000)\nprint('a\\x1b[2J\\tb')\nprint('last', end='')\n"
     result = ready.millpond("launch", "--no-host", "--devices", "csd0", "--", write(ready, "long.py", code))
     assert result.code == 0
     lines = [line.removeprefix("[csd0] ") for line in result.out.splitlines()]
-    assert [len(line) for line in lines] == [4096, 4096, 10000 - 2 * 4096, 6, 4]
-    assert lines[3:] == ["a [2Jb", "last"]
+    assert [len(line) for line in lines] == [4096, 4096, 10000 - 2 * 4096, 7, 4]
+    assert lines[3:] == ["a [2J\tb", "last"]
 
 
 @pytest.mark.parametrize(

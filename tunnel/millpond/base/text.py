@@ -11,7 +11,9 @@ def escaped(text: str) -> str:
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def printable(text: str, longest: int = LONGEST) -> str:
-    """Return one line without control characters, shortened: a peer must not control a terminal."""
-    cleaned = "".join(char if char.isprintable() else " " for char in text[: longest + 1])
+def printable(text: str, longest: int = LONGEST, *, kept: str = "") -> str:
+    """Return one line without control characters but those ``kept``, shortened: a peer must not control a
+    terminal.
+    """
+    cleaned = "".join(char if char.isprintable() or char in kept else " " for char in text[: longest + 1])
     return cleaned if len(cleaned) <= longest else cleaned[: longest - 3] + "..."

@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def cleaned(data: T, longest: int = sys.maxsize) -> T:
-    """Return a message, or other plain data, whose texts have no control characters and are shortened to
-    ``longest`` characters: fields, keys, and what is in tuples, lists, tables and dataclasses.
+    """Return a message, or other plain data, whose texts have no control characters but tabs and are
+    shortened to ``longest`` characters: fields, keys, and what is in tuples, lists, tables and dataclasses.
     """
     return cast(T, _cleaned(data, longest))
 
@@ -22,7 +22,7 @@ def cleaned(data: T, longest: int = sys.maxsize) -> T:
 def _cleaned(value: object, longest: int) -> object:
     if isinstance(value, str):
         is_fit = value.isprintable() and len(value) <= longest
-        return value if is_fit else printable(value, min(longest, len(value)))
+        return value if is_fit else printable(value, min(longest, len(value)), kept="\t")
     if isinstance(value, (tuple, list)):
         items = [_cleaned(item, longest) for item in value]
         is_same = all(new is old for new, old in zip(items, value, strict=True))

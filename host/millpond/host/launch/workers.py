@@ -372,4 +372,4 @@ def _take_news(head: Head, observer: WorkerObserver) -> bool:
 
 def _show(lines: tuple[str, ...], observer: WorkerObserver) -> None:
     if lines:
-        observer.show(tuple(printable(line, len(line)) for line in lines))
+        observer.show(tuple(printable(line, len(line), kept="\t") for line in lines))
