@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from millpond.agent.policy.error_reports import rebuilt
 from millpond.base.errors import LocalError
 from millpond.linux.syscalls import thread_name
+from millpond.train.job.file import read_unsigned
 from millpond.train.state import flat, initial, layout
 from millpond.train.state.checkpoint import Checkpoint, save
 from millpond.train.state.flat_parameters import FlatParameters
@@ -41,6 +43,49 @@ def test_a_file_may_have_more_and_less_than_the_model(tmp_path: Path) -> None:
     told = initial.load(found, tmp_path / "base.safetensors")
     assert "1 tensors of the model" in told and "such as 0.bias" in told and "such as head" in told
     assert torch.equal(found[0].weight, torch.ones(4, 3))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("name", ["embed.weight", "head.weight"])
+def test_a_file_has_one_name_of_a_parameter_with_two(name: str, tmp_path: Path) -> None:
+    save_file({name: torch.ones(4, 3)}, tmp_path / "base.safetensors")
+    found = Tied()
+    told = initial.load(found, tmp_path / "base.safetensors")
+    assert told == "1 tensors of the model are from base.safetensors" and bool((found.head.weight == 1).all())
+
+
+def sharded(folder: Path, weights: object) -> Path:
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weights}))
+    return path
+
+
+def test_the_files_of_an_index_are_taken_and_sent(tmp_path: Path) -> None:
+    save_file({"0.weight": torch.ones(4, 3)}, tmp_path / "model-1.safetensors")
+    save_file({"2.bias": torch.ones(2)}, tmp_path / "model-2.safetensors")
+    index = sharded(tmp_path, {"0.weight": "model-1.safetensors", "2.bias": "model-2.safetensors"})
+    found = model()
+    assert initial.load(found, index).startswith(
+        "2 tensors of the model are from model.safetensors.index.json"
+    )
+    assert bool((found[0].weight == 1).all()) and bool((found[2].bias == 1).all())
+    lines = ('name = "x"', "[data]", 'private = "private/x"', "[evaluate]", "on = []", "[model]")
+    job = (*lines, 'factory = "m:m"', f'initial = "{index.name}"')
+    (tmp_path / "job.toml").write_text("\n".join(job))
+    files = read_unsigned(tmp_path / "job.toml")[1]
+    assert sorted(files) == ["model-1.safetensors", "model-2.safetensors", index.name]
+
+
+@pytest.mark.parametrize("weights", [{}, [], {"a": "../b"}, {"a": 3}, {"a": "/etc/passwd"}])
+def test_an_index_of_files_elsewhere_is_refused(weights: object, tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="lists no files beside it as its weight_map"):
+        initial.load(model(), sharded(tmp_path, weights))
 
 
 @pytest.mark.parametrize(

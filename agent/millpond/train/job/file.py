@@ -14,6 +14,7 @@ from millpond.base.schema import load
 from millpond.linux.files import sha256_of
 from millpond.train.job.check import check
 from millpond.train.job.files import MOST_FILES, WHEEL, JobFile, check_job_files
+from millpond.train.job.first_values import shards_of
 from millpond.train.job.overrides import Settings, overridden
 from millpond.train.job.spec import DataSpec, Job
 
@@ -55,6 +56,10 @@ def _unsigned(document: Mapping[str, Any], path: Path, settings: Settings) -> tu
     first = (initial,) if isinstance(initial, str) and initial else ()
     found = _find(job.code.files, path, f"{job.table}: files")
     found |= _find(first, path, f"{job.table}: initial")
+    for name in first:
+        beside = PurePosixPath(name).parent
+        shards = tuple(str(beside / shard) for shard in shards_of(path.parent / name))
+        found |= _find(shards, path, f"{job.table}: initial")
     return job, found | _find_wheels(job.code.wheels, path, f"{job.table}: wheels")
 
 
