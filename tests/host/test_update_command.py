@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import socket
 import threading
 import time
@@ -25,6 +26,7 @@ from millpond.host.cli.update import UpdateOutcome, check, roll
 from millpond.host.remote import bundles, device_update, ssh
 from millpond.host.remote.bundles import Bundle
 from millpond.host.remote.device_update import DeviceUpdate, Running
+from millpond.linux.file_lock import locked
 
 from .update_support import make_fleet, make_image
 
@@ -177,6 +179,17 @@ def test_the_device_is_told_which_older_image_it_may_install(
         device.run(allow_older=allow_older)
     assert [line for line in lines if line == "echo 7 >/var/lib/millpond-update/older"] == lines[:1]
     assert bool(lines) == allow_older
+
+
+def test_a_device_that_is_being_updated_is_left_to_that(tmp_path: Path) -> None:
+    """The second command took the first one's bundle away on the device."""
+    device = Device(tmp_path, NOW)
+    with (
+        locked(tmp_path / "update.dev0.lock", "x"),
+        pytest.raises(LocalError, match=rf"dev0 is being updated by another command \(pid {os.getpid()}\)"),
+    ):
+        device.run()
+    assert device.says == [NOW]
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from millpond.host.client import DaemonClient
 from millpond.host.remote import ssh
 from millpond.host.remote.bundles import Bundle
 from millpond.images.ondevice.sshd_config import ADMIN
+from millpond.linux.file_lock import locked
 from millpond.wire.control_messages import SSH_ADMIN_PORT
 
 Phase = Literal["sending", "installing", "restarting", "confirming"]
@@ -96,6 +97,11 @@ class DeviceUpdate:
         """Update the device and return what it runs once the new slot is kept. Raises RemoteError,
         LocalError: then the device is as before, or has fallen back to its old slot.
         """
+        busy = f"{self.device} is being updated by another command"
+        with locked(self._directory / f"update.{self.device}.lock", busy):
+            return self._run(allow_older=allow_older)
+
+    def _run(self, *, allow_older: bool) -> Running:
         before = self.check(allow_older=allow_older)
         with self._connected() as transport:
             self._send(transport)
