@@ -134,6 +134,7 @@ def test_only_a_gate_with_patterns_searches() -> None:
 
 
 def test_connections_do_not_mix() -> None:
+    """What leaves in parts by several connections has no order: a canary cut so passes, as an encoded one."""
     guarded = both()
     first, second = guarded.outlet(), guarded.outlet()
     first.passing(Kind.CONTROL, CANARY[:4], payload=False)
@@ -168,6 +169,34 @@ def test_another_process_counts_into_the_same_ledger() -> None:
     subprocess.run([sys.executable, "-c", code], pass_fds=[other.descriptor], check=True, timeout=30)
     counting.outlet().passing(Kind.VOLUME, b"12", payload=False)
     assert ledger(counting, [other])[0]["volume"] == 44
+
+
+def test_processes_that_share_counters_lose_no_count() -> None:
+    """Several nodes, and several data services, add to one share of the ledger."""
+    shared, times = counters(), 100_000
+    code = f"""
+import sys
+from millpond.agent.gate import LedgerCounters
+found = LedgerCounters({shared.descriptor})
+print("ready", flush=True)
+sys.stdin.read(1)
+for _ in range({times}):
+    found.add(0, 1)
+"""
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    processes = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[shared.descriptor]) for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout and process.stdout.readline() == b"ready\n"
+    for process in processes:
+        assert process.stdin
+        process.stdin.write(b"x")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert shared[0] == 2 * times
 
 
 def test_a_channel_sends_nothing_of_a_message_with_a_canary() -> None:

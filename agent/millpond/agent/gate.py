@@ -8,6 +8,7 @@ process, which reports their sum: the privacy ledger.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
 import os
@@ -60,7 +61,7 @@ def _bytes(name: str, text: str) -> bytes:
 
 
 class LedgerCounters:
-    """Counters of one process, readable by another: bytes by kind, then sightings by pattern."""
+    """Counters in memory that processes share: bytes by kind, then sightings by pattern."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -78,9 +79,14 @@ class LedgerCounters:
         return made
 
     def add(self, index: int, count: int) -> None:
-        """Add ``count`` to a counter."""
+        """Add ``count`` to a counter. Several processes of a kind have the same ones: the kernel's lock is
+        between them, and ends with one that is killed; the other is between threads.
+        """
+        start, size = self._counters.itemsize * index, self._counters.itemsize
         with self._lock:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_EX, size, start)
             self._counters[index] += count
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN, size, start)
 
     def __getitem__(self, index: int) -> int:
         return self._counters[index]
