@@ -69,10 +69,10 @@ def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:
 def test_everything_can_be_set(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     table = 'least_samples = 20\nanswers_per_state = 0\nfolders = ["private/a", "private/b/c"]\n'
-    table += f'code = "listed"\nlisted = ["{digest("net:Net", FILES)}"]\nlargest_model = 1000\n'
+    table += f'code = "listed"\nlisted = ["{digest(JOB.work, FILES)}"]\nlargest_model = 1000\n'
     table += "largest_files = 0\n"
     file.write_text(f"{SMALLEST}[policy]\n{table}")
-    listed = (digest("net:Net", FILES),)
+    listed = (digest(JOB.work, FILES),)
     assert read(file).policy == Policy(20, 0, ("private/a", "private/b/c"), "listed", listed, (), 1000, 0)
 
 
@@ -211,11 +211,11 @@ def test_a_model_has_values(tensors: tuple[Tensor, ...]) -> None:
 
 
 def test_code_that_is_not_listed_is_named_by_its_digest() -> None:
-    listed = Policy(code="listed", listed=(digest("net:Net", FILES),))
+    listed = Policy(code="listed", listed=(digest(JOB.work, FILES),))
     check_job(listed, "csd0", JOB)
     check_job(listed, "csd0", replace(JOB, files=dict(reversed(FILES.items()))))
     for code in ({**CODE, "more.py": "x = 2"}, {**CODE, "torch.py": ""}, {"net.py": CODE["net.py"]}, {}):
-        error, found = refusal(listed, files=described(code)), digest("net:Net", described(code))
+        error, found = refusal(listed, files=described(code)), digest(JOB.work, described(code))
         assert error.text == f"policy.code: the job's code is not listed; its digest is {found}"
     assert refusal(Policy(code="listed")).code == "policy"
 
@@ -223,18 +223,37 @@ def test_code_that_is_not_listed_is_named_by_its_digest() -> None:
 @pytest.mark.parametrize("factory", ["timeit:timeit", "subprocess:run", "net:Other"])
 def test_listed_code_is_run_as_it_was_listed(factory: str) -> None:
     """Python's own callables run what their arguments say, whatever the job's files are."""
-    listed = Policy(code="listed", listed=(digest("net:Net", FILES),))
+    listed = Policy(code="listed", listed=(digest(JOB.work, FILES),))
     error = refusal(
         listed, work=replace(JOB.work, model=ModelSpec(factory, (), arguments={"stmt": "print(1)"}))
     )
     assert error.text.startswith("policy.code: ")
 
 
+def test_what_chooses_the_samples_of_a_folder_is_listed_with_the_code() -> None:
+    """A data set that heeds an argument has other samples by it, and so other groups: differences of their
+    sums would tell of single samples.
+    """
+    own = ModelSpec("net:Net", arguments={"limit": 40, "split": {"part": 1, "of": 2}})
+    work = replace(JOB.work, model=own)
+    listed = Policy(code="listed", listed=(digest(work, FILES),))
+    check_job(listed, "csd0", replace(JOB, work=replace(work, seed=7, batch=8)))
+    others = [
+        replace(work, model=replace(own, arguments={**own.arguments, "limit": 41})),
+        replace(work, model=replace(own, arguments={"limit": 40})),
+        replace(work, format="images"),
+        replace(work, task=True),
+    ]
+    for other in others:
+        assert refusal(listed, work=other).text.startswith("policy.code: the job's code is not listed")
+
+
 @given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), st.text()), st.text(), st.text())
 def test_other_code_has_another_digest(
     one: dict[str, str], two: dict[str, str], factory: str, other: str
 ) -> None:
-    same = digest(factory, described(one)) == digest(other, described(two))
+    works = [WorkSpec("job", ModelSpec(each)) for each in (factory, other)]
+    same = digest(works[0], described(one)) == digest(works[1], described(two))
     assert same == ((factory, one) == (other, two))
 
 

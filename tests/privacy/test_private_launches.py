@@ -275,6 +275,8 @@ def test_a_device_takes_the_script_that_its_owner_has_signed(tmp_path: Path, zyg
     launcher = Launcher(tmp_path, zygote, policy=Policy(code="signed", owners=owners))
     assert launcher.run(code, signature=signature).ended.error == ""
     assert launcher.devices["csd0"].log == "ran 1\n"
+    told = launcher.run(code, "--limit", "41", signature=signature).ended.error
+    assert "policy.code: no owner of the device has signed the code" in told
     told = launcher.run(code + "#", signature=signature).ended.error
     assert "policy.code: no owner of the device has signed the code" in told
 

@@ -14,6 +14,7 @@ from millpond.base.errors import ConfigError, LocalError, Refused
 from millpond.host.cli.sign import sign
 from millpond.train.job import file
 from millpond.train.job.signed_code import NAMESPACE, digest
+from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.protocol import PrepareWorker
 
 from ..job_files import described
@@ -68,7 +69,7 @@ def test_an_owner_signs_without_the_hosts_data(tmp_path: Path, owner: Path) -> N
 def test_an_owner_signs_code(tmp_path: Path, owner: Path) -> None:
     path, found = sign(tmp_path / "job.toml", owner)
     assert path == tmp_path / "net.sig" and found == digest(
-        "net:Net", described({"net.py": "def Net(): ..."})
+        WorkSpec("signed", ModelSpec("net:Net")), described({"net.py": "def Net(): ..."})
     )
     check_signature([public(new_key(tmp_path, "other")), public(owner)], request(tmp_path))
 
@@ -79,8 +80,9 @@ def test_other_code_is_not_signed(tmp_path: Path, owner: Path) -> None:
     empty = described({"torch.py": ""})
     for files in ({**asked.files, **empty}, described({"net.py": "def Net(): 1"}), {}):
         assert "no owner of the device has signed" in refusal([public(owner)], replace(asked, files=files))
-    model = replace(asked.work.model, factory="timeit:timeit")
-    assert "no owner" in refusal([public(owner)], replace(asked, work=replace(asked.work, model=model)))
+    for changes in ({"factory": "timeit:timeit"}, {"arguments": {"limit": 41}}):
+        model = replace(asked.work.model, **changes)  # type: ignore[arg-type]
+        assert "no owner" in refusal([public(owner)], replace(asked, work=replace(asked.work, model=model)))
     assert "is not signed; its digest is" in refusal([public(owner)], replace(asked, signature=""))
     assert "no owner" in refusal([public(owner)], replace(asked, signature="nonsense"))
 
@@ -92,7 +94,7 @@ def test_other_keys_sign_nothing(tmp_path: Path, owner: Path) -> None:
 
 def test_a_signature_of_something_else_does_not_count(tmp_path: Path, owner: Path) -> None:
     (tmp_path / "net.sig").write_text("")
-    text = digest("net:Net", described({"net.py": "def Net(): ..."})).encode()
+    text = digest(WorkSpec("signed", ModelSpec("net:Net")), described({"net.py": "def Net(): ..."})).encode()
     for namespace, accepted in (("git", False), (NAMESPACE, True)):
         command = ["ssh-keygen", "-q", "-Y", "sign", "-f", owner, "-n", namespace]
         made = subprocess.run(command, input=text, capture_output=True, check=True).stdout.decode()

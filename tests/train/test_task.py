@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import of_arrays
+from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import Folder, Update, Work
 from millpond.train.state.flat_parameters import FlatParameters
@@ -426,3 +428,27 @@ def test_sums_add_up() -> None:
         sums.add(total, more)
     assert total == {"a": (4.0, 4.0), "b": (5.0, 0.0)}
     assert sums.means(total)["a"] == 1.0 and math.isnan(sums.means(total)["b"])
+
+
+class RandomPart:
+    """A task that takes a random part of a folder, as one splits data in a notebook."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def dataset(self, _folder: Path, _split: str) -> Sequence[float]:
+        drawn = (torch.randperm(100)[:10].tolist(), np.random.permutation(100)[:10].tolist())
+        return [*map(float, drawn[0] + drawn[1] + random.sample(range(100), 10))]
+
+
+def test_a_random_part_of_a_folder_is_the_same_one_in_all_jobs(tmp_path: Path) -> None:
+    """Otherwise other seeds would be other samples, whose groups are others."""
+    task = Task(RandomPart(), "npy", ())
+    found = []
+    for seed in range(3):
+        generators.plant(seed)
+        found.append(list(task.dataset(tmp_path, ".", "train")))  # type: ignore[call-overload]
+        drawn = torch.rand(1).item(), np.random.rand(), random.random()
+        generators.plant(seed)
+        assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
+    assert found[0] == found[1] == found[2]

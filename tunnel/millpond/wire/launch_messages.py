@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -234,10 +234,12 @@ class SavedOrder:
         self._path, self._next, self._size = part.path, 0, part.size
 
 
-def script_digest(script: str, files: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of a script and its files, in hexadecimal, which owners of devices list or sign."""
+def script_digest(script: str, files: Mapping[str, bytes], arguments: Sequence[str] = ()) -> str:
+    """Return the SHA-256 of a script, its files and its arguments, in hexadecimal, which owners of devices
+    list or sign.
+    """
     contents = [[name, hashlib.sha256(content).hexdigest()] for name, content in sorted(files.items())]
-    return hashlib.sha256(json.dumps(["launch", script, contents]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(["launch", script, contents, *arguments]).encode()).hexdigest()
 
 
 def environment(launch: Launch, interface: str, local: int = 0) -> dict[str, str]:

@@ -54,7 +54,7 @@ def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
         raise Refused("", "model", f"the first values '{initial}' are not among the job's files")
     if (size := total_size(request.files)) > policy.largest_files:
         raise refused("largest_files", f"files of {size} bytes; at most {policy.largest_files} are allowed")
-    found = digest(request.work.model.factory, request.files) if policy.code == "listed" else ""
+    found = digest(request.work, request.files) if policy.code == "listed" else ""
     if found and found not in policy.listed:
         raise refused("code", f"the job's code is not listed; its digest is {found}")
 

@@ -17,7 +17,7 @@ _SECONDS = 10.0
 
 def check_signature(owners: Sequence[str], request: PrepareWorker) -> None:
     """Raise Refused unless one of ``owners``, public keys as OpenSSH writes them, has signed the code."""
-    check_digest(owners, digest(request.work.model.factory, request.files), request.signature)
+    check_digest(owners, digest(request.work, request.files), request.signature)
 
 
 def check_digest(owners: Sequence[str], text: str, signature: str) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,6 +17,19 @@ def plant(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def planted(seed: int) -> Iterator[None]:
+    """Seed the generators as ``plant`` does, and give them back their states in the end."""
+    before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    try:
+        plant(seed)
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.random.set_rng_state(before[2])
 
 
 def diverge() -> None:

@@ -37,6 +37,7 @@ from millpond.train.balance.curve import Ints
 from millpond.train.data import labelled_images
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages, described
+from millpond.train.determinism import generators
 from millpond.train.state.private_state import Stateful
 from millpond.train.task.sums import LOSS, Sums, checked, means
 
@@ -105,7 +106,10 @@ class Task:
             return labelled_images.load(root, folder, self._format, self._classes)
         if not (root / folder).is_dir():
             raise DataError(f"missing data: there is no folder {folder}")
-        found = hook(root / folder, split)
+        with generators.planted(
+            0
+        ):  # not the job's seed: a random part of a folder is the same one in all jobs
+            found = hook(root / folder, split)
         lacks = getattr(type(found), "__getitem__", None) in (None, Dataset.__getitem__)
         if lacks or not hasattr(found, "__len__"):
             raise LocalError("the task's dataset is no map-style Dataset: it has no length or no items")

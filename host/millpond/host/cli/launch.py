@@ -99,7 +99,7 @@ def launch(
         module, script = True, Path(left.pop(0))
     name, sent = read_files(module_file(str(script)) if module else script, files or ())
     if digest:
-        _show_digest(name, sent, as_json=as_json)
+        _show_digest(name, sent, left, as_json=as_json)
         return
     if folders and not private:
         raise LocalError("--data is for --private")
@@ -197,9 +197,9 @@ def _about_privacy(start: StartLaunch, workers: Sequence[WorkerEnd]) -> Iterator
         yield f"what the script prints on a device stays there: '{command}' shows it"
 
 
-def _show_digest(script: str, files: Mapping[str, bytes], *, as_json: bool) -> None:
-    """Print the digest of a script and its files, which owners of devices list or sign."""
-    found = script_digest(script, files)
+def _show_digest(script: str, files: Mapping[str, bytes], arguments: Sequence[str], *, as_json: bool) -> None:
+    """Print the digest of a script, its files and its arguments, which owners of devices list or sign."""
+    found = script_digest(script, files, arguments)
     if as_json:
         printing.print_json({"digest": found})
     else:

@@ -46,7 +46,7 @@ def sign(job_file: Path, key: Path) -> tuple[Path, str]:
         raise ConfigError(
             f"{job_file.name}: {job.table}: signature: must be a file of its own beside the job file"
         )
-    found = digest(job.code.factory, file.describe(files, job_file.name))
+    found = digest(job.work, file.describe(files, job_file.name))
     command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE]
     try:
         signed = subprocess.run(command, input=found.encode(), capture_output=True, check=False)

@@ -339,7 +339,7 @@ class JobService:
     def record(self, number: int) -> JobRecord:
         """Return a job with its definition and its finished rounds. Raises Refused for an unknown one."""
         row = self._row(number)
-        code = signed_code.digest(row.job.code.factory, row.files)
+        code = signed_code.digest(row.job.work, row.files)
         return JobRecord(self._info(row), row.job, code, tuple(self._store.rounds(number)))
 
     def follow(self, number: int) -> Iterator[JobProgress]:
