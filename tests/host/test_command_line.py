@@ -106,6 +106,12 @@ def test_an_argument_that_is_not_utf8_is_one_line(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "millpond: 'caf\\xe9' cannot be written in utf-8\n"
 
 
+def test_so_is_a_mount_point(command: Command, tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    told = f"millpond: '{tmp_path}/caf\\xe9' is not UTF-8: mount at a folder of another name\n"
+    assert command("mount", "csd0", str(place)) == (2, "", told) and not place.exists()
+
+
 def test_who_has_neither_a_home_nor_a_name_uses_the_installed_fleet() -> None:
     """As in a container that is started with any uid."""
     nobody = (

@@ -15,6 +15,7 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.base.schema import dump
+from millpond.base.text import escaped
 from millpond.base.version import VERSION
 from millpond.host.cli import flash, fleet_changes, jobs, launch, new, remote, sign, update
 from millpond.host.cli.data import check as data_check
@@ -250,6 +251,8 @@ def mount(
     from millpond.fs.store.layout import PUBLIC
     from millpond.host.fleet import mounts as volume_mounts
 
+    if (shown := escaped(str(mountpoint))) != str(mountpoint):
+        raise LocalError(f"'{shown}' is not UTF-8: mount at a folder of another name")
     require_no_volume(mountpoint)
     mountpoint.mkdir(parents=True, exist_ok=True)
     argv = volume_mounts.command(fleet_directory.absolute(), device, mountpoint.absolute(), timeout, uid, gid)
