@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import millpond.data
 from millpond.base.errors import LocalError, Refused, RemoteError
+from millpond.data.streaming import connection
 from millpond.data.streaming.client import StreamClient, StreamSource, TcpAddress
 from millpond.data.streaming.dataset import StreamDataset
 from millpond.data.streaming.loader import StreamLoader
@@ -78,6 +79,22 @@ def test_a_transform_that_fails_is_told(tmp_path: Path) -> None:
     failed = pytest.raises(Refused, match="the transform of a sample failed: TypeError")
     with service(tmp_path, transforms={"none": lambda sample: sample["x"]}) as where, failed:
         list(millpond.data.stream(f"{where}/images", transform="none"))
+
+
+def test_a_read_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its consumer heard for ever that the service is there."""
+    images(tmp_path / "images")
+    monkeypatch.setattr(connection, "READ_SECONDS", 0.2)
+    go_on = threading.Event()
+
+    def hang(sample: Any) -> Any:
+        assert sample[1] == 0 or go_on.wait(60)  # the first one is looked at when the set is opened
+        return sample
+
+    with service(tmp_path, transforms={"hang": hang}, keep_alive=0.1) as where:
+        with pytest.raises(Refused, match=r"not been read within 0\.2 s: the flash does not answer"):
+            list(millpond.data.stream(f"{where}/images", transform="hang"))
+        go_on.set()
 
 
 def test_shards_are_read_from_front_to_back(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, MillpondError
+from millpond.base.errors import ConnectionLost, LocalError, MillpondError
 from millpond.data.columns import Packed
 from millpond.data.streaming.protocol.messages import DataChunk, FetchSamples, GrantCredit, ServiceAlive
 from millpond.data.streaming.protocol.service import LARGEST_CHUNK, ChunkReading, Service, halves
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 _AHEAD = 3
 """Chunks that are read, or being read, before they can be sent."""
 _IDLE_SECONDS = 86400.0
+READ_SECONDS = 120.0
+"""A chunk that is not read by then never will be: its consumer hears so, and no more that all is well."""
 _SECONDS = 600.0
 """A consumer may compute for as long before it takes more; keep-alives find those that are gone."""
 Advanced = Callable[[Service, bool], None]
@@ -55,6 +58,8 @@ class ConsumerConnection:
         self._advanced, self._keep_alive = advanced, keep_alive
         self._answers: deque[Message] = deque()
         self._ahead: deque[tuple[ChunkReading, Future[Packed]]] = deque()
+        self._awaited: Future[Packed] | None = None
+        self._awaited_since = 0.0
         self._closed = False
 
     def wake(self) -> None:
@@ -165,11 +170,24 @@ class ConsumerConnection:
         with self._lock:
             self.wake()
 
+    def _require_progress(self, future: Future[Packed]) -> None:
+        """Raise LocalError if a chunk has been waited for so long that its flash, or a transform, hangs."""
+        now = time.monotonic()
+        if self._awaited is not future:
+            self._awaited, self._awaited_since = future, now
+        elif now > self._awaited_since + READ_SECONDS:
+            raise LocalError(
+                f"samples have not been read within {READ_SECONDS:g} s: the flash does not answer"
+            )
+
     def _first_read(self) -> tuple[ChunkReading, Packed] | None:
         """Return the next chunk if it is read and has credit; one that is too large is read in halves."""
-        if not self._ahead or not self._ahead[0][1].done():
+        if not self._ahead:
             return None
         reading, future = self._ahead[0]
+        if not future.done():
+            self._require_progress(future)
+            return None
         packed = future.result()
         if packed.size > min(self._service.window, LARGEST_CHUNK):
             self._ahead.popleft()
