@@ -14,8 +14,10 @@ from millpond.base.errors import Refused
 from millpond.linux import memory
 from millpond.linux.zygote.client import Zygote
 from millpond.train.balance.ranges import Ranges
+from millpond.train.job.files import JobFile
 from millpond.train.job.spec import ModelSpec
 from millpond.train.protocol import (
+    FIRST_VALUES,
     Apply,
     Evaluate,
     Folder,
@@ -29,6 +31,8 @@ from millpond.train.protocol import (
     Update,
     Work,
 )
+from millpond.train.state import checkpoint
+from millpond.train.state.checkpoint import Checkpoint
 
 from .worker_process import (
     ADDS,
@@ -168,6 +172,12 @@ def test_frozen_parameters_stay_where_they_are(root: Path, tmp_path: Path, zygot
             Refused, match="csd1 builds other frozen parameters or local layers than the host"
         ):
             worker.prepare(other, frozen=found.checksum)
+    # Another processor rounds random values otherwise: the host sends its own.
+    frozen = Checkpoint(values, found.frozen, "tests", 0)
+    checkpoint.save(root / "first.safetensors", frozen)
+    with started(zygote, root, tmp_path / "c") as worker:
+        (worker.code_dir / FIRST_VALUES).write_bytes((root / "first.safetensors").read_bytes())
+        worker.prepare(other, frozen=found.checksum, first=JobFile("0" * 64, 1))
 
 
 def test_samples_that_are_held_out_are_scored_and_never_trained_on(

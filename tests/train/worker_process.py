@@ -24,6 +24,7 @@ from millpond.linux.confinement.sandbox import Sandbox
 from millpond.linux.zygote.client import Zygote
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
+from millpond.train.job.files import JobFile
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import (
     Apply,
@@ -135,8 +136,8 @@ class Process:
     def __init__(self, zygote: Zygote, root: Path, log: Path, state: Path | None = None) -> None:
         ours, theirs = socket.socketpair()
         self.shared = [memory.make(f"{what} of the tests") for what in ("states", "values")]
-        self._code_dir = written({"nets.py": NETS}, log.parent / f"{log.name}.code")
-        options = ["3", "--root", str(root), "--shared", "4", "5", "--code", str(self._code_dir)]
+        self.code_dir = written({"nets.py": NETS}, log.parent / f"{log.name}.code")
+        options = ["3", "--root", str(root), "--shared", "4", "5", "--code", str(self.code_dir)]
         options += ["--state", str(state)] if state else []
         with theirs, log.open("wb") as output:
             passed = [theirs.fileno(), *self.shared]
@@ -145,18 +146,23 @@ class Process:
         self.state = self.values = np.empty(0, np.float32)
 
     def prepare(
-        self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS, frozen: int = 0, run: str = ""
+        self,
+        work: WorkSpec = WORK,
+        folders: tuple[Folder, ...] = FOLDERS,
+        frozen: int = 0,
+        run: str = "",
+        first: JobFile | None = None,
     ) -> Ready:
-        model = user_code.build(work, self._code_dir)[1]
+        model = user_code.build(work, self.code_dir)[1]
         local = flat.local_names(model, work.local_layers)
         tensors = flat.describe(model, local)
-        user_code.forget(self._code_dir)
+        user_code.forget(self.code_dir)
         size = 4 * layout.size(tensors)
         self.state, self.values = (
             np.frombuffer(memory.map_first(shared, size).data, np.float32) for shared in self.shared
         )
         frozen = frozen or flat.checksum(model, local)
-        request = PrepareWorker(work, "csd1", folders, {}, tensors, frozen, run=run)
+        request = PrepareWorker(work, "csd1", folders, {}, tensors, frozen, run=run, first=first)
         ready = self.call(request, Ready)
         assert isinstance(ready, Ready)
         return ready

@@ -257,11 +257,11 @@ class AgentService:
         """Run a job's worker for as long as the host holds this connection."""
         try:
             check_work(request.work, "the job")
-            check_job_files(request.files, "the job: files")
+            check_job_files(request.needed, "the job: files")
             check_job(self.config.policy, self.config.name, request)
             if self.config.policy.code == "signed":
                 signatures.check_signature(self.config.policy.owners, request)
-            with self._files.laid_out(request.files, host) as files:
+            with self._files.laid_out(request.needed, host) as files:
                 self._run_worker(request, files, host)
         except Refused as error:
             if error.code == "worker":  # it has died

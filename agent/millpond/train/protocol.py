@@ -63,6 +63,11 @@ class WarmUp(Message):
     """Load what workers need, because one will soon be prepared; answered by Ok at once."""
 
 
+FIRST_VALUES = "first-values.safetensors"
+OTHER_VALUES = "builds other frozen parameters or local layers than the host"
+"""Part of the reason why a worker is refused; with ``first`` it can begin."""
+
+
 @message("prepare")
 @dataclass(frozen=True, slots=True)
 class PrepareWorker(Message):
@@ -72,7 +77,9 @@ class PrepareWorker(Message):
     ``signature``, one of them all by an owner of the device. A worker on the host computes with
     ``accelerator``, and has ``states`` states in its shared memory. Personal state is that of the ``run``: of
     this job, also when it resumes. Mini-epochs take ``fast`` bytes of memory at most; an agent puts its own
-    number there. Samples of a streamed folder come from ``streams``, to which the agent connects its worker.
+    number there. ``first`` is the file of these frozen and first values, for a processor that rounds random
+    ones otherwise than the host's: it is laid out as FIRST_VALUES. Samples of a streamed folder come from
+    ``streams``, to which the agent connects its worker.
     """
 
     work: WorkSpec
@@ -88,6 +95,12 @@ class PrepareWorker(Message):
     run: str = ""
     fast: int = 1 << 30
     streams: DataServicePlace | None = None
+    first: JobFile | None = None
+
+    @property
+    def needed(self) -> dict[str, JobFile]:
+        """All files that the worker finds, by name."""
+        return {**self.files, FIRST_VALUES: self.first} if self.first else self.files
 
 
 @message("files.missing")

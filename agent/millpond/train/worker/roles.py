@@ -114,8 +114,10 @@ class TrainingRole:
         local = flat.local_names(model, work.local_layers)
         if flat.describe(model, local) != prepare.tensors:
             raise LocalError(f"{prepare.worker} builds another model than the host")
+        if flat.checksum(model, local) != prepare.frozen and prepare.first:
+            initial.load(model, code_dir / protocol.FIRST_VALUES)
         if flat.checksum(model, local) != prepare.frozen:
-            raise LocalError(f"{prepare.worker} builds other frozen parameters or local layers than the host")
+            raise LocalError(f"{prepare.worker} {protocol.OTHER_VALUES}")
         if (local or work.local.alpha) and private is None:
             raise LocalError(FULL)
         size, self._count, self._descriptor = layout.size(prepare.tensors), prepare.states, shared.states

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
-from millpond.host.workers.worker import REPLY_SECONDS, HostProcess, ModelState
+from millpond.host.workers.worker import REPLY_SECONDS, HostProcess, ModelState, R
 from millpond.linux import memory
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
@@ -32,7 +33,8 @@ from millpond.train.state import layout
 from millpond.train.state.layout import Tensor
 from millpond.train.task.sums import Sums
 from millpond.train.worker.start import WorkerFiles
-from millpond.wire.messages import Ok
+from millpond.wire.channel import Buffer
+from millpond.wire.messages import Message, Ok
 
 PARAMETER_SERVER = "parameter-server"
 
@@ -57,7 +59,7 @@ class ParameterServer(HostProcess):
         states: int,
     ) -> None:
         super().__init__(PARAMETER_SERVER, request, files, readable, log, zygote, states)
-        self._count = request.states
+        self._count, self._calls = request.states, threading.RLock()
 
     def prepare(self, deadline: Deadline) -> None:
         """Build the model; ``state`` is then the seeded first one."""
@@ -109,16 +111,23 @@ class ParameterServer(HostProcess):
 
     def model(self) -> tuple[tuple[Tensor, ...], Vector]:
         """Return all tensors of the model as it is to be used, and their values, float32 [size]."""
-        found = self._call(GetModel(), Model, size=None)
-        values = np.empty(found.size, np.float32)
-        self._channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
+        with self._calls:
+            found = self._call(GetModel(), Model, size=None)
+            values = np.empty(found.size, np.float32)
+            self._channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
         return found.tensors, values
+
+    def _call(self, request: Message, reply: type[R], payload: Buffer = b"", size: int | None = 0) -> R:
+        """See HostProcess: first values may be asked for by another thread than the rest."""
+        with self._calls:
+            return super()._call(request, reply, payload, size)
 
     def momentum(self) -> tuple[tuple[Tensor, ...], Vector]:
         """Return the optimizer's tensors and their values, float32 [size]."""
-        momentum = self._call(GetMomentum(), Momentum, size=None)
-        values = np.empty(momentum.size, np.float32)
-        self._channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
+        with self._calls:
+            momentum = self._call(GetMomentum(), Momentum, size=None)
+            values = np.empty(momentum.size, np.float32)
+            self._channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
         return momentum.tensors, values
 
     def restore(self, state: Vector, tensors: tuple[Tensor, ...], momentum: Vector) -> None:

@@ -32,6 +32,7 @@ from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
 from millpond.train.job.files import JobFile, contents
 from millpond.train.protocol import (
+    OTHER_VALUES,
     PART_VALUES,
     SPREAD,
     Fetch,
@@ -123,12 +124,14 @@ class DeviceWorker:
         device: Device,
         request: Callable[[Deadline], PrepareWorker],
         contents: Callable[[JobFile], Path],
+        first: Callable[[], tuple[JobFile, Path]] | None = None,
     ) -> None:
         """Prepare a worker on ``device`` with ``request``, which is called when the agent loads torch.
-        ``contents`` returns where the contents of a job's file lie.
+        ``contents`` returns where the contents of a job's file lie, ``first`` the file of the first values of
+        what is not exchanged, for a device that computes others.
         """
         self.name = device.name
-        self._device, self._request, self._contents = device, request, contents
+        self._device, self._request, self._contents, self._first = device, request, contents, first
         self._control: Channel | None = None
         self._channel: Channel | None = None
         self._next = self._stop = 0  # the next part, and the end, of the values that were asked for
@@ -141,14 +144,23 @@ class DeviceWorker:
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""
+        try:
+            return self._prepare(deadline)
+        except Refused as error:
+            if OTHER_VALUES not in error.text or not self._first or not self._control:
+                raise
+            self._control.close()
+        return self._prepare(deadline, *self._first())
+
+    def _prepare(self, deadline: Deadline, first: JobFile | None = None, path: Path = Path()) -> Ready:
         self._control = self._device.control(deadline)
         self._check_open()
         self._control.call(WarmUp(), Ok, deadline)
-        request = self._request(deadline)
+        request = replace(self._request(deadline), first=first)
         self._encoding, self._parameters = request.work.encoding, layout.parameters_end(request.tensors)
         missing = self._control.call(request, MissingFiles, deadline)
         left = deadline.remaining()
-        self._send_files(self._control, request, missing)
+        self._send_files(self._control, request, missing, path)
         deadline = Deadline.after(left)  # files have deadlines of their own
         ready = self._control.expect(Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
@@ -156,14 +168,15 @@ class DeviceWorker:
         self.node = NodeControl(self._device, self._control)
         return ready
 
-    def _send_files(self, agent: Channel, request: PrepareWorker, missing: MissingFiles) -> None:
-        known = contents(request.files)
+    def _send_files(self, agent: Channel, request: PrepareWorker, missing: MissingFiles, first: Path) -> None:
+        known = contents(request.needed)
         if not known.keys() >= set(missing.digests) or len(missing.digests) > len(known):
             raise ProtocolError(f"{self.name} asks for a file that the job does not have")
         for digest in missing.digests:
             size = known[digest].size
             deadline = Deadline.after(REPLY_SECONDS + size / SLOWEST)
-            with self._contents(known[digest]).open("rb") as file:
+            is_first = request.first is not None and digest == request.first.sha256
+            with (first if is_first else self._contents(known[digest])).open("rb") as file:
                 agent.call(FileContents(digest), Ok, deadline, FileSlice(file.fileno(), 0, size))
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:

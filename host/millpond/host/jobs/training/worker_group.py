@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
@@ -31,10 +32,12 @@ from millpond.host.workers.worker import DeviceWorker, LocalWorker, Worker
 from millpond.linux import memory
 from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.job import signed_code
-from millpond.train.job.files import laid_out, wheels_of
+from millpond.train.job.files import JobFile, laid_out, wheels_of
 from millpond.train.job.spec import Job
 from millpond.train.job.wheels import fitting
-from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Ready
+from millpond.train.protocol import FIRST_VALUES, Folder, PrepareServer, PrepareWorker, Ready
+from millpond.train.state import checkpoint, layout
+from millpond.train.state.checkpoint import Checkpoint
 from millpond.train.state.layout import Tensor
 from millpond.train.strategies.strategy import LocalRule
 from millpond.train.worker.start import WorkerFiles
@@ -62,7 +65,7 @@ class WorkerGroup:
         self._tensors: tuple[Tensor, ...] = ()
         self._work = self._job.work  # with what the strategy declares, as soon as the model is known
         self._frozen = 0
-        self._model_known = threading.Event()
+        self._model_known, self._writing_first = threading.Event(), threading.Lock()
 
     def start(self, *, resumed: bool) -> ParameterServer:
         """Start all workers. Returns the prepared parameter server, once the workers of all present devices
@@ -139,7 +142,21 @@ class WorkerGroup:
         if not device.wait_ready(Deadline.after(0.1)):
             return None
         contents = self._context.files.path
-        return DeviceWorker(device, lambda deadline: self._request_of(device, deadline), contents)
+        return DeviceWorker(
+            device, lambda deadline: self._request_of(device, deadline), contents, self._first_values
+        )
+
+    def _first_values(self) -> tuple[JobFile, Path]:
+        """Return a file of what the model has besides the exchanged tensors. Raises LocalError, OSError."""
+        assert self._server is not None
+        path = self._directory / FIRST_VALUES
+        with self._writing_first:
+            if not path.exists():
+                frozen, (_, values) = self._server.ready.frozen, self._server.model()
+                own = values[len(values) - layout.size(frozen) :]
+                checkpoint.save(path, Checkpoint(own, frozen, self._job.name, 0))
+            with path.open("rb") as file:
+                return JobFile(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size), path
 
     def _request_of(self, device: Device, deadline: Deadline) -> PrepareWorker:
         """Wait for the parameter server's model, and return the request to a worker on a device."""
