@@ -142,11 +142,36 @@ def test_the_checksum_is_of_frozen_parameters_alone() -> None:
 
 def test_a_tasks_state_is_found_again(tmp_path: Path) -> None:
     head = nn.Linear(2, 2)
-    PrivateState(head, tmp_path).save()
+    PrivateState(head, tmp_path).save(1)
     again = nn.Linear(2, 2)
     PrivateState(again, tmp_path)
     assert torch.equal(head.weight, again.weight)
     assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_exchange_that_is_asked_for_again_begins_with_the_same_state(
+    tmp_path: Path, restarted: bool
+) -> None:
+    """The host was ended between an update and the record of its round, or the round did not count."""
+    head, found = nn.Linear(1, 1), []
+    kept = PrivateState(head, tmp_path, "job 1")
+    first = head.weight.item()
+    for exchange in (1, 1, 2, 3, 3, 3, 4):
+        if restarted:
+            head = nn.Linear(1, 1)
+            with torch.no_grad():
+                head.weight.fill_(first)
+            kept = PrivateState(head, tmp_path, "job 1")
+        kept.begin(exchange)
+        found.append(round(head.weight.item() - first))
+        with torch.no_grad():
+            head.weight.add_(1)
+        kept.save(exchange)
+    assert found == [0, 0, 1, 2, 2, 2, 3]
+    later = PrivateState(head, tmp_path, "job 2")  # goes on with it
+    later.begin(1)
+    assert round(head.weight.item() - first) == 4
 
 
 def test_a_state_that_is_not_of_tensors_is_refused(tmp_path: Path) -> None:
@@ -156,7 +181,7 @@ def test_a_state_that_is_not_of_tensors_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_shape_is_told_as_what_it_is(tmp_path: Path) -> None:
-    PrivateState(nn.Linear(2, 2), tmp_path).save()
+    PrivateState(nn.Linear(2, 2), tmp_path).save(1)
     with pytest.raises(LocalError, match="does not fit it any more: give the job another name") as caught:
         PrivateState(nn.Linear(3, 2), tmp_path)
     report = failure(LocalError(str(caught.value)), tmp_path / "code", "net:Net", full=False)
@@ -173,5 +198,5 @@ def test_a_worker_that_waits_for_the_flash_to_take_a_state_says_so(tmp_path: Pat
             return super().state_dict(*arguments, **options)
 
     before = thread_name()
-    PrivateState(Head(2, 2), tmp_path).save()
+    PrivateState(Head(2, 2), tmp_path).save(1)
     assert names[-1] == b"reading samples" and thread_name() == before

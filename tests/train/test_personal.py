@@ -195,8 +195,17 @@ def test_the_state_of_another_run_is_replaced_whatever_its_shape(tmp_path: Path)
     assert torch.equal(model.get_parameter("3.bias"), before)
     assert len(list(tmp_path.iterdir())) == 1
     part.keep(21)
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.safetensors")
     assert path.name.endswith("-000000021.safetensors")
+
+
+def test_a_run_whose_state_made_way_does_not_begin_anew_unnoticed(tmp_path: Path) -> None:
+    """It was stopped, another job of its name has run, and it is resumed."""
+    PersonalState(TENSORS, "one", tmp_path).keep(3, np.ones(2, np.float32))
+    PersonalState(TENSORS, "two", tmp_path).keep(1, np.zeros(2, np.float32))
+    with pytest.raises(LocalError, match="has made way for that of another job of its name"):
+        PersonalState(TENSORS, "one", tmp_path)
+    assert PersonalState(TENSORS, "two", tmp_path).after(1) is not None
 
 
 def test_the_last_two_exchanges_are_kept(tmp_path: Path) -> None:

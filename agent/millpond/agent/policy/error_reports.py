@@ -66,6 +66,7 @@ _TEMPLATES = (
     "the task's state must have a state_dict of tensors by name",
     "the state that the task has kept does not fit it any more: give the job another name",
     "the personal state that the device has kept is damaged or of another model: submit the job anew",
+    "the personal state of this job has made way for that of another job of its name: submit the job anew",
     "the personal state cannot be kept: there is no room for it, or the disk has failed",
     "the task's dataset is no map-style Dataset: it has no length or no items",
     "a batch of one sample has tensors whose first dimension is not 1",

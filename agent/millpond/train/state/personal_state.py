@@ -20,13 +20,15 @@ from millpond.train.state.flat import Vector
 from millpond.train.state.layout import Tensor
 
 FULL = "the personal state cannot be kept: there is no room for it, or the disk has failed"
+GONE = "the personal state of this job has made way for that of another job of its name: submit the job anew"
 DAMAGED = "the personal state that the device has kept is damaged or of another model: submit the job anew"
 
 
 class PersonalState:
     """Keeps vectors [size] laid out as ``tensors`` after the last two exchanges of ``run``, in ``folder``, or
-    in memory alone without one. The folder may hold those of another run until the first is kept. Raises
-    LocalError for a file that cannot be read, or is of other tensors.
+    in memory alone without one. The folder may hold those of another run until the first is kept: they make
+    way, and that run does not begin anew unnoticed. Raises LocalError for that, and for a file that cannot be
+    read, or is of other tensors.
     """
 
     def __init__(self, tensors: tuple[Tensor, ...], run: str = "", folder: Path | None = None) -> None:
@@ -39,6 +41,8 @@ class PersonalState:
             if found.tensors != tensors:
                 raise LocalError(DAMAGED)
             self._kept[found.round] = found.vector
+        if folder and not self._kept and (folder / _marker(self._name)).exists():
+            raise LocalError(GONE)
 
     def after(self, exchange: int) -> Vector | None:
         """Return the newest vector of an exchange up to this one, None without any."""
@@ -66,9 +70,15 @@ class PersonalState:
                 places[exchange], Checkpoint(self._kept[exchange], self._tensors, self._run, exchange)
             )
             for old in {*folder.glob("personal-*.safetensors")} - {*places.values()}:
+                if not old.name.startswith(f"{self._name}-"):
+                    (folder / _marker(old.name.rpartition("-")[0])).touch()
                 old.unlink(missing_ok=True)
         except (LocalError, OSError) as error:
             raise LocalError(FULL) from error
+
+
+def _marker(name: str) -> str:
+    return f"{name}.gone"
 
 
 def _load(path: Path) -> Checkpoint:

@@ -14,7 +14,7 @@ from millpond.base.errors import LocalError
 from millpond.linux.files import replace_durably
 from millpond.linux.progress import reading
 
-_FILE = "state.safetensors"
+_FILE, _BEFORE = "state.safetensors", "state-before.safetensors"
 UNFIT = "the state that the task has kept does not fit it any more: give the job another name"
 
 
@@ -29,29 +29,53 @@ class Stateful(Protocol):
 
 
 class PrivateState:
-    """Keeps the state of ``stateful`` in ``folder``. Raises LocalError for a state that is not of tensors."""
+    """Keeps the state of ``stateful`` in ``folder``, and the one before the last exchange: that can be asked
+    for again in a ``run``. Raises LocalError for a state that is not of tensors.
+    """
 
-    def __init__(self, stateful: Stateful, folder: Path) -> None:
-        self._stateful, self._path = stateful, folder / _FILE
-        self._tensors()
-        if not self._path.exists():
+    def __init__(self, stateful: Stateful, folder: Path, run: str = "") -> None:
+        self._stateful, self._path, self._before, self._run = stateful, folder / _FILE, folder / _BEFORE, run
+        self._first, self._exchange = self._tensors(), 0
+        if not self._path.exists() and self._before.exists():  # it was ended between the two files
+            self._before.replace(self._path)
+        if self._path.exists():
+            self._load(self._path)
+        self._last = self._exchange  # of the newer file
+
+    def begin(self, exchange: int) -> None:
+        """Have the state from before this exchange, if it has been trained in already. Raises LocalError."""
+        if exchange > self._exchange:
             return
+        if self._before.exists():
+            self._load(self._before)
+        else:
+            self._stateful.load_state_dict(self._first)
+            self._exchange = 0
+
+    def _load(self, path: Path) -> None:
         try:
-            stateful.load_state_dict(load_file(self._path))
+            with safetensors.safe_open(path, "pt") as file:
+                about = file.metadata() or {}
+            self._stateful.load_state_dict(load_file(path))
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be read: {error}") from None
         except RuntimeError as error:  # of torch's modules, for other tensors than theirs
             raise LocalError(UNFIT) from error
+        self._exchange = int(about.get("exchange", 0)) if about.get("run") == self._run else 0
 
-    def save(self) -> None:
-        """Write the present state, in place of the last one. Raises LocalError."""
+    def save(self, exchange: int) -> None:
+        """Write the state after an exchange. Raises LocalError."""
         new = self._path.with_name(f".{_FILE}.new")
+        about = {"run": self._run, "exchange": str(exchange)}
         try:
             with reading():  # a process that waits for a slow flash is not hung
-                save_file(self._tensors(), new)
+                save_file(self._tensors(), new, about)
+                if exchange > self._last and self._path.exists():
+                    self._path.replace(self._before)
                 replace_durably(new, self._path)
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be written: {error}") from None
+        self._exchange = self._last = exchange
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         found = self._stateful.state_dict()

@@ -137,7 +137,7 @@ class TrainingRole:
         )
         self._batch = () if work.total else self._first_batch(task, prepare, parts)
         kept = task.state() if private else None
-        self._private = PrivateState(kept, private) if kept is not None and private else None
+        self._private = PrivateState(kept, private, prepare.run) if kept is not None and private else None
 
     @staticmethod
     def _first_batch(
@@ -161,9 +161,12 @@ class TrainingRole:
         """Implement ``WorkerRole``."""
         if not isinstance(message, protocol.Work):
             return None
+        trains = not (message.held_out or message.synthetic)
+        if self._private and trains:
+            self._private.begin(message.exchange)
         update = self._trainer.run(message, _numbered(self._mapped(), message.state))
-        if self._private and not (message.held_out or message.synthetic):
-            self._private.save()
+        if self._private and trains:
+            self._private.save(message.exchange)
         return update, b""
 
     def _mapped(self) -> list[Vector]:
