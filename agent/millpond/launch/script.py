@@ -57,8 +57,7 @@ def run_script(launch: Launch, folder: Path, interface: str, requests: int, loca
 def _prepare(launch: Launch, folder: Path, interface: str, requests: int, local: int) -> None:
     os.chdir(folder)
     user = pwd.getpwuid(os.getuid()).pw_name
-    os.environ.update({"USER": user, "LOGNAME": user, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))})
-    os.environ.update(environment(launch, interface, local))
+    os.environ.update({"USER": user, "LOGNAME": user} | environment(launch, interface, local))
     os.environ[GROUP_CHANNEL if launch.confined else REQUESTS_CHANNEL] = str(requests)
     path = folder / launch.script
     sys.argv = [str(path) if launch.module else launch.script, *launch.arguments]
@@ -70,8 +69,9 @@ def _prepare(launch: Launch, folder: Path, interface: str, requests: int, local:
     if torch := sys.modules.get("torch"):
         torch.use_deterministic_algorithms(False)  # which is on for workers of jobs
         torch.seed()
+        threads = os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         with contextlib.suppress(ValueError, RuntimeError):  # whatever the user has set
-            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+            torch.set_num_threads(int(threads))
         if launch.confined:
             torch.distributed.init_process_group = _refuse_network
         else:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, LocalError, ProtocolError
@@ -21,10 +22,11 @@ EVERYONE = "all"
 
 
 class LaunchInputs:
-    """Files for the workers of a launch, in one file without a name in ``folder``."""
+    """Files for the workers of a launch, in one file without a name in ``folder``, if there are any."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - closed by __exit__
+        self._folder = folder
+        self._file: IO[bytes] | None = None
         self._parts: list[tuple[LaunchInput, FileSlice]] = []
 
     def __enter__(self) -> LaunchInputs:
@@ -33,7 +35,8 @@ class LaunchInputs:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        if self._file:
+            self._file.close()
 
     def receive(self, client: Channel) -> None:
         """Receive all files. Raises LocalError once all have come, if they could not be kept."""
@@ -55,11 +58,13 @@ class LaunchInputs:
             raise LocalError(problem)
 
     def _keep(self, part: LaunchInput, data: bytes) -> None:
-        start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+        self._file = self._file or tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - see __exit__
+        descriptor = self._file.fileno()
+        start = os.lseek(descriptor, 0, os.SEEK_END)
         view = memoryview(data)
         while view:
-            view = view[self._file.write(view) :]
-        self._parts.append((part, FileSlice(self._file.fileno(), start, len(data))))
+            view = view[os.write(descriptor, view) :]
+        self._parts.append((part, FileSlice(descriptor, start, len(data))))
 
     def check(self, workers: Collection[str]) -> None:
         """Raise ConfigError for files of who is no worker of the launch."""
