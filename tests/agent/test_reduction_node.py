@@ -263,9 +263,12 @@ def test_a_node_talks_to_named_nodes_of_its_own_authority_alone(nodes: Nodes, si
     with pytest.raises(RemoteError, match="csd1: the host has not named this node"):
         reduced(nodes, sink, topology.tree(NAMES, SIZE))
     with pytest.raises(Refused, match=r"csd1 has the address 192\.0\.2\.1, on no network of the fleet"):
-        nodes["csd0"].process.allow(SetPeers({"csd1": ("192.0.2.1", 7)}))
+        nodes["csd0"].process.allow(SetPeers({"csd1": ("192.0.2.1", 40000)}))
     with pytest.raises(Refused, match="on no network"):
-        nodes["csd0"].process.allow(SetPeers({"csd1": ("a name", 7)}))
+        nodes["csd0"].process.allow(SetPeers({"csd1": ("a name", 40000)}))
+    for port in (22, 7700, 0, -1, 1 << 16):  # a device could name another's SSH server
+        with pytest.raises(Refused, match=f"csd1 has the port {port}, which is no node's"):
+            nodes["csd0"].process.allow(SetPeers({"csd1": ("127.0.0.1", port)}))
     stranger = Node("csd0", Authority.make("another job"))
     try:
         stranger.process.allow(SetPeers(places))

@@ -271,6 +271,17 @@ def test_fetched_samples_come_in_parts_that_fit() -> None:
     assert found == wanted.tolist()
 
 
+@pytest.mark.parametrize("size", [1, messages.MOST_FETCHED])
+def test_fetches_that_wait_are_bounded(size: int) -> None:
+    """A consumer that grants no credit would fill the memory of the service."""
+    one, wanted = service(), np.zeros(size, np.int64).tobytes()
+    most = min(messages.MOST_FETCHES, messages.MOST_WAITING // size)
+    for number in range(most):
+        one.receive(messages.FetchSamples(number, wanted))
+    with pytest.raises(ProtocolError, match=f"{most} fetches of {most * size} samples wait already"):
+        one.receive(messages.FetchSamples(most, wanted))
+
+
 def test_nothing_is_read_without_credit() -> None:
     one = service()
     one.receive(messages.JoinRun("run", "x", 0))

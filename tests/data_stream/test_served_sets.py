@@ -130,3 +130,21 @@ def test_a_kept_run_of_a_set_that_has_changed_is_refused_each_time(tmp_path: Pat
             stream.load_state_dict(state)
             with pytest.raises(Refused, match="is of 200 samples; the data set 'images' has 180"):
                 list(stream)
+
+
+def test_of_many_sets_the_last_ones_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that opens no more sets would be of no use once somebody has opened its most."""
+    opened, open_set = [], server.open_set
+
+    def opens(folder: Path, *arguments: object) -> object:
+        opened.append(folder.name)
+        return open_set(folder, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(server, "open_set", opens)
+    monkeypatch.setattr(server, "_MOST_SETS", 2)
+    for name in "abc":
+        images(tmp_path / name)
+    with service(tmp_path) as where:
+        for name in "abacab":
+            next(iter(millpond.data.stream(f"{where}/{name}", batch=8)))
+    assert "".join(opened) == "abcb"

@@ -46,7 +46,7 @@ class Device(DeviceWorker):
         self.name, self.rank, self.world = f"csd{rank}", rank, world
         self.holds, self.spread, self.node = False, None, None
         self.update, self.state = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
-        self.offered = -1
+        self.offered, self.port = -1, 40000
         self.reduction = ReductionNode(
             self.name, self.update, self.state, world.dial, lambda exchange: exchange == self.offered
         )
@@ -97,7 +97,7 @@ class Control:
         self.parents: tuple[str, ...] = ()
 
     def start(self, _request: StartNode, _deadline: Deadline) -> NodeReady:
-        return NodeReady("127.0.0.1", 1, True)
+        return NodeReady("127.0.0.1", self.device.port, True)
 
     def allow(self, peers: SetPeers, _deadline: Deadline) -> None:
         self.parents = peers.parents
@@ -275,3 +275,12 @@ def test_a_state_that_no_device_has_any_more_is_lost_by_name(made: Made) -> None
         device.state[0] += 1
     with pytest.raises(StateLost, match="no device has the state of the last exchange"):
         world.model()
+
+
+@pytest.mark.parametrize("port", [22, 7700, 0, 1 << 16])
+def test_a_device_names_no_port_that_is_another_services(made: Made, port: int) -> None:
+    """All other devices would connect to it."""
+    world = made()
+    world.devices[1].port = port
+    world.step()
+    assert f"csd1 has its node at port {port}, which is no node's" in "".join(world.log)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import subprocess
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from millpond.agent.config import Users
+from millpond.host.fleet import worker_user
 from millpond.images.ondevice import sshd, sshd_config
 from millpond.images.ondevice.sshd_config import ADMIN, HOST_KEY, SERVERS, USER, SshServer
+from millpond.images.runtime import qemu
 
 # What a board's agent does here: make the volume, say that it is ready, and enter as told, by ssh itself.
 AGENT = """
@@ -224,3 +228,11 @@ def test_no_file_of_the_users_server_lies_in_what_is_shown_read_only() -> None:
     shown = {bind.target for bind in made.binds or ()} | {Path("/opt/millpond"), Path("/usr")}
     for name in (*made.files, *made.secrets):
         assert not any(Path(name).is_relative_to(target) for target in shown if target != Path(name)), name
+
+
+def test_no_two_kinds_of_processes_have_one_user() -> None:
+    """A process of one could signal to those of the other, and read their memory."""
+    users = dataclasses.asdict(Users()).values()
+    accounts = [line.split(":")[2] for line in sshd_config.accounts()["/etc/passwd"].splitlines()]
+    found = [*users, *map(int, accounts), qemu.USER, worker_user.UID]
+    assert len(set(found)) == len(found)

@@ -164,17 +164,18 @@ class DataServer:
             connection.wake()
 
     def _opened(self, name: str, folder: Path, wish: OpenData) -> ServedSet:
-        """Return a data set; each is opened once. Raises LocalError."""
+        """Return a data set; each of the last ones is opened once. Raises LocalError."""
         classes = wish.classes if wish.format == "images" else ()
         key = replace(wish, name=name, secret="", classes=classes)
         with self._opening:
-            if key not in self._sets:
-                if len(self._sets) >= _MOST_SETS:
-                    raise LocalError(f"the data service has {_MOST_SETS} data sets open, and opens no more")
+            if (found := self._sets.pop(key, None)) is None:
                 transform = self._transform(wish.transform)
                 check_links(self._settings.root, folder)
-                self._sets[key] = open_set(folder, wish.at, transform, wish.format, wish.classes)
-            return self._sets[key]
+                found = open_set(folder, wish.at, transform, wish.format, wish.classes)
+            self._sets[key] = found  # the last one
+            while len(self._sets) > _MOST_SETS:
+                del self._sets[next(iter(self._sets))]  # closed as soon as no connection has it
+            return found
 
     def _transform(self, name: str) -> Transform | None:
         if name and name not in self._settings.transforms:

@@ -106,9 +106,7 @@ class Task:
             return labelled_images.load(root, folder, self._format, self._classes)
         if not (root / folder).is_dir():
             raise DataError(f"missing data: there is no folder {folder}")
-        with generators.planted(
-            0
-        ):  # not the job's seed: a random part of a folder is the same one in all jobs
+        with generators.planted(0):  # not the job's seed: random parts of a folder are the same in all jobs
             found = hook(root / folder, split)
         lacks = getattr(type(found), "__getitem__", None) in (None, Dataset.__getitem__)
         if lacks or not hasattr(found, "__len__"):

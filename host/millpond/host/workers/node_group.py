@@ -22,8 +22,9 @@ from millpond.aggregate.node import probe
 from millpond.aggregate.progress import STALL_SECONDS
 from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTree
 from millpond.base.deadline import Deadline
-from millpond.base.errors import RemoteError
+from millpond.base.errors import ProtocolError, RemoteError
 from millpond.host.fleet.authority import Authority
+from millpond.host.fleet.forwarding import PORTS
 from millpond.host.workers.node_control import NodeControl
 from millpond.wire.channel import Channel
 
@@ -90,7 +91,10 @@ class NodeGroup:
     def _start(self, name: str, control: NodeControl) -> _Member:
         certificate, key = (text.decode() for text in self._authority.sign(name))
         request = StartNode(self._authority.pem.decode(), certificate, key, self._size)
-        return _Member(control, control.start(request, Deadline.after(START_SECONDS)))
+        ready = control.start(request, Deadline.after(START_SECONDS))
+        if ready.port not in PORTS:  # which other devices are going to connect to
+            raise ProtocolError(f"{name} has its node at port {ready.port}, which is no node's")
+        return _Member(control, ready)
 
     def dial(self, name: str) -> Channel:
         """Return a connection with a node. Raises RemoteError."""

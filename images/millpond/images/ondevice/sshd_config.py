@@ -33,8 +33,10 @@ SERVERS = {server.name: server for server in (USER, ADMIN)}
 
 UID = 64003
 HOME = "/volume"
-_UNPRIVILEGED_UID = 64005
-"""Of the processes in which sshd, if root runs it, speaks with those that have not shown a key yet."""
+_UNPRIVILEGED_UID = 64009
+"""Of the processes in which sshd, if root runs it, speaks with those that have not shown a key yet: nothing
+else has it.
+"""
 
 EMPTY = Path("/run/sshd")
 """The directory in which sshd keeps these processes."""

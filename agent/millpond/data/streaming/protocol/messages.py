@@ -18,6 +18,10 @@ MOST_HEAD = 4 << 20
 """Most bytes of a head, which has shapes of single samples where these differ."""
 MOST_FETCHED = 1 << 16
 """Most samples of a FetchSamples."""
+MOST_WAITING = 64 * MOST_FETCHED
+"""Most samples that a connection has asked for by their indices and has not got."""
+MOST_FETCHES = 1024
+"""Most FetchSamples of a connection that are not answered."""
 LEASED = -1
 """The number of a chunk of leased positions, which nobody has asked for by indices."""
 

@@ -232,6 +232,9 @@ class Service:
         samples = sum(self._shards)
         if indices.min() < 0 or indices.max() >= samples:
             raise ProtocolError(f"a sample is wanted that is not one of {samples}")
+        waiting = sum(len(each) for _, each in self._fetches)
+        if len(self._fetches) >= messages.MOST_FETCHES or waiting + len(indices) > messages.MOST_WAITING:
+            raise ProtocolError(f"{len(self._fetches)} fetches of {waiting} samples wait already")
         self._fetches.append((number, indices))
 
     def _join(self, wish: messages.JoinRun) -> messages.RunJoined:
