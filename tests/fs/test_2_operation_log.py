@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.fuse import operation_log
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.fuse.operation_log import OperationLog
-from millpond.fs.vfs.inode_api import ROOT, Node
-from millpond.fs.vfs.path_api import os_error
+from millpond.fs.vfs.inode_api import ROOT, CachedAttributes, Node
+from millpond.fs.vfs.path_api import causes, os_error
 
 from .support import Server
 
@@ -126,4 +127,31 @@ def test_an_error_has_its_cause_from_below(tree: RemoteFs, server: Server) -> No
     server.refusing = True
     with pytest.raises(OSError, match="Input/output") as caught:
         tree.statfs()
-    assert operation_log._causes(caught.value) == "nobody there"
+    assert causes(caught.value) == "nobody there"
+
+
+def test_a_file_that_stays_stale_has_its_history(tree: RemoteFs, server: Server, top: Path) -> None:
+    (top / "f").touch()
+    node = tree.lookup(ROOT, b"f").node
+
+    def stale(_node: Node) -> CachedAttributes:
+        raise os_error(errno.ESTALE)
+
+    server.restart()
+    server.tree.getattr = stale  # type: ignore[method-assign]
+    server.forget()
+    with pytest.raises(OSError, match="Stale") as caught:
+        tree.getattr(node)
+    counts = r"stale also after it was looked up again \(1 looked up again so far, 0 forgotten, 2 sessions\)"
+    said = "the device's server said so to 'fs.getattr'"
+    assert re.fullmatch(f"{counts}: {said}", causes(caught.value))
+
+
+def test_a_file_that_is_gone_says_so(tree: RemoteFs, server: Server, top: Path) -> None:
+    (top / "f").touch()
+    node = tree.lookup(ROOT, b"f").node
+    server.restart()
+    (top / "f").unlink()
+    with pytest.raises(OSError, match="Stale") as caught:
+        tree.getattr(node)
+    assert causes(caught.value) == "its name: No such file or directory"

@@ -10,16 +10,19 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millpond.base.errors import RemoteError
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import BackingBulk
 from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error
+from millpond.host.cli.copy import _Transfer, endpoint
 from millpond.host.remote.copying import Copier
-from millpond.host.remote.small_copies import Copied
+from millpond.host.remote.small_copies import Copied, CopyFailed
 
 MIB = 1 << 20
 
@@ -280,3 +283,13 @@ def test_an_error_names_the_path_as_a_user_writes_it(sides: Sides) -> None:
         with pytest.raises(OSError, match=f": '{where}'$") as failed:
             sides.copy(source, target, recursive=recursive)
         assert failed.value.filename == where
+
+
+def test_a_failure_says_what_led_to_it() -> None:
+    volume: Any = None
+    transfer = _Transfer(endpoint("f", []), endpoint("csd0:f", ["csd0"]), volume, volume)
+    failure, below = CopyFailed(errno.ESTALE, "Stale file handle", "csd0:f"), os_error(errno.ESTALE)
+    failure.__cause__ = below
+    assert "csd0:f: Stale file handle; the same command again" in str(transfer.failed(failure))
+    below.__cause__ = RemoteError("why")
+    assert "csd0:f: Stale file handle (why); the same command again" in str(transfer.failed(failure))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from millpond.base.deadline import Deadline
+from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.rpc import SlotLost
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool
@@ -188,7 +189,7 @@ class OpenFiles:
             raise SlotLost(in_doubt=False) from None
         if reply.direct and not file.direct:  # the kernel would cache data that the device changes unseen
             self._rpc.post(p.Release(reply.handle), call.verifier)
-            raise os_error(errno.ESTALE)
+            raise os_error(errno.ESTALE) from RemoteError("the device's kernel writes it")
         with self._rpc.lock:
             is_first = file.verifier != call.verifier
             if is_first:

@@ -252,7 +252,7 @@ class RpcSlot:
             self._confirm_posted(len(posted))
         self._used = self.keep_alive.heard = time.monotonic()
         self._meter.add(request.NAME, self._used - began)
-        return self._success(head.message, reply), body
+        return self._success(request, head.message, reply), body
 
     def _waiting(self, channel: Channel, deadline: Deadline) -> _Wait:
         """Return a context in which one request is sent, and its reply received."""
@@ -293,10 +293,10 @@ class RpcSlot:
         self._hello = replace(self._hello, slot=os.urandom(16))
         self._performed = self._sent = 0
 
-    def _success(self, answer: Message, reply: type[R]) -> R:
+    def _success(self, request: Message, answer: Message, reply: type[R]) -> R:
         """Return the reply of a request that succeeded. Raises OSError and WouldBlock."""
         if isinstance(answer, Error):
-            raise _refusal(answer)
+            raise _refusal(request, answer)
         if isinstance(answer, reply):
             return answer
         if not self._hello.may_block:
@@ -395,10 +395,10 @@ class RpcSlot:
         self.storage = welcome.storage
 
 
-def _refusal(error: Error) -> OSError:
+def _refusal(request: Message, error: Error) -> OSError:
     code = known_errno(error.errno)
     if code in _REFUSED:
         refusal = os_error(code)
-        refusal.__cause__ = RemoteError("the device's server said so")
+        refusal.__cause__ = RemoteError(f"the device's server said so to '{request.NAME}'")
         return refusal
     return AbsentName(error.granted) if code == errno.ENOENT else os_error(code)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from millpond.base.deadline import Deadline
+from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.inodes import InodeCache
 from millpond.fs.client.keep_alive import SILENT_SECONDS, KeepAlive
@@ -58,6 +59,7 @@ class RpcPool:
         self._slot_free = threading.Condition()
         self._all: list[RpcSlot] = []
         self._shared = 0
+        self.stale = self.forgotten = self.sessions = 0
         self.lease = 0.0
         self.owner: Owner | None = None
 
@@ -164,6 +166,13 @@ class RpcPool:
             self.inodes.forget_is_urgent = bool(self.inodes.to_forget)
             return self.inodes.forget_is_urgent
 
+    def explanation(self, error: OSError) -> RemoteError:
+        """Return a cause for a file that stays stale, with what may have led to it."""
+        counts = f"{self.stale} looked up again so far, {self.forgotten} forgotten, {self.sessions} sessions"
+        found = RemoteError(f"stale also after it was looked up again ({counts})")
+        found.__cause__ = error.__cause__
+        return found
+
     def close(self) -> None:
         """End the session, and disconnect all slots."""
         with self._slot_free:
@@ -217,7 +226,13 @@ class RpcCall:
                 raise
         for file in self._used:  # another slot's FORGET may have come after this lookup
             file.verifier = 0
-        return self._retry_after_forgetting(once)
+        self._rpc.stale += 1
+        try:
+            return self._retry_after_forgetting(once)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            raise os_error(errno.ESTALE) from self._rpc.explanation(error)
 
     def _retry_after_forgetting(self, once: Callable[[], T]) -> T:
         """Repeat an operation that failed with ENOSPC, as long as FORGETs may free space: it has had no
@@ -235,6 +250,7 @@ class RpcCall:
         forgotten = [node for one in self._slot.answered if isinstance(one, p.Forget) for node in one.nodes]
         self._slot.answered.clear()
         if forgotten:
+            self._rpc.forgotten += len(forgotten)
             with self._rpc.lock:
                 self._rpc.inodes.forgets_done(forgotten, others_ask=self._rpc.busy != [self._slot])
 
@@ -253,6 +269,7 @@ class RpcCall:
         self._rpc.lease, self._rpc.owner = self._slot.lease, self._slot.owner
         with self._rpc.lock:
             if inodes.verifier != self._slot.verifier:
+                self._rpc.sessions += 1
                 self._rpc.on_invalidate(inodes.invalidate_all(self._slot.verifier, self._slot.storage))
             self._slot.posted += [
                 message for verifier, message in self._rpc.posted if verifier == inodes.verifier
@@ -284,10 +301,10 @@ class RpcCall:
             raise SlotLost(in_doubt=False) from None
         except OSError as error:
             if error.errno in _GONE:
-                raise os_error(errno.ESTALE) from None
+                raise os_error(errno.ESTALE) from RemoteError(f"its name: {error.strerror}")
             raise
         if found.attributes.inode != file.inode:
-            raise os_error(errno.ESTALE)
+            raise os_error(errno.ESTALE) from RemoteError("another file has its name by now")
         file.remote, file.verifier = found.node, self._slot.verifier
 
 

@@ -15,17 +15,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from millpond.base.text import printable
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.latencies import Latencies
 from millpond.fs.vfs.operation import current
+from millpond.fs.vfs.path_api import causes
 
 log = logging.getLogger(__name__)
 SLOW_SECONDS: Final = 10.0
 _FAILURES = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
 _MOST_LINES, _PERIOD_SECONDS = 20, 10.0
-_DEEPEST = 8
 
 
 class OperationLog:
@@ -71,7 +70,7 @@ class OperationLog:
     ) -> None:
         if not self._may_log():
             return
-        outcome = f"{error}, {_causes(cause)}" if error else "it succeeded"
+        outcome = f"{error}, {causes(cause)}" if error else "it succeeded"
         level = logging.ERROR if error else logging.WARNING
         log.log(level, "%s by process %d: %s, after %.3g s", what, header.pid, outcome, seconds)
 
@@ -88,13 +87,3 @@ class OperationLog:
         if left_out:
             log.warning("%d more operations failed or took long", left_out)
         return may
-
-
-def _causes(error: BaseException | None) -> str:
-    """Return what led to an error, from the first cause on."""
-    said: list[str] = []
-    while error is not None and len(said) < _DEEPEST:
-        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        said += [text] if text not in said else []
-        error = error.__cause__
-    return printable(": ".join(said[1:] or said)) or "no cause is known"

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NewType
 
+from millpond.base.text import printable
+
 Handle = NewType("Handle", int)
+_DEEPEST = 8
 
 MAX_TRANSFER = 1 << 20
 """The most bytes that one read or write moves; a longer one is cut short, as read(2) and write(2) may."""
@@ -109,6 +112,16 @@ class Statistics:
 def os_error(code: int, path: str = "") -> OSError:
     """Return the OSError of an errno."""
     return OSError(code, os.strerror(code), path)
+
+
+def causes(error: BaseException | None) -> str:
+    """Return what led to an error, from the first cause on."""
+    said: list[str] = []
+    while error is not None and len(said) < _DEEPEST:
+        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        said += [text] if text not in said else []
+        error = error.__cause__
+    return printable(": ".join(said[1:] or said)) or "no cause is known"
 
 
 def components(path: str) -> list[str]:

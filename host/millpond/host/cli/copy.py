@@ -22,6 +22,7 @@ from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import BackingBulk
 from millpond.fs.store.layout import PRIVATE
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
+from millpond.fs.vfs.path_api import causes
 from millpond.host.connection import DaemonConnection
 from millpond.host.fleet import directory
 from millpond.host.remote.copying import Copier, is_directory
@@ -180,7 +181,9 @@ class _Transfer:
             return LocalError(f"{text}; with -r it is copied with all in it")
         if error.errno in _MISTAKES:
             return LocalError(text)
-        return RemoteError(f"{text}; the same command again goes on from there")
+        why = causes(error)
+        because = "" if why == error.strerror else f" ({why})"
+        return RemoteError(f"{text}{because}; the same command again goes on from there")
 
 
 def _copy(transfer: _Transfer, progress: CopyProgress, done: Copied, *, recursive: bool) -> None:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Literal, cast
 
+from millpond.base.errors import LocalError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.listed import ListedFiles, listed_attributes
 from millpond.fs.proto.file_ops import FoundIs
@@ -62,7 +63,7 @@ class InodeCache:
         """Return the inode of a node. Raises OSError: ESTALE for a forgotten one."""
         file = self.get(node)
         if file is None:
-            raise os_error(errno.ESTALE)
+            raise os_error(errno.ESTALE) from LocalError("the file was forgotten here")
         return file
 
     @property
@@ -467,7 +468,7 @@ class InodeCache:
         names: list[bytes] = []
         while file is not self.root:
             if file.parent is None or file.parent not in self._files or len(names) == _DEEPEST:
-                raise os_error(errno.ESTALE)
+                raise os_error(errno.ESTALE) from LocalError("the file has no name any more")
             names.append(file.name)
             file = self._files[file.parent]
         return tuple(b"/".join(reversed(names)).split(b"/")) if names else ()
