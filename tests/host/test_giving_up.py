@@ -8,9 +8,10 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -28,7 +29,7 @@ from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.model.jobs import JobRow
 from millpond.host.workers.dispatcher import Assignment, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
-from millpond.train.job.spec import DataSpec, Job, ModelSpec
+from millpond.train.job.spec import DataSpec, FederatedSpec, Job, ModelSpec
 from millpond.train.protocol import Work
 
 from .steps import Team, zero_state
@@ -201,6 +202,7 @@ def test_an_evaluation_that_is_longer_than_limits_wait_is_progress(
 ) -> None:
     """Before: its time counted as one without a quorum: a device that was lost just then ended the job."""
     nothing = cast(Any, SimpleNamespace(begin=bool, add=lambda *_: False, is_due=lambda _: True, prune=bool))
+    nothing.best = nothing.standing = None
     trainer._shards = trainer._board = trainer._checkpoints = nothing
     trainer._admission = cast(Admission, SimpleNamespace(take_events=tuple))
     fake = SimpleNamespace(energy=bool, add_round=lambda *_: None, changed=bool, store=None)
@@ -222,3 +224,19 @@ def test_an_evaluation_that_is_longer_than_limits_wait_is_progress(
     before = trainer._progressed
     trainer._end_epoch(None)
     assert trainer._progressed >= before
+
+
+@pytest.mark.parametrize(("deadline", "fails"), [("auto", False), (60.0, True)])
+def test_devices_that_take_part_and_are_late_have_longer(
+    trainer: Trainer, deadline: float | Literal["auto"], fails: bool
+) -> None:
+    """Unless the deadline is the job's own: then that is what is told."""
+    trainer._job = replace(trainer._job, federated=FederatedSpec(deadline=deadline))
+    trainer._group.reasons = ""  # type: ignore[misc]
+    trainer._membership.join(0)
+    trainer._progressed -= 3600.0
+    if not fails:
+        trainer._check_quorum()
+        return
+    with pytest.raises(JobFailed, match=r"answer within the deadline of a round: federated\.deadline"):
+        trainer._check_quorum()

@@ -20,9 +20,10 @@ import psutil
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, ProtocolError, Refused, RemoteError
+from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, Refused, RemoteError
 from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
+from millpond.host.workers import worker as workers
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, ModelState
@@ -37,6 +38,7 @@ from millpond.train.protocol import (
     PrepareServer,
     PrepareWorker,
     Ready,
+    Restore,
     Update,
     WarmUp,
     Work,
@@ -382,6 +384,20 @@ def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory
         process.suspend()
     with pytest.raises(ConnectionLost, match="the worker 'host' hangs: it neither computes nor reads"):
         train(worker, states)
+
+
+def test_a_process_that_hangs_does_not_keep_what_it_is_sent_waiting(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a socket holds: the send blocks before any answer is waited for."""
+    worker = start()
+    worker.prepare(soon())
+    for process in (psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)):
+        process.suspend()
+    monkeypatch.setattr(workers, "REPLY_SECONDS", 0.1)
+    monkeypatch.setattr(workers, "SLOWEST", 1e9)
+    with pytest.raises(MillpondError):
+        worker._call(Restore(()), Ok, bytes(64 << 20))
 
 
 def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.SharedBuffer) -> None:

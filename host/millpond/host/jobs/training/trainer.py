@@ -329,11 +329,11 @@ class Trainer:
         self._admission.check_silence()
 
     def _check_state(self) -> None:
-        """Check each state once. Raises JobFailed if a parameter is not finite; a buffer may have been so
-        from the first.
-        """
+        """Check each state once. Raises JobFailed if a parameter is not finite; buffers may always be so."""
+        if self._state_checked:
+            return
         values = self._server.state.values[: layout.parameters_end(self._server.tensors)]
-        if not self._state_checked and len(values) and not all_finite(values):
+        if len(values) and not all_finite(values):
             unit = "round" if self._rounds else "step"
             odd = float(values[~np.isfinite(values)][0])
             raise JobFailed(diverged(odd, unit, self._step, self._contributors))
