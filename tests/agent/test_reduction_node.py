@@ -188,21 +188,23 @@ def test_what_is_no_tree_is_refused(nodes: Nodes, children: dict[str, tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("address", "client", "key", "told"),
+    ("address", "port", "client", "key", "told"),
     [
-        ("127.0.0.1", 1 << 16, bytes(32), "with a key of"),
-        ("127.0.0.1", -1, bytes(32), "with a key of"),
-        ("127.0.0.1", 0, bytes(31), "with a key of"),
-        ("192.0.2.1", 0, bytes(32), r"192\.0\.2\.1 is not on the LAN 127\.0\.0\.0/8"),
-        ("a name", 0, bytes(32), "is not on the LAN"),
+        ("127.0.0.1", 40000, 1 << 16, bytes(32), "with a key of"),
+        ("127.0.0.1", 40000, -1, bytes(32), "with a key of"),
+        ("127.0.0.1", 40000, 0, bytes(31), "with a key of"),
+        ("127.0.0.1", 53, 0, bytes(32), "port 53 is no node's"),
+        ("127.0.0.1", 1 << 16, 0, bytes(32), "port 65536 is no node's"),
+        ("192.0.2.1", 40000, 0, bytes(32), r"192\.0\.2\.1 is not on the LAN 127\.0\.0\.0/8"),
+        ("a name", 40000, 0, bytes(32), "is not on the LAN"),
     ],
 )
 def test_a_client_of_a_round_that_cannot_be_is_refused(
-    nodes: Nodes, address: str, client: int, key: bytes, told: str
+    nodes: Nodes, address: str, port: int, client: int, key: bytes, told: str
 ) -> None:
     sent = nodes["csd1"].tally[2]
     with contextlib.closing(nodes["csd1"].connect()) as channel:
-        channel.send(JoinRound(3, address, 9, client, key, 360), Deadline.after(30))
+        channel.send(JoinRound(3, address, port, client, key, 360), Deadline.after(30))
         with pytest.raises(RemoteError, match=told):
             channel.expect(Ok, Deadline.after(30))
     assert nodes["csd1"].tally[2] == sent

@@ -66,6 +66,10 @@ report["renamed"] = run(renamed, lambda: [
     os.getuid(), capabilities(), status("NoNewPrivs"), has_many_uids(),
     fails(syscalls.mount, "tmpfs", Path("/shown"), "tmpfs"), Path("/shown/data").read_text(),
 ])
+unlinked = Sandbox(binds=(Bind(folder, Path("/shown"), follow_links=False),), own_pids=True, uid=1234)
+report["unlinked"] = run(unlinked, lambda: [
+    fails(Path("/shown/link").read_text), Path("/shown/data").read_text()
+])
 # A board, and in it the sandbox of a worker.
 report["nested"] = run(shown, lambda: run(
     Sandbox(binds=(Bind(Path("/shown/data"), Path("/deep")),), own_pids=True, uid=64002),
@@ -79,6 +83,7 @@ print(json.dumps(report))
 def unprivileged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("unprivileged")
     (folder / "data").write_text("seen")
+    (folder / "link").symlink_to("data")
     if os.geteuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
     if as_nobody(["unshare", "--user", "--map-root-user", "true"], folder).returncode:
@@ -106,6 +111,7 @@ def as_nobody(command: list[str], folder: Path) -> subprocess.CompletedProcess[s
         ("pids", [1, 0]),
         ("shown", [["dev", "proc", "shown", "sys", "tmp"], "seen", "csd1", "OSError"]),
         ("renamed", [1234, 0, "1", False, "PermissionError", "seen"]),
+        ("unlinked", ["OSError", "seen"]),
         ("nested", [64002, 0, "seen", False]),
     ],
 )

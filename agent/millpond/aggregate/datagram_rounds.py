@@ -26,6 +26,7 @@ from millpond.aggregate.udp.exchange import NoClientLeft, aggregate, exchange
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError, RemoteError
 from millpond.wire.channel import Channel
+from millpond.wire.control_messages import CONTROL_PORT
 from millpond.wire.messages import Ok
 
 _ROUNDS = 1 << 32
@@ -106,6 +107,8 @@ class DatagramRounds:
         """Check a request for ``update``, which then passes the gate. Raises RemoteError."""
         if len(request.key) != KEY_SIZE or not 0 <= request.client < MOST_CLIENTS:
             raise ProtocolError(f"client {request.client} with a key of {len(request.key)} bytes")
+        if not CONTROL_PORT < request.port < 1 << 16:  # the root tells its own
+            raise ProtocolError(f"port {request.port} is no node's")
         with contextlib.suppress(ValueError):
             if ipaddress.ip_address(request.address) in self._network:
                 self._passing(update.data.cast("B"))
