@@ -288,6 +288,50 @@ def test_a_volume_is_mounted_twice_and_written_from_the_host(
     )
 
 
+def test_a_mount_is_found_whatever_its_place_is_called(
+    fleet: Emulation, mounted: Mounted, tmp_path: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("mounting of other file systems needs root")
+    (tmp_path / "place").mkdir()
+    (tmp_path / "link").symlink_to("place")
+    (tmp_path / "to").symlink_to(tmp_path)
+    strange = "p=$(printf 'other-\\377'); mkdir $p; mount -t tmpfs none $p; "
+    mounted.sh(strange)  # somebody else's, whose name is not UTF-8
+    count = "grep -c fuse.millpond /proc/self/mountinfo || true"
+    call = f"MILLPOND_FLEET={fleet.directory} {' '.join(MILLPOND)}"
+    for mount, umount in (
+        ("cd place; {} mount csd0 ../place", "{} umount place"),
+        ("{} mount csd0 link", "{} umount link"),
+        ("{} mount csd0 to/place", "{} umount to/to/place"),
+        ("{} mount csd0 'donn\u00e9es de\ttest'", "{} umount 'donn\u00e9es de\ttest'"),
+    ):
+        assert "is at" in mounted.sh(mount.format(call))
+        assert mounted.sh(count) == "1\n"
+        mounted.sh(umount.format(call))
+        assert mounted.sh(count) == "0\n"
+    mounted.sh("umount other-*")
+
+
+def test_another_user_is_let_in_and_a_dead_mount_is_replaced(
+    fleet: Emulation, mounted: Mounted, tmp_path: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root mounts for others")
+    place = tmp_path / "others"
+    mounted.millpond("mount", "--uid", 65534, "--gid", 65534, "csd0", place)
+    nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+    mounted.sh(f"for d in {' '.join(map(str, tmp_path.parents))} .; do chmod o+x $d; done")
+    assert "README.txt" in mounted.sh(f"{nobody} ls others/public")
+    (own,) = [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"csd0\0{place}".encode() in _read(p)]
+    os.kill(int(own.parent.name), signal.SIGKILL)
+    eventually(lambda: "not connected" in mounted.sh("ls others 2>&1 || true"), "the mount's death")
+    assert mounted.millpond("mount", "csd0", place).endswith("others/public\n")
+    assert "README.txt" in mounted.sh("ls others/public")
+    assert mounted.any("millpond", "umount", place).code == 0
+    assert mounted.sh("grep -c fuse.millpond /proc/self/mountinfo || true") == "0\n"
+
+
 def test_a_mount_ends_though_another_namespace_has_a_copy_of_it(
     fleet: Emulation, mounted: Mounted, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import threading
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from millpond.base.errors import LocalError
 from millpond.linux import syscalls
 
 _USED_MILLISECONDS = 1000
+_DEAD_SECONDS = 2.0
+_MOST_LINKS = 40  # as the kernel's
+_TABLE = Path("/proc/self/mountinfo")
 
 
 def require_mountable(mountpoint: Path, name: str) -> None:
@@ -78,8 +82,45 @@ def _device_of(mountpoint: Path) -> str:
     finally:
         os.close(place)
     number = info.partition("mnt_id:")[2].split()[0]
-    mounts = (line.split(" ", 3) for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    mounts = (line.split(" ", 3) for line in _lines())
     return next((device for mount, _, device, _ in mounts if mount == number), "")
+
+
+def _lines() -> list[str]:
+    """Return the mount table's lines; what is not UTF-8 in names of others stays as it is."""
+    return [os.fsdecode(line) for line in _TABLE.read_bytes().split(b"\n") if line]
+
+
+def place_of(mountpoint: Path) -> Path:
+    """Return the path of a mount point as the kernel names it: absolute, without symbolic links and "..".
+    Nothing is asked of what is mounted there, whose server may be dead.
+    """
+    found = mountpoint.absolute()
+    for _ in range(_MOST_LINKS):
+        if found.name == "..":
+            return found.resolve()
+        found = found.parent.resolve() / found.name
+        try:
+            found = found.parent / found.readlink()
+        except OSError:  # no link, as a rule
+            break
+    return found
+
+
+def is_dead(mountpoint: Path) -> bool:
+    """Return whether a mount is there whose process has ended: the kernel says so at once."""
+    errors = list[int | None]()
+
+    def ask() -> None:
+        try:
+            os.statvfs(mountpoint)  # attributes may be cached
+        except OSError as error:
+            errors.append(error.errno)
+
+    thread = threading.Thread(target=ask, name="dead mount", daemon=True)
+    thread.start()
+    thread.join(_DEAD_SECONDS)
+    return errno.ENOTCONN in errors
 
 
 def is_volume(mountpoint: Path) -> bool:
@@ -93,17 +134,22 @@ def top_mount(mountpoint: Path) -> tuple[str, str]:
     """Return the type and the source of the top mount on ``mountpoint``, unless a later mount on a parent
     directory hides it; empty texts if there is none. Asks the kernel alone.
     """
-    wanted = os.path.abspath(mountpoint)  # noqa: PTH100 - resolving would ask a server that may be dead
+    wanted = str(place_of(mountpoint))
     found = "", ""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in _lines():
         before, _, after = line.partition(" - ")
-        place = before.split(" ")[4].encode().decode("unicode_escape")
+        place = _unescaped(before.split(" ")[4])
         if place == wanted:
             kind, source, *_ = after.split(" ")
             found = kind, source
         elif wanted.startswith(place.rstrip("/") + "/"):
             found = "", ""
     return found
+
+
+def _unescaped(text: str) -> str:
+    """Return a name of the mount table, whose spaces and the like are octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 class MountWatch:
@@ -121,7 +167,7 @@ class MountWatch:
         self._thread.start()
 
     def _watch(self) -> None:
-        with Path("/proc/self/mountinfo").open("rb", buffering=0) as table:
+        with _TABLE.open("rb", buffering=0) as table:
             change = select.poll()
             change.register(table, select.POLLERR | select.POLLPRI)
             change.register(self._stop, select.POLLIN)

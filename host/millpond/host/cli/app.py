@@ -236,26 +236,32 @@ def mount(
             metavar="UID",
             min=0,
             max=_LARGEST_ID,
-            help="Show all files as this user's. By default those of the device's server show as yours.",
+            help="Show all files as this user's, and let all users in by their modes. By default "
+            "those of the device's server show as yours.",
         ),
     ] = None,
     gid: Annotated[
         int | None,
-        typer.Option(metavar="GID", min=0, max=_LARGEST_ID, help="Show all files as this group's."),
+        typer.Option(
+            metavar="GID", min=0, max=_LARGEST_ID, help="Show all files as this group's, and let it in."
+        ),
     ] = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Mount the public part of a device's volume, until 'umount'."""
-    from millpond.fs.fuse.mounts import require_no_volume
+    from millpond.fs.fuse import mounts
     from millpond.fs.store.layout import PUBLIC
     from millpond.host.fleet import mounts as volume_mounts
 
     if (shown := escaped(str(mountpoint))) != str(mountpoint):
         raise LocalError(f"'{shown}' is not UTF-8: mount at a folder of another name")
-    require_no_volume(mountpoint)
-    mountpoint.mkdir(parents=True, exist_ok=True)
-    argv = volume_mounts.command(fleet_directory.absolute(), device, mountpoint.absolute(), timeout, uid, gid)
+    place = mounts.place_of(mountpoint)
+    if mounts.is_volume(place) and mounts.is_dead(place):
+        mounts.unmount(place)
+    mounts.require_no_volume(place)
+    place.mkdir(parents=True, exist_ok=True)
+    argv = volume_mounts.command(fleet_directory.absolute(), device, place, timeout, uid, gid)
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -265,6 +271,8 @@ def mount(
         start_new_session=True,
     )
     if fault := volume_mounts.fault_of(process):
+        if mounts.is_volume(place) and mounts.is_dead(place):  # that of a process that had to be killed
+            mounts.unmount(place)
         raise (LocalError if process.returncode == LOCAL else RemoteError)(fault)
     if output is Format.JSON:
         public = str(mountpoint / PUBLIC)
@@ -284,7 +292,7 @@ def umount(
 
     if not mounts.is_volume(mountpoint):
         raise LocalError(f"no volume is mounted at {mountpoint}{_mounted_elsewhere(fleet_directory)}")
-    mounts.unmount(mountpoint.absolute())
+    mounts.unmount(mounts.place_of(mountpoint))
     if output is Format.JSON:
         printing.print_json({"mountpoint": str(mountpoint)})
 

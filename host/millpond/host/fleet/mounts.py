@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -32,12 +33,13 @@ def command(
 ) -> list[str]:
     """Return the command line of the mounter process, which prints ``ready: how`` once it has mounted.
     ``timeout`` is how many seconds an operation may take while the device answers, ``uid`` and ``gid`` whose
-    all files show as, if not as by default.
+    all files show as, if not as by default; others than this process's user are let in then.
     """
     module = [sys.executable, "-m", "millpond.host.remote.mounter"]
     given = {"--timeout": timeout, "--uid": uid, "--gid": gid}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    return [*module, str(fleet), device, str(mountpoint), *options]
+    others = ["--allow-other"] if uid not in (None, os.geteuid()) or gid is not None else []
+    return [*module, str(fleet), device, str(mountpoint), *options, *others]
 
 
 def fault_of(mounter: subprocess.Popen[str]) -> str:

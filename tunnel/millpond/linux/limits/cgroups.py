@@ -135,7 +135,7 @@ def _own_folders() -> dict[str, Path]:
 def _mounts() -> dict[str, tuple[str, Path]]:
     """Return the root and the mount point of each hierarchy."""
     found = dict[str, tuple[str, Path]]()
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         before, _, after = line.partition(" - ")
         root, point = before.split()[3:5]
         kind, _, options = after.split()[:3]
