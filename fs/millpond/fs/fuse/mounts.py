@@ -107,8 +107,14 @@ def place_of(mountpoint: Path) -> Path:
     return found
 
 
-def is_dead(mountpoint: Path) -> bool:
-    """Return whether a mount is there whose process has ended: the kernel says so at once."""
+def unmount_dead(mountpoint: Path) -> None:
+    """Unmount a volume whose process has ended."""
+    if is_volume(mountpoint) and _is_dead(mountpoint):
+        unmount(mountpoint)
+
+
+def _is_dead(mountpoint: Path) -> bool:
+    """Return whether the process of the mount has ended: the kernel says so at once."""
     errors = list[int | None]()
 
     def ask() -> None:

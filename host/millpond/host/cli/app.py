@@ -254,13 +254,7 @@ def mount(
     from millpond.fs.store.layout import PUBLIC
     from millpond.host.fleet import mounts as volume_mounts
 
-    if (shown := escaped(str(mountpoint))) != str(mountpoint):
-        raise LocalError(f"'{shown}' is not UTF-8: mount at a folder of another name")
-    place = mounts.place_of(mountpoint)
-    if mounts.is_volume(place) and mounts.is_dead(place):
-        mounts.unmount(place)
-    mounts.require_no_volume(place)
-    place.mkdir(parents=True, exist_ok=True)
+    place = _free_place(mountpoint)
     argv = volume_mounts.command(fleet_directory.absolute(), device, place, timeout, uid, gid)
     process = subprocess.Popen(
         argv,
@@ -271,14 +265,28 @@ def mount(
         start_new_session=True,
     )
     if fault := volume_mounts.fault_of(process):
-        if mounts.is_volume(place) and mounts.is_dead(place):  # that of a process that had to be killed
-            mounts.unmount(place)
+        mounts.unmount_dead(place)  # that of a process that had to be killed
         raise (LocalError if process.returncode == LOCAL else RemoteError)(fault)
     if output is Format.JSON:
         public = str(mountpoint / PUBLIC)
         printing.print_json({"device": device, "mountpoint": str(mountpoint), "public": public})
     else:
         print(f"the public part of {device} is at {mountpoint / PUBLIC}")
+
+
+def _free_place(mountpoint: Path) -> Path:
+    """Return a mount point as the kernel names it, made if need be and without a dead mount. Raises
+    LocalError.
+    """
+    from millpond.fs.fuse import mounts
+
+    if (shown := escaped(str(mountpoint))) != str(mountpoint):
+        raise LocalError(f"'{shown}' is not UTF-8: mount at a folder of another name")
+    place = mounts.place_of(mountpoint)
+    mounts.unmount_dead(place)
+    mounts.require_no_volume(place)
+    place.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 @app.command()
