@@ -225,13 +225,15 @@ def test_errors_of_exchanges_pass_as_they_are() -> None:
 
 def model_errors() -> Iterator[LocalError]:
     wide, holding = nn.Linear(1, 1), nn.Linear(1, 1)
-    wide.register_buffer("net", torch.zeros(1, dtype=torch.float64))
-    holding.register_buffer("net", torch.tensor([1 << 25]))
+    wide.register_buffer("net", torch.zeros(1, dtype=torch.complex128))
+    holding.register_buffer("net", torch.zeros(1, dtype=torch.int64))
+    tensors = flat.describe(holding)
+    holding.net.fill_(1 << 25)  # type: ignore[operator, union-attr]
     size = np.zeros(1, np.float32)
     attempts: list[Callable[[], object]] = [
         lambda: flat.describe(nn.Flatten()),
         lambda: flat.describe(wide),
-        lambda: flat.read(holding, np.zeros(3, np.float32)),
+        lambda: flat.read(holding, np.zeros(3, np.float32), tensors),
         lambda: flat.read(nn.Linear(1, 1), size),
         lambda: flat.whole(np.full(1, np.inf, np.float32), "net"),
         lambda: FlatParameters(nn.Linear(1, 1)).check_unchanged(np.ones(2, np.float32)),

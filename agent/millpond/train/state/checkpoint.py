@@ -33,7 +33,12 @@ _CODES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL", "uint8": "U8",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
 }  # fmt: skip
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_RAW_CODES = {
+    "float64": "F64", "complex64": "C64", "int64": "I64", "int32": "I32",
+    "uint16": "U16", "uint32": "U32", "uint64": "U64",
+}  # fmt: skip
+_CODES |= {layout.raw(dtype): code for dtype, code in _RAW_CODES.items()}
+_DTYPES = {code: dtype for dtype, code in reversed(_CODES.items())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
 
 def _content(checkpoint: Checkpoint) -> Iterator[bytes]:
     """Yield header length, JSON header, tensors; wide ones first, so that all are aligned to their width."""
-    places = sorted(layout.spans(checkpoint.tensors), key=lambda place: -_width(place[0].dtype))
+    places = sorted(layout.spans(checkpoint.tensors), key=lambda place: -_element(place[0].dtype))
     offsets: dict[str, list[int]] = {}
     end = 0
     for tensor, span in places:
@@ -117,11 +122,21 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(vector, tensors, job, round_, about)
 
 
+def _element(dtype: str) -> int:
+    """Return the bytes of an element of a tensor."""
+    return layout.RAW.get(layout.raw_type(dtype), 0) or _width(dtype)
+
+
 def _width(dtype: str) -> int:
+    """Return the bytes of a value in a file."""
+    if layout.raw_type(dtype):
+        return 1
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _packed(values: Vector, dtype: str) -> bytes:
+    if layout.raw_type(dtype):
+        return values.astype(np.uint8).tobytes()
     if dtype == "bfloat16":  # numpy has none: the upper half of float32, rounded to even
         bits = values.view(np.uint32).astype(np.uint64)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -132,6 +147,8 @@ def _packed(values: Vector, dtype: str) -> bytes:
 
 
 def _unpacked(data: bytes, tensor: Tensor) -> NDArray[Any]:
+    if layout.raw_type(tensor.dtype):
+        return np.frombuffer(data, np.uint8)
     count = math.prod(tensor.shape)
     if tensor.dtype == "bfloat16":
         upper = np.frombuffer(data, "<u2", count).astype(np.uint32)

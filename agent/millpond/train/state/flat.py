@@ -3,7 +3,8 @@
 layers.
 
 float32, float16 and bfloat16 survive the way there and back bit by bit. Whole numbers up to 2**24 do as well;
-an average of them is rounded to the nearest. float64 would lose bits and is refused.
+an average of them is rounded to the nearest. Of other types, and of larger numbers, there may be constants:
+frozen parameters and buffers, which are compared and left out as frozen ones are.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def describe(model: nn.Module, local: Collection[str] = ()) -> tuple[Tensor, ...
     """Return the layout of a model's state without its frozen parameters, and without those tensors that are
     ``local``. Raises LocalError for tensors that float32 cannot carry.
     """
-    left_out = frozen_names(model).union(local)
+    left_out = unsent_names(model).union(local)
     tensors = describe_some(model, model.state_dict().keys() - left_out)
     if layout.size(tensors) == 0:
         raise LocalError("the model has no parameter that may be trained")
@@ -38,16 +39,16 @@ def describe(model: nn.Module, local: Collection[str] = ()) -> tuple[Tensor, ...
 
 def describe_unsent(model: nn.Module, local: Collection[str] = ()) -> tuple[Tensor, ...]:
     """Return the layout of what ``describe`` leaves out. Raises LocalError as it does."""
-    return describe_some(model, frozen_names(model).union(local))
+    return describe_some(model, unsent_names(model).union(local))
 
 
 def describe_some(model: nn.Module, names: Collection[str]) -> tuple[Tensor, ...]:
     """Return the layout of the tensors with these names, parameters before buffers. Raises LocalError as
     ``describe``.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters, unsent = dict(model.named_parameters(remove_duplicate=False)), unsent_names(model)
     named = [(name, value) for name, value in model.state_dict().items() if name in names]
-    found = (_describe(name, value, name not in parameters) for name, value in named)
+    found = (_describe(name, value, name not in parameters, name in unsent) for name, value in named)
     return tuple(sorted(found, key=lambda tensor: tensor.buffer))
 
 
@@ -78,6 +79,27 @@ def frozen_names(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
+def constant_names(model: nn.Module) -> set[str]:
+    """Return the names of buffers that float32 cannot carry, and which therefore have to be constants."""
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    own = model.state_dict()
+    return {name for name, value in buffers.items() if name in own and _raw_type(value)}
+
+
+def unsent_names(model: nn.Module) -> set[str]:
+    """Return the names of what is never exchanged: frozen parameters and constants."""
+    return frozen_names(model) | constant_names(model)
+
+
+def _raw_type(value: torch.Tensor) -> str:
+    """Return the type of a tensor that float32 cannot carry; "" of others."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in layout.RAW or dtype not in layout.INTEGERS:
+        return dtype if dtype in layout.RAW else ""
+    large = value.numel() and value.detach().double().abs().max() > _EXACT
+    return dtype if large else ""
+
+
 def freeze(model: nn.Module, names: Collection[str]) -> None:
     """Freeze the parameters with these names."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -88,18 +110,25 @@ def freeze(model: nn.Module, names: Collection[str]) -> None:
 def checksum(model: nn.Module, local: Collection[str] = ()) -> int:
     """Return a checksum of the names and bits of what ``describe`` leaves out, 0 without any."""
     found, values = 0, dict(model.named_parameters(remove_duplicate=False)) | model.state_dict()
-    for name in sorted(frozen_names(model).union(local)):
-        value = values[name].detach().cpu().contiguous()
-        found = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), found))
+    for name in sorted(unsent_names(model).union(local)):
+        found = checksum_of(values[name], zlib.crc32(name.encode(), found))
     return found
 
 
-def _describe(name: str, value: object, buffer: bool) -> Tensor:
+def checksum_of(value: torch.Tensor, before: int = 0) -> int:
+    """Return a checksum of the bits of a tensor, and of what was ``before``."""
+    return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, before)
+
+
+def _describe(name: str, value: object, buffer: bool, constant: bool) -> Tensor:
+    if isinstance(value, torch.Tensor) and constant and (dtype := _raw_type(value)):
+        return Tensor(name, tuple(value.shape), layout.raw(dtype), buffer)
     if not isinstance(value, torch.Tensor):
         raise LocalError(f"the model's state '{name}' is a {type(value).__name__}, not a tensor")
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in layout.FLOATS + layout.INTEGERS:
         hint = "; call .float() on the model" if dtype == "float64" else ""
+        hint = "; set persistent=False" if buffer else hint
         raise LocalError(f"the model's tensor '{name}' is {dtype}, which float32 cannot carry{hint}")
     return Tensor(name, tuple(value.shape), dtype, buffer)
 
@@ -113,6 +142,9 @@ def read(model: nn.Module, out: Vector, tensors: tuple[Tensor, ...] | None = Non
     values = model.state_dict()
     for tensor, span in layout.spans(tensors):
         value = values[tensor.name].detach().to("cpu").reshape(-1)
+        if layout.raw_type(tensor.dtype):
+            out[span] = value.contiguous().view(torch.uint8).numpy()
+            continue
         if tensor.dtype in layout.INTEGERS and value.numel() and value.double().abs().max() > _EXACT:
             raise LocalError(f"the model's tensor '{tensor.name}' holds numbers over {_EXACT}")
         out[span] = value.to(torch.float32).numpy()
@@ -129,6 +161,10 @@ def write(model: nn.Module, values: Vector, tensors: tuple[Tensor, ...]) -> None
 @torch.no_grad()
 def put(target: torch.Tensor, part: Vector, tensor: Tensor) -> None:
     """Copy the values of one tensor into ``target``. Raises LocalError."""
+    if dtype := layout.raw_type(tensor.dtype):
+        data = torch.from_numpy(part.astype(np.uint8))
+        target.copy_(data.view(getattr(torch, dtype)).view(target.shape))
+        return
     if tensor.dtype in layout.INTEGERS:
         part = whole(part, tensor.name)
     target.copy_(torch.from_numpy(part.copy()).view(target.shape))

@@ -28,6 +28,9 @@ _PART = 1 << 15
 CHANGED = "the model's forward changes its parameter {}; only the optimizer may"
 
 
+CONSTANT = "the model changes its buffer {}, which is of a type or a size that float32 cannot carry"
+
+
 class FlatParameters:
     """Binds ``model`` to the vector ``state``, which takes the model's values, and to ``sums``, both [size];
     without them to memory of its own (PyTorch FSDP's FlatParameter does the same). Raises LocalError for a
@@ -51,6 +54,7 @@ class FlatParameters:
         flat.read(model, self.state, self.tensors)
         self._parameters, self._again = _parameters(model, local)
         self._views: dict[str, torch.Tensor] = {}
+        self._constants = self._checksums(flat.constant_names(model) - self.local)
         self._touched: set[str] | None = None
         total = torch.from_numpy(self.sums)
         self._gradients = {
@@ -98,6 +102,14 @@ class FlatParameters:
             if now.get(name) is not parameter or not (view is None or parameter.is_set_to(view)):
                 self.bind(self.state)
                 raise LocalError(CHANGED.format(f"'{name}'"))
+        for name, found in self._checksums(self._constants).items():
+            if found != self._constants[name]:
+                raise LocalError(CONSTANT.format(f"'{name}'"))
+
+    def _checksums(self, names: Collection[str]) -> dict[str, int]:
+        """Return checksums of the buffers with these names, which have to be constants."""
+        own = self.model.state_dict() if names else {}
+        return {name: flat.checksum_of(own[name]) for name in names}
 
     def loaded(self) -> None:
         """Copy a newly filled ``state`` to all that is no view of it. Raises LocalError."""

@@ -15,7 +15,8 @@ from fnmatch import fnmatchcase
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One entry of a model's state: its name, shape and dtype (``float32``, ``int64``, ...), and whether it
-    is a ``buffer``, which a file does not tell.
+    is a ``buffer``, which a file does not tell. A constant that float32 cannot carry is ``raw``, such as
+    ``raw float64``: each of its bytes is a value.
     """
 
     name: str
@@ -28,9 +29,29 @@ FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 
 
+RAW = {"float64": 8, "complex64": 8, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4, "uint16": 2}
+"""The bytes of an element of each type that constants may have which float32 cannot carry."""
+_RAW = "raw "
+
+
+def raw(dtype: str) -> str:
+    """Return the dtype of an entry whose values are bytes."""
+    return _RAW + dtype
+
+
+def raw_type(dtype: str) -> str:
+    """Return the type of the bytes of an entry that is raw, "" of others."""
+    return dtype.removeprefix(_RAW) if dtype.startswith(_RAW) else ""
+
+
+def values_of(tensor: Tensor) -> int:
+    """Return the number of values of an entry."""
+    return math.prod(tensor.shape) * RAW.get(raw_type(tensor.dtype), 1)
+
+
 def size(tensors: tuple[Tensor, ...]) -> int:
     """Return the number of values in the flat vector of a state."""
-    return sum(math.prod(tensor.shape) for tensor in tensors)
+    return sum(map(values_of, tensors))
 
 
 def parameters_end(tensors: tuple[Tensor, ...]) -> int:
@@ -42,7 +63,7 @@ def spans(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
     """Yield each tensor with its part of the flat vector, in order."""
     start = 0
     for tensor in tensors:
-        stop = start + math.prod(tensor.shape)
+        stop = start + values_of(tensor)
         yield tensor, slice(start, stop)
         start = stop
 

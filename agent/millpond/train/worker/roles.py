@@ -49,6 +49,8 @@ Answer = tuple[Message, Buffer]
 OpenStream = Callable[[WorkSpec, Folder], ReadAhead]
 """Returns the samples of a folder on another device, by their indices. Raises RemoteError."""
 
+_OWN_TYPES = (*layout.FLOATS[1:], *map(layout.raw, layout.RAW))
+"""Types that the parameter server's own model does not have."""
 _TRIED = 2
 """Samples that a worker reads whose job has no rounds; or a group."""
 
@@ -203,6 +205,7 @@ class ParameterServerRole:
         self._frozen = flat.describe_unsent(model, layers)
         self._frozen_checksum = flat.checksum(model, layers)
         flat.freeze(model, layers)
+        unsent = layers | flat.constant_names(model)  # which float() below would make others
         size = layout.size(self._tensors)
         mean = np.frombuffer(memory.map_first(shared.values, 4 * size).data, np.float32)
         states = memory.map_first(shared.states, 4 * size * prepare.states).data
@@ -211,14 +214,14 @@ class ParameterServerRole:
         # The server's parameters are float32 whatever the model's are, so that small means are not lost. The
         # model is scored as the workers have it: its forward may need its own types.
         self._scored = None
-        own_types = any(tensor.dtype in layout.FLOATS[1:] for tensor in self._tensors + self._frozen)
+        own_types = any(tensor.dtype in _OWN_TYPES for tensor in self._tensors + self._frozen)
         if own_types or prepare.accelerator != "cpu":
             _, own = user_code.build(work, code_dir)
             _initialize(own, work, code_dir)
             own = accelerator.place(own, prepare.accelerator)
             if own_types or device_of(own).type != "cpu":
-                self._scored = FlatParameters(own, self._states[0], mean, layers)
-        self._parameters = FlatParameters(model.float(), self._states[0], mean, layers)
+                self._scored = FlatParameters(own, self._states[0], mean, unsent)
+        self._parameters = FlatParameters(model.float(), self._states[0], mean, unsent)
         self._work = work
         # Workers that train locally follow the schedule, and clip, themselves.
         local = work.passes > 0
@@ -306,7 +309,7 @@ class ParameterServerRole:
             return protocol.Momentum(tensors, len(values)), values.data
         if isinstance(message, protocol.GetModel):
             frozen = np.empty(layout.size(self._frozen), np.float32)
-            flat.read(self._parameters.model, frozen, self._frozen)
+            flat.read((self._scored or self._parameters).model, frozen, self._frozen)
             with self._optimizer.in_use() as state:
                 values = np.concatenate([state, frozen])
             return protocol.Model(self._tensors + self._frozen, len(values)), values.data

@@ -124,9 +124,10 @@ def _train(
 
 def _apply(task: Task, worker: FlatParameters, work: WorkSpec, strategy: Strategy, update: Update) -> None:
     """Do the parameter server's part, and see that a checkpoint holds what its optimizer keeps."""
+    local = worker.local | flat.constant_names(worker.model)
     model = worker.model.cpu().float()
-    flat.freeze(model, worker.local)
-    parameters = FlatParameters(model, local=worker.local)
+    flat.freeze(model, local)
+    parameters = FlatParameters(model, local=local)
     if work.passes:
         server = ServerOptimizer(parameters, optimizer_of(strategy, model))
     else:
