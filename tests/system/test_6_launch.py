@@ -328,7 +328,9 @@ total = torch.ones(1)
 dist.all_reduce(total)
 peers = [socket.gethostbyname(name) != "" for name in ("host", "csd0", "csd1")]
 print(dist.get_rank(), os.environ["LOCAL_RANK"], total.item(), os.environ["MASTER_PORT"], NAMES, *peers)
-print(sys.argv[1:], Path("each").read_text(), Path("own").exists())
+paths = [None] * dist.get_world_size()
+dist.all_gather_object(paths, os.getcwd())
+print(sys.argv[1:], Path("each").read_text(), Path("own").exists(), len(set(paths)))
 if dist.get_rank() == 0:
     server = socket.create_server(("", 8123))
 dist.barrier()
@@ -359,7 +361,7 @@ def test_modules_processes_and_fixed_ports_are_as_under_torchrun(
         for local in (0, 1):
             said = f"[{name}] {2 * number + local} {local} 6.0 29500 names True True True"
             assert said in lines
-        assert lines.count(f"[{name}] ['--lr', '1'] text {name == 'csd0'}") == 2
+        assert lines.count(f"[{name}] ['--lr', '1'] text {name == 'csd0'} 1") == 2
 
 
 RPC = """\

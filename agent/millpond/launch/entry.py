@@ -48,7 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     sock = socket.socket(fileno=int(descriptor))
     with contextlib.suppress(ConnectionLost), Channel(sock, "the launcher", limits=limits) as channel:
         launch = channel.expect(Launch, Deadline.after(RECEIVE_SECONDS))
-        folder = Path(tempfile.mkdtemp(prefix="launch-"))
+        folder = Path(tempfile.gettempdir(), f"launch-{launch.run}")  # one path on all workers: they tell it
+        folder.mkdir()
         error = _lay_out(launch, folder, channel) or why_alone(launch)
         sent = SavedFiles(folder)
         code = _NOT_STARTED if error else _run(launch, folder, interface, int(requests), channel)
