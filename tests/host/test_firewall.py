@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.host.fleet import forwarding
+from millpond.host.fleet import forwarding, worker_user
 from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig, HostConfig
 from millpond.host.fleet.firewall import HostFirewall
 from millpond.host.fleet.forwarding import Forwarding
@@ -229,6 +229,55 @@ def test_a_launch_opens_the_ports_of_its_worker_on_the_host_alone(tmp_path: Path
             assert not wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
         with guard.between(["csd0"], host=True), services():
             assert wires.reaches(HOST, HIGH) and not wires.reaches(HOST, LOW)
+
+    in_namespace(body)
+
+
+@contextmanager
+def listeners() -> Iterator[None]:
+    both = socket.create_server(("::", LOW), family=socket.AF_INET6, dualstack_ipv6=True)
+    with socket.create_server(("0.0.0.0", HIGH)), both:
+        yield
+
+
+def reached_by(uid: int, address: str, port: int) -> bool:
+    """Whether a user of this machine reaches a port."""
+    pid = os.fork()
+    if not pid:
+        os.setresuid(uid, uid, uid)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as sock:
+            sock.settimeout(SECONDS)
+            os._exit(sock.connect_ex((address, port)) != 0)
+    return exit_code(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not worker_user.is_separate(), reason="only root can be other users")
+def test_the_ports_of_a_launch_are_closed_to_other_networks_and_other_users(tmp_path: Path) -> None:
+    def body(wires: Wires) -> None:
+        guard = Forwarding(fleet(tmp_path))
+        with listeners():
+            with guard.between(["csd0"], host=True) as opened:
+                opened.reserve(HIGH)
+                opened.listen([LOW])
+                assert wires.reaches(HOST, LOW)
+                assert not wires.reaches(UNGUARDED, LOW) and not wires.reaches(UNGUARDED, HIGH)
+                for address, port in (("127.0.0.1", HIGH), (HOST, HIGH), ("::1", LOW), ("127.0.0.1", LOW)):
+                    assert reached_by(0, address, port) and reached_by(worker_user.UID, address, port)
+                    assert not reached_by(4711, address, port)
+                opened.listen([])  # the next process may listen there again before this is told
+                assert not wires.reaches(UNGUARDED, LOW)
+            assert wires.reaches(UNGUARDED, LOW) and reached_by(4711, "127.0.0.1", HIGH)
+
+    in_namespace(body)
+
+
+def test_other_ports_are_as_without_a_launch(tmp_path: Path) -> None:
+    def body(wires: Wires) -> None:
+        guard = Forwarding(fleet(tmp_path))
+        with listeners(), guard.between([], host=True) as opened:
+            opened.reserve(HIGH)
+            assert wires.reaches(UNGUARDED, LOW) and not wires.reaches(UNGUARDED, HIGH)
 
     in_namespace(body)
 

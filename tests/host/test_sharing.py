@@ -21,7 +21,7 @@ import pytest
 from millpond.base.errors import ConfigError, LocalError, Refused
 from millpond.host import daemon
 from millpond.host.client import DaemonClient
-from millpond.host.fleet import directory
+from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.directory import default_directory
 from millpond.host.fleet.sharing import shared_with
 from millpond.train.job import file
@@ -93,6 +93,23 @@ def test_members_enter_the_directory_and_open_nothing_but_its_configuration(
     assert found == {"fleet": 0o710, "fleet.toml": 0o644, "fleet.db": 0o600, "ca": 0o700, "jobs": 0o700}
     (fleet / "later").mkdir()
     assert stat.S_IMODE((fleet / "later").stat().st_mode) == 0o700
+
+
+def test_nobody_else_enters_a_fleet_that_is_not_shared(tmp_path: Path, in_namespace: InNamespace) -> None:
+    def mode(path: Path) -> int:
+        return stat.S_IMODE(path.stat().st_mode)
+
+    made = provisioning.create(tmp_path / "made", "made", ["csd0"]).directory
+    (tmp_path / "open").mkdir(mode=0o755)
+    given = provisioning.create(tmp_path / "open", "given", ["csd0"]).directory
+    assert (mode(made), mode(given)) == (0o700, 0o750)
+    made.chmod(0o755)  # as earlier versions have made it
+
+    def body() -> None:
+        with daemon.running(directory.read(made)):
+            assert mode(made) == 0o750
+
+    in_namespace(body)
 
 
 @pytest.fixture

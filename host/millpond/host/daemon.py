@@ -19,7 +19,7 @@ from millpond.host.fleet.expiry import ExpiryLog
 from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.fleet.mounts import VolumeMounts
 from millpond.host.fleet.registry import DeviceRegistry
-from millpond.host.fleet.sharing import shared_with
+from millpond.host.fleet.sharing import close_to_others, shared_with
 from millpond.host.jobs.context import JobContext
 from millpond.host.jobs.energy import FleetMeters
 from millpond.host.jobs.handed_folders import HandedFolders
@@ -72,6 +72,7 @@ def running(fleet: Fleet, group: str = "") -> Iterator[Callable[[], None]]:
         refusal = f"another host daemon serves {fleet.directory}"
         stack.enter_context(locked(fleet.directory / "host.lock", refusal))
         gid = shared_with(fleet.directory, group) if group else None
+        close_to_others(fleet.directory)
         store = Store(fleet.database)
         stack.callback(store.close)
         forwarding = Forwarding(fleet)

@@ -4,22 +4,26 @@
 The kernel refuses what comes in by a tunnel's interface for the host itself: a device may answer the host's
 connections, and begin none. While a launch has a worker on the host, its devices may connect to the ports
 that this worker listens on, and to those that the kernel gives to sockets which name none, as
-torch.distributed's do, unless another program had them when the launch began. The guard outlives a reload of
-the machine's own rules, and a killed daemon, whose tunnels end a moment after it; the next one replaces it.
+torch.distributed's do, unless another program had them when the launch began. Other networks and the host's
+other users reach none of the worker's ports: who reaches a rendezvous of torch can run code there. The guard
+outlives a reload of the machine's own rules, and a killed daemon, whose tunnels end a moment after it; the
+next one replaces it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from millpond.base.errors import LocalError
+from millpond.host.fleet import worker_user
 from millpond.host.fleet.directory import Fleet
 from millpond.linux.netlink import nftables
-from millpond.linux.netlink.nftables import InputGuard
+from millpond.linux.netlink.nftables import InputGuard, PortGuard
 from millpond.linux.network import listening
 
 log = logging.getLogger(__name__)
@@ -51,28 +55,52 @@ class HostFirewall:
                 "Load the module nf_tables (Linux 5.12 or later), or set host.firewall = 'off' in fleet.toml"
             ) from None
 
+    @contextlib.contextmanager
+    def _closed_to_strangers(self) -> Iterator[PortGuard]:
+        trusted = ["lo", *(self._fleet.interface(device.name) for device in self._fleet.config.device)]
+        users = {0, os.geteuid(), worker_user.UID}
+        try:
+            guard = PortGuard(_table(self._fleet), _PRIORITY, trusted, sorted(users))
+        except OSError as error:
+            raise LocalError(
+                f"the launch cannot be closed to other users: nftables: {error.strerror or error}"
+            ) from None
+        try:
+            yield guard
+        finally:
+            guard.close()
+
     def close(self) -> None:
         """Remove the guard, once the tunnels are gone."""
         if self._guard:
             self._guard.close()
 
     @contextlib.contextmanager
-    def open_to(self, devices: Sequence[str]) -> Iterator[OpenPorts]:
-        """Let these devices connect to the host's worker inside the context. Yields what opens other ports.
-        Raises LocalError.
+    def open_to(self, devices: Sequence[str], *, host: bool) -> Iterator[OpenPorts]:
+        """Let these devices connect to the ``host``'s worker inside the context, if there is one, and nobody
+        else. Yields what opens other ports. Raises LocalError.
         """
         with contextlib.ExitStack() as undo:
-            opened = OpenPorts(self._guard, tuple(map(self._fleet.interface, devices)))
+            strangers = undo.enter_context(self._closed_to_strangers()) if host and self._guard else None
+            opened = OpenPorts(self._guard, tuple(map(self._fleet.interface, devices)), strangers)
             undo.callback(opened.close)
             opened.open()
             yield opened
 
 
 class OpenPorts:
-    """The ports of a launch's worker on the host, open to its devices' ``interfaces``."""
+    """The ports of a launch's worker on the host, open to its devices' ``interfaces``, and closed to
+    ``strangers``: other networks, and other users of the host.
+    """
 
-    def __init__(self, guard: InputGuard | None = None, interfaces: Sequence[str] = ()) -> None:
-        self._guard, self._interfaces = guard, interfaces
+    def __init__(
+        self,
+        guard: InputGuard | None = None,
+        interfaces: Sequence[str] = (),
+        strangers: PortGuard | None = None,
+    ) -> None:
+        self._guard, self._interfaces, self._strangers = guard, interfaces, strangers
+        self._closed: set[int] = set()
         taken = set(listening().values()) if guard and interfaces else set()
         self._others = tuple(sorted(port for port in taken if port in _ephemeral_ports()))
         self._added: set[int] = set()
@@ -87,8 +115,25 @@ class OpenPorts:
                 text = f"{interface} cannot be let to the host: {error.strerror or error}"
                 raise LocalError(text) from None
 
+    def reserve(self, port: int) -> None:
+        """Close the port on which the worker is to listen, before it does. Raises LocalError."""
+        try:
+            self._close_to_strangers({port})
+        except OSError as error:
+            raise LocalError(f"port {port} cannot be closed to others: {error.strerror or error}") from None
+
+    def _close_to_strangers(self, ports: Collection[int]) -> None:
+        for port in set(ports) - self._closed if self._strangers else ():
+            assert self._strangers
+            self._strangers.change(port, closed=True)
+            self._closed.add(port)
+
     def listen(self, ports: Collection[int]) -> None:
-        """Note the ports that the worker listens on now."""
+        """Note the ports that the worker listens on now. To strangers each stays closed to the end."""
+        try:
+            self._close_to_strangers(ports)
+        except OSError as error:
+            log.warning("ports of a launch are not closed to others: %s", error.strerror or error)
         for port in self._added ^ set(ports):
             self._try(InputGuard.remove_port if port in self._added else InputGuard.add_port, port)
         self._added = set(ports)

@@ -120,7 +120,7 @@ class Forwarding:
         connect to the host's worker too, at the ports that are yielded. Raises LocalError.
         """
         with contextlib.ExitStack() as undo:
-            opened = undo.enter_context(self._firewall.open_to(devices if host else ()))
+            opened = undo.enter_context(self._firewall.open_to(devices if host else (), host=host))
             if len(devices) >= 2:
                 self._open_between(devices, undo)
             yield opened

@@ -19,6 +19,7 @@ from millpond.host.fleet import revocation
 from millpond.host.fleet.addresses import assign
 from millpond.host.fleet.authority import Authority, create_ssh_key, missing, write_public
 from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig
+from millpond.host.fleet.sharing import close_to_others
 from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.ondevice.sshd_config import ADMIN, HOST_KEY, USER
@@ -44,7 +45,8 @@ def create(
         raise ConfigError(f"{keys} holds the authority of a fleet already")
     for device in devices:
         fleets.check_name(device)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    close_to_others(directory)
     addresses = (f"{_LAN_BASE + number + 1}/16" if lan else "" for number in range(len(devices)))
     new = FleetConfig(name, device=tuple(map(_emulated, devices, addresses)))
     fleet = _addressed(Fleet(directory, new, keys), {})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import stat
@@ -33,6 +34,14 @@ def shared_with(directory: Path, group: str) -> int:
     except OSError as error:
         raise LocalError(f"{error.filename}: cannot be opened to '{group}': {error.strerror}") from None
     return gid
+
+
+def close_to_others(directory: Path) -> None:
+    """Let nobody enter ``directory`` but its owner and, if it is open to that, its group."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & stat.S_IRWXO:
+        with contextlib.suppress(PermissionError):  # it is another user's, who has opened it so
+            directory.chmod(mode & ~stat.S_IRWXO)
 
 
 def _close(entry: Path, gid: int) -> None:

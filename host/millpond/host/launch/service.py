@@ -101,9 +101,10 @@ class LaunchService:
             self._wait_ready(names, client)
             public = {name: self._volume(name) / "public" for name in names} if request.host else {}
             reached = () if request.confined else names
-            with self._forwarding.between(reached, host=request.host) as opened:
+            with self._forwarding.between(reached, host=request.host and not request.confined) as opened:
                 place = HostPlace(self._zygote, public, inputs, opened)
                 workers = plan(self._fleet, request, names)
+                opened.reserve(workers[0].launch.master_port)
                 client.send(_Launch(workers, self._devices, place, client).run(), NEVER)
 
     def _names(self, request: StartLaunch) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Collection, Sequence
 
@@ -28,14 +29,14 @@ TCP, ICMP = socket.IPPROTO_TCP, socket.IPPROTO_ICMP
 ECHO_REPLY, ECHO_REQUEST = 0, 8
 
 _FAMILY_HEADER = struct.Struct(">BBH")
-_NETLINK_NETFILTER, _NFTABLES, _IPV4 = 12, 10, 2
+_NETLINK_NETFILTER, _NFTABLES, _INET, _IPV4 = 12, 10, 1, 2
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEW_TABLE, _DEL_TABLE, _NEW_CHAIN, _NEW_RULE, _NEW_SET, _NEW_ELEMENT, _DEL_ELEMENT = 0, 2, 3, 6, 9, 12, 14
-_LOCAL_IN, _ACCEPT, _DROP = 1, 1, 0
+_LOCAL_IN, _LOCAL_OUT, _ACCEPT, _DROP = 1, 3, 1, 0
 _IFNAME_SIZE, _IFNAME_TYPE = 16, 41
 _PLACE_SIZE, _PORT_TYPE = 20, 13
 _UNREACHABLE, _RESET, _ICMP_PORT = 0, 1, 3
-_META_IIFNAME, _META_L4PROTO = 6, 16
+_META_IIFNAME, _META_OIFNAME, _META_SKUID, _META_L4PROTO = 6, 7, 10, 16
 _EQUAL, _NOT_EQUAL, _AT_MOST, _AT_LEAST = 0, 1, 3, 5
 _TRANSPORT, _INVERTED = 2, 1
 _SYN, _SYN_ORACKNOWLEDGE = b"\x02", b"\x12"
@@ -114,6 +115,62 @@ class InputGuard:
                     _send(self._socket, _deletion(table))
 
 
+class PortGuard:
+    """A table that closes TCP ports of this machine, of IPv4 and IPv6, to all but what comes in by the
+    ``trusted`` interfaces, and to programs here but those of some ``users``. It belongs to a netlink socket
+    of this process, see InputGuard. Thread-safe.
+    """
+
+    def __init__(self, name: str, priority: int, trusted: Sequence[str], users: Sequence[int]) -> None:
+        """Make the table, with no port yet. Raises OSError."""
+        self._lock = threading.Lock()
+        self._socket = _connect()
+        self._table = f"{name}-ports-{self._socket.getsockname()[0]}"
+        try:
+            _send(self._socket, _port_guard(self._table, priority, users), _INET)
+            for first in range(0, len(trusted), _AT_ONCE):
+                keys = list(map(_padded, trusted[first : first + _AT_ONCE]))
+                _send(self._socket, [_elements(_NEW_ELEMENT, self._table, "trusted", keys)], _INET)
+        except BaseException:
+            self.close()
+            raise
+
+    def change(self, port: int, *, closed: bool) -> None:
+        """Close a port, or open it again, for connections to come. Raises OSError."""
+        kind = _NEW_ELEMENT if closed else _DEL_ELEMENT
+        with self._lock:
+            _send(self._socket, [_elements(kind, self._table, "closed", [port.to_bytes(2)])], _INET)
+
+    def close(self) -> None:
+        """Delete the table."""
+        with self._lock, self._socket, contextlib.suppress(OSError):
+            _send(self._socket, _deletion(self._table), _INET)
+
+
+def _port_guard(table: str, priority: int, users: Sequence[int]) -> list[Message]:
+    """Return the messages that make a table which closes no port yet, by two chains: of what comes in, and of
+    what programs here send by the loopback interface.
+    """
+    begins = _protocol(TCP) + _flags(_EQUAL) + _load(2, 2)
+    begins += _expression("lookup", text(1, "closed") + _number(2, 1)) + _expression("counter", b"")
+    rules = {
+        "input": [_lookup("trusted") + _verdict(_ACCEPT), begins + _verdict(_DROP)],
+        "output": [
+            _meta(_META_OIFNAME) + _compare(_NOT_EQUAL, _padded("lo")) + _verdict(_ACCEPT),
+            *(_meta(_META_SKUID) + _compare(_EQUAL, uid.to_bytes(4, sys.byteorder)) + _verdict(_ACCEPT)
+              for uid in users),
+            begins + _verdict(_DROP),
+        ],
+    }  # fmt: skip
+    batch: list[Message] = [(_NEW_TABLE, CREATE, text(1, table) + _number(2, _OWNER))]
+    batch += [_set(table, "trusted", 1), _set(table, "closed", 2, kind=_PORT_TYPE, size=2)]
+    for chain, hook in (("input", _LOCAL_IN), ("output", _LOCAL_OUT)):
+        body = text(1, table) + text(3, chain) + text(7, "filter") + _number(5, _ACCEPT)
+        batch.append((_NEW_CHAIN, CREATE, body + nested(4, _number(1, hook) + _number(2, priority))))
+        batch += [(_NEW_RULE, CREATE | APPEND, _rule(table, rule, chain)) for rule in rules[chain]]
+    return batch
+
+
 def delete(name: str) -> None:
     """Delete what a process that was killed has left of its InputGuard. Raises OSError."""
     with _connect() as sock:
@@ -140,7 +197,7 @@ def _guard(table: str, flags: int, priority: int, ports: range, *, answers: bool
     ]  # fmt: skip
     batch = [*_deletion(table), (_NEW_TABLE, CREATE, text(1, table) + _number(2, flags))]
     batch += [_set(table, "guarded", 1), _set(table, "opened", 2)]
-    batch += [_set(table, "added", 3, places=True), _set(table, "others", 4, places=True)]
+    batch += [_places(table, "added", 3), _places(table, "others", 4)]
     batch.append((_NEW_CHAIN, CREATE, chain))
     return batch + [(_NEW_RULE, CREATE | APPEND, _rule(table, expressions)) for expressions in rules]
 
@@ -150,11 +207,17 @@ def _deletion(table: str) -> list[Message]:
     return [(_NEW_TABLE, CREATE, text(1, table)), (_DEL_TABLE, 0, text(1, table))]
 
 
-def _set(table: str, name: str, number: int, *, places: bool = False) -> Message:
-    """Return the message that makes a set of interfaces, or of ``places``: an interface and a port."""
-    kind, size = (_IFNAME_TYPE << 6 | _PORT_TYPE, _PLACE_SIZE) if places else (_IFNAME_TYPE, _IFNAME_SIZE)
+def _set(
+    table: str, name: str, number: int, *, kind: int = _IFNAME_TYPE, size: int = _IFNAME_SIZE
+) -> Message:
+    """Return the message that makes a set of interfaces, or of another ``kind`` of keys of a ``size``."""
     body = text(1, table) + text(2, name) + _number(3, 0) + _number(4, kind)
     return _NEW_SET, CREATE, body + _number(5, size) + _number(10, number)
+
+
+def _places(table: str, name: str, number: int) -> Message:
+    """Return the message that makes a set of places: an interface and a port."""
+    return _set(table, name, number, kind=_IFNAME_TYPE << 6 | _PORT_TYPE, size=_PLACE_SIZE)
 
 
 def _padded(interface: str) -> bytes:
@@ -171,8 +234,8 @@ def _elements(kind: int, table: str, name: str, keys: Sequence[bytes]) -> Messag
     return kind, flags, text(1, table) + text(2, name) + nested(3, elements)
 
 
-def _rule(table: str, expressions: bytes) -> bytes:
-    return text(1, table) + text(2, "input") + nested(4, expressions)
+def _rule(table: str, expressions: bytes, chain: str = "input") -> bytes:
+    return text(1, table) + text(2, chain) + nested(4, expressions)
 
 
 def _lookup(name: str, *, inverted: bool = False) -> bytes:
@@ -242,12 +305,12 @@ def _connect() -> socket.socket:
     return sock
 
 
-def _send(sock: socket.socket, batch: Sequence[Message]) -> None:
+def _send(sock: socket.socket, batch: Sequence[Message], family: int = _IPV4) -> None:
     """Send messages that take effect together or not at all. Raises OSError."""
     whole = _message(_BATCH_BEGIN, 0, 0, _NFTABLES)
     for number, (kind, flags, body) in enumerate(batch, 1):
         last = ACKNOWLEDGE if number == len(batch) else 0  # errors of the others come before its answer
-        whole += _message(_NFTABLES << 8 | kind, flags | last, _IPV4, 0, body)
+        whole += _message(_NFTABLES << 8 | kind, flags | last, family, 0, body)
     whole += _message(_BATCH_END, 0, 0, _NFTABLES)
     _forget_answers(sock)
     sock.settimeout(_SECONDS)
