@@ -27,14 +27,14 @@ from millpond.launch.saved import SavedFiles
 from millpond.launch.script import run_script
 from millpond.linux.confinement.sandbox import exit_code
 from millpond.linux.network import listening, own_sockets
-from millpond.linux.syscalls import die_with_parent
+from millpond.linux.syscalls import die_with_parent, make_dumpable
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
 from millpond.wire.launch_messages import MOST_CODE, SAVED_PART, Exited, Launch, Listening, StopScript
 
 RECEIVE_SECONDS = 60.0
 _REAP_SECONDS = 1.0
-_PORTS_SECONDS = 0.05
+_PORTS_SECONDS = 0.01
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.002
 _NOT_STARTED = 1
@@ -81,7 +81,7 @@ def _write(files: Mapping[str, bytes], folder: Path) -> None:
 
 def _run(launch: Launch, folder: Path, interface: str, requests: int, channel: Channel) -> int:
     """Run the script's processes to their end; return the exit code of the first that fails, or 0."""
-    scripts = set()
+    scripts, ports = set[int](), _Ports(channel) if launch.tells_ports else None
     for local in range(launch.processes):
         script = os.fork()
         if not script:
@@ -89,13 +89,14 @@ def _run(launch: Launch, folder: Path, interface: str, requests: int, channel: C
             run_script(launch, folder, interface, requests, local)
         scripts.add(script)
     os.close(requests)
-    return _wait(scripts, channel, _Ports(channel) if launch.tells_ports else None)
+    return _wait(scripts, channel, ports)
 
 
 class _Ports:
     """The ports that the script listens on, told whenever they change."""
 
     def __init__(self, channel: Channel) -> None:
+        make_dumpable()  # a change of the uid has ended that: a script's descriptors could not be looked at
         self._channel = channel
         self._all: dict[int, int] = {}
         self._told: set[int] = set()

@@ -130,13 +130,13 @@ class OpenPorts:
 
     def listen(self, ports: Collection[int]) -> None:
         """Note the ports that the worker listens on now. To strangers each stays closed to the end."""
+        for port in self._added ^ set(ports):
+            self._try(InputGuard.remove_port if port in self._added else InputGuard.add_port, port)
+        self._added = set(ports)
         try:
             self._close_to_strangers(ports)
         except OSError as error:
             log.warning("ports of a launch are not closed to others: %s", error.strerror or error)
-        for port in self._added ^ set(ports):
-            self._try(InputGuard.remove_port if port in self._added else InputGuard.add_port, port)
-        self._added = set(ports)
 
     def close(self) -> None:
         """Close all."""
