@@ -19,7 +19,7 @@ from millpond.host.fleet.expiry import ExpiryLog
 from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.fleet.mounts import VolumeMounts
 from millpond.host.fleet.registry import DeviceRegistry
-from millpond.host.fleet.sharing import close_to_others, shared_with
+from millpond.host.fleet.sharing import opened_to
 from millpond.host.jobs.context import JobContext
 from millpond.host.jobs.energy import FleetMeters
 from millpond.host.jobs.handed_folders import HandedFolders
@@ -71,8 +71,7 @@ def running(fleet: Fleet, group: str = "") -> Iterator[Callable[[], None]]:
     with contextlib.ExitStack() as stack:
         refusal = f"another host daemon serves {fleet.directory}"
         stack.enter_context(locked(fleet.directory / "host.lock", refusal))
-        gid = shared_with(fleet.directory, group) if group else None
-        close_to_others(fleet.directory)
+        gid = opened_to(fleet.directory, group)
         store = Store(fleet.database)
         stack.callback(store.close)
         forwarding = Forwarding(fleet)

@@ -36,6 +36,16 @@ def shared_with(directory: Path, group: str) -> int:
     return gid
 
 
+def opened_to(directory: Path, group: str) -> int | None:
+    """Return the gid of the ``group`` that ``directory`` is shared with, None for "". Raises as
+    ``shared_with``.
+    """
+    if group:
+        return shared_with(directory, group)
+    close_to_others(directory)
+    return None
+
+
 def close_to_others(directory: Path) -> None:
     """Let nobody enter ``directory`` but its owner and, if it is open to that, its group."""
     mode = stat.S_IMODE(directory.stat().st_mode)
