@@ -200,7 +200,7 @@ def _check_name(name: str, where: str) -> None:
     if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
         raise ConfigError(f"{where}: name: '{name}' must be of letters, digits, '-', '_' and '.'")
     if len(name.encode()) > MOST_NAME:
-        raise ConfigError(f"{where}: name: '{name}' is longer than {MOST_NAME} bytes")
+        raise ConfigError(f"{where}: name: '{name:.20}...' is longer than {MOST_NAME} bytes")
 
 
 def _check_strategy_of_steps(synchronous: SynchronousSpec, where: str) -> None:
