@@ -484,7 +484,7 @@ def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
         (("--", "no-such.py"), "no-such.py"),
         (("--file", "OTHER", "--", "SCRIPT"), "two files are named"),
         (("--private", "--no-host", "--", "SCRIPT"), "--private needs the host as rank 0"),
-        (("--data", "private/digits", "--", "SCRIPT"), "are for --private"),
+        (("--data", "private/digits", "--", "SCRIPT"), "is for --private"),
         (("--file", "BIG", "--", "SCRIPT"), "3 MiB are possible"),
         (("--nonsense", "--", "SCRIPT"), "No such option: --nonsense"),
         (("--env", "A", "--", "SCRIPT"), "this is not NAME=VALUE"),
