@@ -154,6 +154,15 @@ def test_what_has_become_of_the_daemon_is_told_truly(rig: Rig, monkeypatch: pyte
             client.jobs()
 
 
+def test_a_daemon_in_the_place_of_one_that_has_ended_is_another(rig: Rig) -> None:
+    """Before: where it was started again at once, the lost one passed for one that runs."""
+    with DaemonClient(rig.directory) as client:
+        client._daemon += 1
+        client._channel.shut_down()
+        with pytest.raises(ConnectionLost, match=ENDED):
+            client.overview()
+
+
 def test_the_last_word_of_the_daemon_is_heard_in_the_middle_of_a_request(rig: Rig) -> None:
     near, far = socket.socketpair()
     with DaemonClient(rig.directory) as client, Channel(far, "a command") as there:

@@ -48,6 +48,7 @@ class DaemonConnection:
             ) from None
         except OSError as error:
             raise LocalError(f"{self.fleet.socket}: {error.strerror}") from None
+        self._daemon = sockets.peer_pid(sock)
         self._channel = Channel(sock, "the host daemon", limits=self.LIMITS)
 
     def __enter__(self) -> Self:
@@ -90,13 +91,14 @@ class DaemonConnection:
             raise Refused("", head.message.code, head.message.text)
 
     def _is_served(self) -> bool:
+        """Return whether the same daemon still answers, and no other one that was started in its place."""
         try:
-            sockets.connect(self.fleet.socket, timeout=1.0).close()
+            with sockets.connect(self.fleet.socket, timeout=1.0) as sock:
+                return sockets.peer_pid(sock) == self._daemon
         except TimeoutError:
             return True
         except OSError:
             return False
-        return True
 
     @property
     def _deadline(self) -> Deadline:

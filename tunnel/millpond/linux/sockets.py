@@ -81,6 +81,14 @@ def peer_uid(sock: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(found)[1])
 
 
+def peer_pid(sock: socket.socket) -> int:
+    """Return the pid of the process at the other end of a Unix socket: of a server, when it began to listen.
+    0 for one that this process cannot see. Raises OSError.
+    """
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(found)[0])
+
+
 def _is_served(path: Path) -> bool:
     try:
         connect(path, timeout=1.0).close()
