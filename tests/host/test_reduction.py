@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from millpond.aggregate import reduction
+from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.rules import LEAST_RANGE, MOST_RANGE
 from millpond.base.deadline import Deadline
@@ -125,6 +126,28 @@ def test_the_mean_is_over_samples_and_has_the_same_bits_in_every_order(answer: A
     for _ in range(4):
         random.Random(1).shuffle(answers)
         assert mean_of(answers)[0].tobytes() == mean.tobytes()
+
+
+@pytest.mark.parametrize("largest_shift", [0.5, 1e5])
+def test_parameters_beside_buffers_have_the_bits_of_a_tree_of_nodes(
+    answer: Answer, largest_shift: float
+) -> None:
+    """Nodes add all values in one unit, also those of buffers, which may change by much more."""
+    workers, end = holders(3), SIZE - 50
+    for each in workers:
+        each.values[end:] *= np.float32(largest_shift / np.abs(each.values[end:]).max())
+    bounds = [(np.abs(e.values[:end]).max(), np.abs(e.values[end:]).max()) for e in workers]
+    total, expected, mean = ExactSum(SIZE), np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
+    total.begin(scale_of(float(max(map(max, bounds))), len(workers)))
+    for each, bound in zip(workers, bounds, strict=True):
+        total.add(each.values, 1.0, float(max(bound)))
+    total.divide(sum(each.weight for each in workers), expected)
+    answers = [
+        replace(found, update=replace(found.update, largest=float(largest), shift=float(shift)))
+        for found, (largest, shift) in zip(map(answer, workers), bounds, strict=True)
+    ]
+    assert not UpdateReduction(mean, parameters=end).run(answers, answers[0].task.request.exchange)
+    assert mean.tobytes() == expected.tobytes()
 
 
 def test_the_mean_is_over_what_the_losses_count(answer: Answer) -> None:

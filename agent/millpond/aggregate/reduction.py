@@ -62,11 +62,13 @@ class Source(Protocol):
 class Addend:
     """A vector with the bounds that its head has announced: no value of a parameter is beyond ``largest``,
     ``norm`` is their L2 norm, no value of a buffer is beyond ``shift``. The vector counts ``weight`` in the
-    divisor. With ``most`` it is scaled down to this norm. ``apart`` is added to its values of buffers.
+    divisor. With ``most`` it is scaled down to this norm. ``apart`` is added to its values of buffers, unless
+    the addend is ``even``: then no value is so large that it could not be added in one unit with all others.
     """
 
     __slots__ = (
-        "_heard", "_spent", "_squares", "apart", "factor", "largest", "norm", "shift", "source", "weight",
+        "_heard", "_spent", "_squares", "apart", "even",
+        "factor", "largest", "norm", "shift", "source", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +83,7 @@ class Addend:
         self.source, self.weight, self.largest, self.norm = source, weight, largest, norm
         self.shift = shift
         self.apart: Totals | None = None
+        self.even = False
         self.factor = most / norm if norm > most else 1.0
         self._heard = self._spent = 0.0
         self._squares: dict[int, float] | None = {} if most < math.inf else None

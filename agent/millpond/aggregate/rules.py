@@ -8,8 +8,9 @@ together to be no longer than one and a half vectors, down to a block of the enc
 Rows are vectors over their weights, so that each has one vote. Sorted values are summed: the result has the
 same bits for every order of the vectors.
 
-Changes of buffers may be of any size. The mean of those is of sorted rows, too: no unit of a sum rounds small
-ones beyond the values that they lead to, and large ones cost parameters no digit.
+Changes of buffers may be of any size. Those of vectors that are ``even`` are added as parameters are, in one
+unit, as reduction nodes do, to the same bits. The mean of others is of sorted rows, too: no unit of a sum
+rounds small ones beyond the values that they lead to, and large ones cost parameters no digit.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Bounded(Protocol):
     largest: float
     shift: float
     factor: float
+    even: bool
 
 
 class RangeRule(Protocol):
@@ -80,23 +82,38 @@ class ExactMean:
 class _MeanOfRange:
     def __init__(self, values: int) -> None:
         self._total, self._weight = ExactSum(values), 0.0
-        self._parameters, self._rows = values, SortedSum()
+        self._parameters, self._rows, self._even = values, SortedSum(), False
 
     def begin(self, vectors: Collection[Bounded], _count: int, parameters: int, /) -> None:
-        largest = max((each.largest * each.factor for each in vectors), default=0.0)
+        self._even = all(each.even for each in vectors)
+        largest = max((self._bound(each) * each.factor for each in vectors), default=0.0)
         self._total.begin(scale_of(largest, len(vectors)))
         self._weight = sum(each.weight for each in vectors)
         self._parameters, self._rows = parameters, SortedSum()
 
     def add(self, vector: Bounded, values: Vector, apart: Totals | None = None, /) -> None:
         own, others = values[: self._parameters], values[self._parameters :]
+        if len(others):
+            check_within(others, vector.shift)
+        if self._even:
+            if len(own) and len(others):
+                check_within(own, vector.largest)
+            bound = vector.shift if not len(own) else self._bound(vector) if len(others) else vector.largest
+            self._total.add(values, vector.factor, bound)
+            return
         if len(own):
             self._total.add(own, vector.factor, vector.largest)
         if len(others):
-            check_within(others, vector.shift)
             self._rows.add(others if apart is None else others + apart, vector.factor)
 
+    def _bound(self, vector: Bounded) -> float:
+        """Return the largest value of a vector that is added in one unit."""
+        return max(vector.largest, vector.shift) if self._even else vector.largest
+
     def finish(self, out: Vector) -> None:
+        if self._even:
+            self._total.divide(self._weight or 1.0, out)
+            return
         own = out[: self._parameters]
         if len(own):
             self._total.divide(self._weight or 1.0, own)

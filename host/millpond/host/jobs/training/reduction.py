@@ -62,10 +62,12 @@ class UpdateReduction:
         """
         answer_of = {self._addend(answer, number): answer for answer in answers}
         exchanges = {answer.task.request.exchange for answer in answers}
+        # In one unit, as nodes add, changes of buffers beyond weights would cost these digits.
+        even = exchanges == {number} and all(each.shift <= BOUND * each.weight for each in answer_of)
+        for addend in answer_of:
+            addend.even = even
         if self._nodes:
-            # Nodes add all values in one unit: changes of buffers beyond weights would cost these digits.
-            fit = exchanges == {number} and all(each.shift <= BOUND * each.weight for each in answer_of)
-            addends = {addend.source.name: addend for addend in answer_of} if fit else {}
+            addends = {addend.source.name: addend for addend in answer_of} if even else {}
             if self._nodes.reduce(addends, self._mean, number):
                 return []
         return [
