@@ -8,10 +8,9 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pytest
 
@@ -29,7 +28,7 @@ from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.model.jobs import JobRow
 from millpond.host.workers.dispatcher import Assignment, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
-from millpond.train.job.spec import DataSpec, FederatedSpec, Job, ModelSpec
+from millpond.train.job.spec import DataSpec, Job, ModelSpec
 from millpond.train.protocol import Work
 
 from .steps import Team, zero_state
@@ -226,16 +225,15 @@ def test_an_evaluation_that_is_longer_than_limits_wait_is_progress(
     assert trainer._progressed >= before
 
 
-@pytest.mark.parametrize(("deadline", "fails"), [("auto", False), (60.0, True)])
-def test_devices_that_take_part_and_are_late_have_longer(
-    trainer: Trainer, deadline: float | Literal["auto"], fails: bool
-) -> None:
-    """Unless the deadline is the job's own: then that is what is told."""
-    trainer._job = replace(trainer._job, federated=FederatedSpec(deadline=deadline))
+@pytest.mark.parametrize("most_late", [False, True])
+def test_devices_that_take_part_and_are_late_have_longer(trainer: Trainer, most_late: bool) -> None:
+    """If that does not help, it is the deadline that is told."""
+    trainer._planner = RoundPlanner(["csd0"], 60.0)
+    trainer._planner.most_late = most_late
     trainer._group.reasons = ""  # type: ignore[misc]
     trainer._membership.join(0)
     trainer._progressed -= 3600.0
-    if not fails:
+    if most_late:
         trainer._check_quorum()
         return
     with pytest.raises(JobFailed, match=r"answer within the deadline of a round: federated\.deadline"):

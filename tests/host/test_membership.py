@@ -120,13 +120,23 @@ def test_an_automatic_deadline_follows_those_that_missed_it() -> None:
     planner = RoundPlanner(["csd0", "csd1"], "auto")
     for rank in range(2):
         planner.join(rank, 10)
+    none = np.zeros(2, np.int64)
     assert planner.deadline == 60
-    planner.observe(np.zeros(2, np.int64), np.array([np.nan, np.nan]))
-    assert planner.deadline == 120
-    planner.observe(np.zeros(2, np.int64), np.array([400.0, np.nan]))
-    assert planner.deadline == 800
-    planner.observe(np.zeros(2, np.int64), np.array([np.nan, 400.0]))
-    assert planner.deadline >= 800
+    planner.observe(none, np.array([np.nan, np.nan]))
+    assert planner.deadline == 120 and planner.most_late
+    planner.observe(none, np.array([400.0, 400.0]))  # late
+    assert planner.deadline >= 800 and planner.most_late
+    planner.observe(none + 10, np.array([400.0, 400.0]))
+    assert planner.deadline == 800 and not planner.most_late
+
+
+def test_a_deadline_that_most_workers_miss_is_longer_from_then_on() -> None:
+    planner = RoundPlanner(["csd0", "csd1"], 60.0)
+    for rank in range(2):
+        planner.join(rank, 10)
+    for counted, deadline in ((0, 120), (0, 240), (10, 240)):
+        planner.observe(np.full(2, counted), np.array([100.0, 100.0]))
+        assert planner.deadline == deadline
 
 
 def test_a_round_asks_all_samples_of_the_chosen() -> None:

@@ -216,7 +216,8 @@ class JobWorker:
         if fault := self._fault_of_state():
             answer = Failure("policy", fault)
         if isinstance(answer, Update) and not (request.held_out or request.synthetic):
-            answer = self._encoded(answer, (request.exchange, request.seed), host)
+            task = request.exchange, request.seed, request.ranges
+            answer = self._encoded(answer, task, host)
             self._has_update = True
             if self._encoder is None:  # a node adds values as they are
                 self._offered.offer(request.exchange)

@@ -300,7 +300,7 @@ class ExchangeEngine:
         if counts:
             run.answers.append(event)
         elif not self._buffer:  # the next deadline follows those that miss this one, too
-            self._measured[dispatcher.rank] = event.seconds
+            self._batches[dispatcher.rank], self._measured[dispatcher.rank] = 0, event.seconds
         if not counts or len(run.answers) < self._late.buffer:
             self._begin(run, [dispatcher.rank], run.plan.batches)
 

@@ -4,7 +4,8 @@
 A deadline of "auto" follows the workers: the median of their last seconds plus SPREADS times their spread,
 which is 1.4826 times the median absolute deviation (the standard deviation of normal numbers, but a few
 stragglers do not move it). It is at least LEAST_TIMES the median: few workers have hardly a spread. If more
-than half of the workers miss it, as when all have become slower, the next one is twice as long.
+than half of the workers miss it, as when all have become slower, the next one is twice as long. So it is
+for a deadline in seconds, which no round might ever meet; there it stays so.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class RoundPlanner:
         self._samples: Ints = np.zeros(len(names), np.int64)
         self._seconds: Floats = np.full(len(names), np.nan)
         self._factor = 1.0
+        self.most_late = False
+        """Whether most workers have missed the last deadline, so that the next one is longer."""
         self.left_out: list[int] = []
 
     @property
     def deadline(self) -> float:
         """The seconds of the next round."""
         if self._fixed is not None:
-            return self._fixed
+            return self._factor * self._fixed
         return self._factor * automatic_deadline(self._seconds[~np.isnan(self._seconds)])
 
     @property
@@ -66,14 +69,18 @@ class RoundPlanner:
         self._samples[rank] = 0
         self._seconds[rank] = np.nan
 
-    def observe(self, _batches: Ints, measured: Floats, _busy: Floats | None = None, /) -> bool:
-        """Take the seconds of a round, NaN for workers without an answer, in time or late. There is never a
-        new plan.
+    def observe(self, batches: Ints, measured: Floats, _busy: Floats | None = None, /) -> bool:
+        """Take the seconds of a round, NaN for workers without an answer; without a batch it was late. There
+        is never a new plan.
         """
         asked = self.plan.batches > 0
         answered = asked & ~np.isnan(measured)
         self._seconds[answered] = measured[answered]
-        self._factor = 1.0 if 2 * answered.sum() >= asked.sum() else 2 * self._factor
+        self.most_late = bool(2 * (answered & (batches > 0)).sum() < asked.sum())
+        if self.most_late:
+            self._factor *= 2
+        elif self._fixed is None:
+            self._factor = 1.0
         return False
 
     @property

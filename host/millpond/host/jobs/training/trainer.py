@@ -230,9 +230,9 @@ class Trainer:
         few = self._group.reasons if self._only_prepares else few
         if not self._membership.can_reach_quorum:
             raise JobFailed(few)
-        # Those that take part, and are late, have longer next time, unless the deadline is the job's own.
         late = self._rounds and self._membership.is_quorum(self._membership.joined)
-        goes_on = late and self._job.averaging.deadline == "auto"
+        # Those that take part have longer next time.
+        goes_on = late and isinstance(self._planner, RoundPlanner) and self._planner.most_late
         if time.monotonic() - self._progressed > wait and not goes_on:
             raise JobFailed(f"for {wait:g} s (limits.wait), {LATE if late else few}")
 
