@@ -159,7 +159,8 @@ def test_tensors_of_other_names_are_not_named(tmp_path: Path, zygote: Zygote) ->
     code = model(JOIN + "\ndef build(model):\n    model.register_buffer(SECRET, torch.zeros(1))\n")
     with pytest.raises(RemoteError, match="csd0 builds another model than the host"):
         Device(Volume(tmp_path), zygote, code)
-    wide = model(JOIN + "\ndef build(model):\n    model.register_buffer(SECRET, torch.zeros(1).double())\n")
+    made = "torch.zeros(1, dtype=torch.complex128)"
+    wide = model(JOIN + f"\ndef build(model):\n    model.register_buffer(SECRET, {made})\n")
     with pytest.raises(RemoteError, match="an error whose text stays on the device"):
         Device(Volume(tmp_path / "wide"), zygote, wide)
 
