@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import runpy
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from millpond.agent.policy.rules import StateAnswers
 from millpond.agent.policy.settings import Policy
 from millpond.base.errors import ConnectionLost, Refused
+from millpond.linux import memory
 from millpond.linux.zygote.client import Zygote
 from millpond.train.balance.ranges import Ranges
 from millpond.train.protocol import Fetch, Folder
@@ -321,3 +323,17 @@ def test_parts_of_a_batch_tell_of_whole_groups(
         scale = np.linalg.norm(found[:, own], 2)
         rank = np.linalg.matrix_rank(found[:, own], tol=1e-4 * scale)
         assert rank <= groups + known * tensor.name.startswith("norm.running"), tensor.name
+
+
+def test_what_leaves_is_what_was_released(volume: Volume, zygote: Zygote) -> None:
+    """The worker's memory, to which its code can write at any time, is read once."""
+    with device(volume, zygote) as csd0, csd0.host() as host:
+        expected = host.values(((0, LEAST),))
+        host.ask(((0, LEAST),))
+        node = csd0.worker.node_memory
+        at_node = np.frombuffer(memory.map_read_only(node.values, 4 * SIZE), np.float32)
+        np.frombuffer(csd0.worker._values.data, np.float32)[:] = 7  # as the worker may
+        assert host.fetch().tobytes() == expected.tobytes() == at_node.tobytes()
+        assert 7 in node.offered
+        with pytest.raises(OSError):  # nor can the node's process, which has the memory, too
+            mmap.mmap(node.values, 4 * SIZE)

@@ -104,6 +104,10 @@ class Gate:
         """Make the outlet of a new connection."""
         return GateOutlet(self)
 
+    def count(self, kind: Kind, size: int) -> None:
+        """Count bytes that leave, and are not searched here: they were, if they are sent again."""
+        self.tally.add(KINDS.index(kind), size)
+
 
 class GateOutlet:
     """The sending side of one connection. Finds patterns also across two sends, and across the payloads of
@@ -133,7 +137,7 @@ class GateOutlet:
             self._tail = self._end_of(self._tail, content)
             if payload:
                 self._payload_tail = self._end_of(self._payload_tail, content)
-        gate.tally.add(KINDS.index(kind), len(data))
+        gate.count(kind, len(data))
 
     def examine(self, data: Buffer) -> None:
         """Search ``data`` that is going to leave in another form, which is then searched and counted as it

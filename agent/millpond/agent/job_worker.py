@@ -22,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import Gate
 from millpond.agent.job_files import LaidOutFiles
-from millpond.agent.node.memory import NodeMemory, OfferedExchange
+from millpond.agent.node.memory import NodeMemory
+from millpond.agent.node.release import ReleaseBuffer
 from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
@@ -117,8 +118,7 @@ class JobWorker:
             self._shared = [memory.make(f"{what} of {self.name}") for what in ("state", "values")]
             failed.callback(self._close_shared)
             self._state, self._values = (memory.map_first(d, self._size) for d in self._shared)
-            self._offered = OfferedExchange.make()
-            self._node_memory: NodeMemory | None = None
+            self._release = ReleaseBuffer(self.name, self._size)
             log_file = config.job_logs / f"{self.name}.log"
             options = ["--root", config.volume, "--errors", config.privacy.errors]
             # What jobs keep is private, and a worker with a stream has a way to tell it.
@@ -143,9 +143,7 @@ class JobWorker:
     @property
     def node_memory(self) -> NodeMemory:
         """The memory of a reduction node of the job's updates."""
-        if self._node_memory is None:
-            self._node_memory = NodeMemory(self._shared[1], self._size // 4, self._offered)
-        return self._node_memory
+        return self._release.node_memory
 
     def prepare(self, host: Channel) -> Ready:
         """Have the worker build the model and load its data. Raises Refused with the worker's reason."""
@@ -195,7 +193,7 @@ class JobWorker:
 
     def _train(self, request: Work, size: int, host: Channel) -> None:
         self._has_update = False
-        self._offered.withdraw()
+        self._release.withdraw()
         try:
             self._receive_state(request, size, host)
             assert self._guard is not None  # no ticket is issued before
@@ -217,10 +215,8 @@ class JobWorker:
             answer = Failure("policy", fault)
         if isinstance(answer, Update) and not (request.held_out or request.synthetic):
             task = request.exchange, request.seed, request.ranges
-            answer = self._encoded(answer, task, host)
+            answer = self._released(answer, task, host)
             self._has_update = True
-            if self._encoder is None:  # a node adds values as they are
-                self._offered.offer(request.exchange)
         host.send(answer, Deadline.after(SEND_SECONDS))
 
     def _receive_state(self, request: Work, size: int, host: Channel) -> None:
@@ -232,16 +228,18 @@ class JobWorker:
         if not request.spread:
             host.receive_into(self._state.data, Deadline.after(SEND_SECONDS + size / SLOWEST))
             return
-        if self._node_memory:
-            self._state.data[:] = self._node_memory.state
-        if not self._node_memory or state_digest(self._state.data) != request.spread:
+        spread = self._release.spread_state
+        if spread is not None:
+            self._state.data[:] = spread
+        if spread is None or state_digest(self._state.data) != request.spread:
             raise Refused("", SPREAD, "the state that was spread is not the one that the host means")
 
-    def _encoded(self, update: Update, task: object, host: Channel) -> Update:
-        """Encode the values of an update of a ``task``. Returns its head with the bounds of what will be
-        decoded: this is why they are not encoded while they are sent.
+    def _released(self, update: Update, task: object, host: Channel) -> Update:
+        """Copy the values of an update of a ``task`` out of the worker's memory, or encode them: what is sent
+        is read from there. Returns its head with the bounds of what will be decoded.
         """
-        if self._encoder is None:
+        if self._encoder is None:  # a node adds values as they are
+            self._release.release(update.exchange, self._values.data)
             return update
         largest, norm = self._encoder.encode(self._values.data, host.examined, task)
         return replace(update, largest=largest, norm=norm, encoding=self._encoder.encoding.name)
@@ -325,7 +323,7 @@ class JobWorker:
             raise ProtocolError(f"{host.peer} wants values of an update that was not answered")
         for start in range(0, stop, PART_VALUES):  # the host may take its time: other updates come first
             end = min(start + PART_VALUES, stop)
-            data = encoder.data(start, end) if encoder else self._values.data[4 * start : 4 * end]
+            data = encoder.data(start, end) if encoder else self._release.part(4 * start, 4 * end)
             host.send(Part(start), NEVER, data)
         if encoder:
             encoder.sent(stop)

@@ -37,7 +37,8 @@ _SLOWEST = 1e6
 class DatagramRounds:
     """Rounds of a node on two UDP sockets of the LAN ``network`` with this ``mtu``: ``hub`` is for those that
     the node leads, ``own`` for its updates. ``passing`` is called with the bytes of each update before it is
-    sent, and with those of each mean, whose parts leave as soon as they are known, when the round is over.
+    sent, and with those of each mean, whose parts leave as soon as they are known, when the round is over;
+    ``repaired`` with the number of bytes of either that were sent again.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class DatagramRounds:
         mtu: int,
         network: str,
         passing: Callable[[memoryview], None],
+        repaired: Callable[[int], None],
     ) -> None:
         self._hub, self._own, self._values, self._passing = hub, own, values_at(mtu), passing
+        self._repaired = repaired
         self._network = ipaddress.ip_network(network)
         self._leading, self._joining_in = _Turn(), _Turn()
 
@@ -82,7 +85,7 @@ class DatagramRounds:
         plan, allowed = _plan(joins[request.node], update), round_seconds(update.nbytes)
         pool = ThreadPoolExecutor(1, "own update")
         try:
-            own = pool.submit(self._exchange, joins[request.node], update)
+            own = pool.submit(self._exchange, joins[request.node], update, leaves=False)
             lost = self._lost(plan, heads, Deadline.after(allowed))
             if lost:
                 names = list(joins)
@@ -98,7 +101,15 @@ class DatagramRounds:
         """Aggregate. Returns the clients that are left out, with the reason."""
         with self._leading.taken() as abandoned:
             try:
-                done = aggregate(self._hub, plan, heads, deadline, with_mean=False, abandoned=abandoned)
+                done = aggregate(
+                    self._hub,
+                    plan,
+                    heads,
+                    deadline,
+                    with_mean=False,
+                    abandoned=abandoned,
+                    repaired=self._repaired,
+                )
             except NoClientLeft as error:
                 return error.lost
         return done.lost
@@ -119,11 +130,21 @@ class DatagramRounds:
         """Send ``update`` to the aggregator of a checked request, and return the mean. Raises RemoteError."""
         return self._exchange(request, update)
 
-    def _exchange(self, request: JoinRound, update: Vector) -> Vector:
+    def _exchange(self, request: JoinRound, update: Vector, *, leaves: bool = True) -> Vector:
         hub, deadline = (request.address, request.port), Deadline.after(round_seconds(update.nbytes))
         plan, client, key = _plan(request, update), request.client, request.key
         with self._joining_in.taken() as abandoned:
-            done = exchange(self._own, hub, plan, client, key, update, deadline=deadline, abandoned=abandoned)
+            done = exchange(
+                self._own,
+                hub,
+                plan,
+                client,
+                key,
+                update,
+                deadline=deadline,
+                abandoned=abandoned,
+                repaired=self._repaired if leaves else lambda _size: None,
+            )
         return done.mean
 
     def _joining(self, request: FetchSums, client: int) -> JoinRound:

@@ -4,6 +4,9 @@
 A node answers its parent's requests range by range, and asks its children for the next range while its
 parent takes the last one: no node has more than a range of any other node's vector. The caller of ``serve``
 checks whose channel it is.
+
+The node's own vector changes from exchange to exchange. Each part of it is copied, and used only if its
+exchange is still offered then: it was whole and unchanged as long as that was so.
 """
 
 from __future__ import annotations
@@ -77,8 +80,8 @@ class ChildConnections:
 
 class ReductionNode:
     """A node with the vector ``update``; a spread overwrites ``state``, which is as long. ``offers`` returns
-    whether the update of an exchange may leave; on a LAN it leaves by ``datagrams``, too. ``serve`` may run
-    in several threads, for parents in different trees.
+    whether the update of an exchange may leave, and is whole; on a LAN it leaves by ``datagrams``, too.
+    ``serve`` may run in several threads, for parents in different trees.
     """
 
     def __init__(
@@ -152,6 +155,15 @@ class ReductionNode:
         if not self._offers(exchange):
             raise ProtocolError(f"{self.name} has no update of exchange {exchange}")
 
+    def _offered(self, exchange: int, start: int, stop: int) -> Vector:
+        """Return a copy of a part of the update of an exchange. Raises ProtocolError if that is not offered
+        any more.
+        """
+        found = self._update[start:stop].copy()
+        if not self._offers(exchange):
+            raise ProtocolError(f"{self.name}: the update of exchange {exchange} was withdrawn")
+        return found
+
     def _lead(self, parent: Channel, request: FetchSums, children: ChildConnections) -> None:
         """Have the children's updates come by UDP, and send the mean. Raises RemoteError."""
         own = request.children.get(self.name, ())
@@ -165,7 +177,8 @@ class ReductionNode:
         )
         pool = ThreadPoolExecutor(1, "round by datagrams")
         try:
-            self._mean = progress.result(pool.submit(rounds.lead, request, self._update, below))
+            update = self._offered(request.exchange, 0, len(self._update))
+            self._mean = progress.result(pool.submit(rounds.lead, request, update, below))
         finally:
             pool.shutdown(wait=False)
         self._all_keep = True
@@ -177,10 +190,10 @@ class ReductionNode:
     def _join(self, parent: Channel, request: JoinRound) -> None:
         """Take part in a round by UDP. Raises RemoteError."""
         self._check_offered(request.exchange)
-        rounds = self._rounds()
-        rounds.check(request, self._update)
+        rounds, update = self._rounds(), self._offered(request.exchange, 0, len(self._update))
+        rounds.check(request, update)
         parent.send(Ok(), Deadline.after(STALL_SECONDS))
-        self._mean = rounds.join(request, self._update)
+        self._mean = rounds.join(request, update)
         parent.send(Ok(), Deadline.after(STALL_SECONDS))
 
     def _rounds(self) -> DatagramRounds:
@@ -192,7 +205,8 @@ class ReductionNode:
         own = request.children.get(self.name, ())
         if not own and not request.divisor:
             for start, stop in ranges(request.start, request.stop):
-                parent.send(Sums(start), Deadline.after(STALL_SECONDS), self._update[start:stop].data)
+                values = self._offered(request.exchange, start, stop)
+                parent.send(Sums(start), Deadline.after(STALL_SECONDS), values.data)
             return
         if request.divisor and not len(self._mean):
             self._mean = np.zeros(len(self._update), np.float32)
@@ -201,7 +215,7 @@ class ReductionNode:
         factor, largest = request.bounds[self.name]
         for start, stop in ranges(request.start, request.stop):
             summing.begin()
-            summing.add(self.name, self._update[start:stop], factor, largest)
+            summing.add(self.name, self._offered(request.exchange, start, stop), factor, largest)
             found: Totals | Vector = summing.add_children(start, stop)
             if request.divisor:
                 found = self._mean[start:stop]

@@ -81,6 +81,7 @@ class World:
     checksums: bool = True
     disturb: Callable[[socket.socket, tuple[str, int]], None] | None = None
     received: dict[int, ReceivedMean] = field(default_factory=dict)
+    repaired: list[int] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
 
     def run(self, stall: float = 20.0, absent: tuple[int, ...] = ()) -> AggregatedRound:
@@ -98,7 +99,15 @@ class World:
             for each in threads:
                 each.start()
             try:
-                return aggregate(hub, self.plan, heads, rate=50e6, stall=stall, engine=self.engine)
+                return aggregate(
+                    hub,
+                    self.plan,
+                    heads,
+                    rate=50e6,
+                    stall=stall,
+                    engine=self.engine,
+                    repaired=self.repaired.append,
+                )
             finally:
                 for each in threads:
                     each.join()
@@ -122,6 +131,7 @@ class World:
                     1.0 + client,
                     Deadline.after(30),
                     engine=self.client_engine,
+                    repaired=self.repaired.append,
                 )
         except (MillpondError, OSError, ValueError) as error:
             self.errors.append(error)
@@ -144,6 +154,7 @@ class World:
 def test_each_engine_understands_each(engine: EngineName, client_engine: EngineName, loss: float) -> None:
     world = World(VectorPlan(9, 50_001), some_vectors(3, 50_001), engine, client_engine, loss)
     world.expect_exact(world.run())
+    assert len(world.repaired) == 4 and (sum(world.repaired) > 0 or not loss)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

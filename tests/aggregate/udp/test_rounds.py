@@ -91,6 +91,16 @@ def test_without_faults_nothing_is_sent_twice_and_nothing_is_lost() -> None:
     link.run()
     assert link.sent == {"aggregator": 1200, 0: 400, 1: 400, 2: 400}
     assert all(each.arrivals.is_whole(0) for each in link.participants)
+    assert not link.aggregator.repaired and not any(each.repaired for each in link.participants)
+
+
+def test_what_is_sent_again_is_counted() -> None:
+    vectors, plan = some_vectors(3, 4000), VectorPlan(1, 4000, 10)
+    link = FakeLink(plan, vectors, heads_of(vectors, weights_of(3)), Faults(0.2))
+    link.run()
+    repaired = {"aggregator": link.aggregator.repaired} | {e.client: e.repaired for e in link.participants}
+    assert min(repaired.values()) > 0
+    assert link.sent == {name: (3 if name == "aggregator" else 1) * 400 + n for name, n in repaired.items()}
 
 
 @pytest.mark.parametrize("repair", [True, False])

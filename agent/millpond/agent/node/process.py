@@ -151,7 +151,8 @@ def main(settings_descriptor: str, *numbers: str) -> None:
     datagrams = None
     if lan:
         hub, own = (socket.socket(fileno=descriptor) for descriptor in lan)
-        datagrams = DatagramRounds(hub, own, settings["mtu"], settings["network"], partial(_passing, gate))
+        counted = partial(_passing, gate), partial(gate.count, Kind.PARAMETERS)
+        datagrams = DatagramRounds(hub, own, settings["mtu"], settings["network"], *counted)
     server.node = ReductionNode(settings["name"], update, spread, server.dial, offers, datagrams)
     server.dial_over(socket.socket(fileno=dials))
     accepting = socket.socket(fileno=listener)

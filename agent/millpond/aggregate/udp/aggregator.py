@@ -164,6 +164,11 @@ class Aggregator:
         words, self._words = self._words, []
         return [*words, *self._trains(now)]
 
+    @property
+    def repaired(self) -> int:
+        """How many datagrams with values went out beyond those of one mean for each client."""
+        return sum(stream.repaired for stream in self.outgoing)
+
     def sent(self, train: Train, count: int) -> None:
         """Account for the first ``count`` datagrams of a train."""
         self.outgoing[train.row].sent(count)

@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,6 +79,10 @@ def open_socket(address: tuple[str, int], receive_buffer: int = RECEIVE_BUFFER) 
     return connection
 
 
+def _ignore(_size: int) -> None:
+    """Count nothing."""
+
+
 def aggregate(
     connection: socket.socket,
     plan: VectorPlan,
@@ -90,10 +94,12 @@ def aggregate(
     engine: EngineName = "auto",
     with_mean: bool = True,
     abandoned: threading.Event | None = None,
+    repaired: Callable[[int], None] = _ignore,
 ) -> AggregatedRound:
     """Sum the clients' vectors and send them the mean. Clients without END by the deadline are left out;
     ``stall`` seconds without a datagram of a client do the same. ``rate`` is the LAN's, in bytes per second,
-    0 to measure it. The event ``abandoned`` ends the round within a second.
+    0 to measure it. The event ``abandoned`` ends the round within a second. However the round ends,
+    ``repaired`` is told how many bytes of values went out more than once.
 
     Raises NoClientLeft, and ConnectionLost if the round is abandoned.
     """
@@ -102,7 +108,10 @@ def aggregate(
     side = Aggregator(
         plan, clients, sums, window=window, now=now, rate=rate, stall=stall, deadline=deadline.at
     )
-    _run(connection, side, _engine(engine, connection, side, sums), NEVER, abandoned)
+    try:
+        _run(connection, side, _engine(engine, connection, side, sums), NEVER, abandoned)
+    finally:
+        repaired(4 * plan.values * side.repaired)
     if not side.present:
         raise NoClientLeft(plan.round, side.lost)
     mean = sums.mean(side.arrivals.counts) if with_mean else None
@@ -122,16 +131,21 @@ def exchange(
     *,
     engine: EngineName = "auto",
     abandoned: threading.Event | None = None,
+    repaired: Callable[[int], None] = _ignore,
 ) -> ReceivedMean:
     """Send a client's vector and return the mean. ``values`` over ``weight`` stand where the mean does not
-    come. The event ``abandoned`` ends the round within a second.
+    come. The event ``abandoned`` ends the round within a second. However the round ends, ``repaired`` is told
+    how many bytes of values went out more than once.
 
     Raises DeadlineExceeded, and ConnectionLost if the round is abandoned.
     """
     vectors, now = ClientVectors(plan, values, weight), time.monotonic()
     window = _window(connection, plan)
     side = Participant(plan, client, key, vectors, aggregator, window=window, now=now)
-    _run(connection, side, _engine(engine, connection, side, vectors), deadline, abandoned)
+    try:
+        _run(connection, side, _engine(engine, connection, side, vectors), deadline, abandoned)
+    finally:
+        repaired(4 * plan.values * side.repaired)
     own = plan.blocks - int(side.arrivals.received[0])
     return ReceivedMean(vectors.mean, own, side.arrivals.counted())
 

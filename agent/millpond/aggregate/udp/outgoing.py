@@ -65,6 +65,10 @@ class RoundSide(Protocol):
     def due(self, now: float) -> float | None:
         """Return when ``poll`` is to be called at the latest."""
 
+    @property
+    def repaired(self) -> int:
+        """How many datagrams with values went out beyond those of each vector, once."""
+
 
 def datagrams_of(side: RoundSide, train: Train, payload: Callable[[int], bytes]) -> Iterator[bytes]:
     """Return the datagrams of a train, with the values of ``payload(index)``."""

@@ -104,6 +104,11 @@ class Participant:
         self.outgoing.sent(count)
         self._pacer.spend(count * (self.plan.datagram + WIRE_OVERHEAD))
 
+    @property
+    def repaired(self) -> int:
+        """How many datagrams with values went out beyond those of the vector, once."""
+        return self.outgoing.repaired
+
     def due(self, now: float) -> float | None:
         """Return when ``poll`` is to be called at the latest, None for not before something has come."""
         if len(self.outgoing.next(1)):

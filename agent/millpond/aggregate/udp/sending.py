@@ -40,6 +40,7 @@ class OutgoingStream:
         self._plan, self._order = plan, order
         self._first_ready, self._first_closed = ready, closed
         self.since = 0.0  # when the first of the unanswered words went out
+        self._all_sent = 0
         self.reset()
 
     def reset(self) -> None:
@@ -49,6 +50,11 @@ class OutgoingStream:
         self._again, self._answered = np.zeros(0, np.uint32), False
         self._at = self._wait = 0.0
         self.unanswered = 0
+
+    @property
+    def repaired(self) -> int:
+        """How many datagrams went out beyond those of the vector, once: again, or for a vector begun anew."""
+        return max(0, self._all_sent - self._plan.blocks)
 
     @property
     def done(self) -> bool:
@@ -111,6 +117,7 @@ class OutgoingStream:
     def sent(self, count: int) -> None:
         """Account for the first ``count`` indices of ``next``."""
         self.sequence += count
+        self._all_sent += count
         if len(self._again):
             self._again = self._again[count:]
         else:
