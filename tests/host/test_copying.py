@@ -21,6 +21,7 @@ from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error
 from millpond.host.cli.copy import _Transfer, endpoint
+from millpond.host.remote import unfinished
 from millpond.host.remote.copying import Copier
 from millpond.host.remote.small_copies import Copied, CopyFailed
 
@@ -234,6 +235,10 @@ def test_what_differs_is_copied_again(sides: Sides, how: str) -> None:
         path.write_text("other text" if how == "size" else "past")
     if how == "size":
         os.utime(path, ns=times)
+    if how == "mode":  # its contents stay
+        assert sides.copy("d", "", recursive=True) == Copied(unchanged=1)
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((sides.here / "d" / "f").stat().st_mode)
+        return
     assert sides.copy("d", "", recursive=True) == Copied(1, 4)
     assert path.read_text() == "text" and not path.is_symlink()
 
@@ -293,3 +298,105 @@ def test_a_failure_says_what_led_to_it() -> None:
     assert "csd0:f: Stale file handle; the same command again" in str(transfer.failed(failure))
     below.__cause__ = RemoteError("why")
     assert "csd0:f: Stale file handle (why); the same command again" in str(transfer.failed(failure))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_cannot_be_copied_keeps_nothing_else_from_it(sides: Sides) -> None:
+    for name in ("a/grows", "a/in the way", "b/other", "b/small", "c/below", "z"):
+        (sides.here / "d" / name).parent.mkdir(parents=True, exist_ok=True)
+        (sides.here / "d" / name).write_bytes(bytes(100 if name == "b/small" else 100_000))
+    there = sides.there / "new" / "d"
+    (there / "a" / "in the way").mkdir(parents=True)
+    (there / "b" / "small").mkdir(parents=True)
+    (there / "c").write_text("a file, where a folder is to be")
+    copier = sides.copier()
+    items = copier.plan("d", "new", recursive=True)
+    with (sides.here / "d" / "a" / "grows").open("ab") as file:
+        file.write(b"more")
+    assert code(lambda: list(copier.copy(items, sides.told.append))) == errno.ESTALE
+    assert {(each.errno, each.filename) for each in copier.failures} == {
+        (errno.ESTALE, "/d/a/grows"),
+        (errno.EISDIR, "csd0:new/d/a/in the way"),
+        (errno.EISDIR, "csd0:new/d/b/small"),
+        (errno.EEXIST, "csd0:new/d/c"),
+    }
+    assert names(there) == ["a", "b", "c", "z"]
+    assert names(there / "a") == ["in the way"]  # and nothing unfinished
+    assert names(there / "b") == ["other", "small"]
+
+
+def test_what_a_killed_copy_has_left_goes_with_the_next_one(sides: Sides) -> None:
+    (sides.here / "f").write_bytes(os.urandom(4 * MIB))
+    sides.target.fail_after = 3
+    assert code(sides.copy, "f", "f") == errno.EIO
+    (left,) = names(sides.there)
+    (sides.here / "f").write_bytes(os.urandom(MIB))  # another version
+    sides.target.fail_after = 1 << 30
+    with unfinished.held(f"csd0:{left}"):  # by a copy that is under way
+        sides.copy("f", "f")
+        assert names(sides.there) == sorted([left, "f"])
+    (sides.here / "f").write_bytes(os.urandom(2 * MIB))
+    sides.copy("f", "f")
+    assert names(sides.there) == ["f"]
+
+
+def test_two_copies_at_once_do_not_write_into_each_other(sides: Sides) -> None:
+    data = os.urandom(2 * MIB)
+    (sides.here / "f").write_bytes(data)
+    sides.target.fail_after = 2
+    assert code(sides.copy, "f", "f") == errno.EIO
+    (other,) = names(sides.there)
+    before = (sides.there / other).read_bytes()
+    sides.target.fail_after = 1 << 30
+    with unfinished.held(f"csd0:{other}"):
+        assert sides.copy("f", "f") == Copied(1, len(data), 0)
+        assert (sides.there / other).read_bytes() == before
+    assert (sides.there / "f").read_bytes() == data
+
+
+def test_holes_stay_holes(sides: Sides) -> None:
+    with (sides.here / "f").open("wb") as file:
+        file.seek(16 * MIB)
+        file.write(b"end")
+        file.truncate(40 * MIB)
+    sides.copy("f", "f")
+    assert (sides.there / "f").read_bytes() == (sides.here / "f").read_bytes()
+    assert (sides.there / "f").stat().st_blocks * 512 <= 2 * MIB
+
+
+@pytest.mark.parametrize("name", ["\N{GRINNING FACE}" * 62 + ".bin", "\udcff" * 250, "e" * 255])
+def test_the_longest_names_can_be_copied(sides: Sides, name: str) -> None:
+    (sides.here / name).write_bytes(bytes(100_000))
+    sides.copy(name, "")
+    assert names(sides.there) == [name]
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_names_of_one_file_stay_names_of_one_file(sides: Sides, size: int) -> None:
+    (sides.here / "d" / "e").mkdir(parents=True)
+    (sides.here / "d" / "one").write_bytes(bytes(size))
+    for name in ("two", "e/three"):
+        (sides.here / "d" / name).hardlink_to(sides.here / "d" / "one")
+    assert sides.copy("d", "", recursive=True) == Copied(3, size)
+    found = {(sides.there / "d" / name).stat().st_ino for name in ("one", "two", "e/three")}
+    assert len(found) == 1 and names(sides.there / "d") == ["e", "one", "two"]
+    assert sides.copy("d", "", recursive=True) == Copied(unchanged=3)
+    (sides.there / "d" / "two").write_text("another file now")
+    (sides.there / "d" / "one").unlink()
+    assert sides.copy("d", "", recursive=True).files == 3
+    assert (sides.there / "d" / "two").read_bytes() == bytes(size)
+
+
+def test_folders_that_are_made_keep_their_times_and_modes(sides: Sides) -> None:
+    (sides.here / "d" / "closed").mkdir(parents=True)
+    (sides.here / "d" / "closed" / "f").write_text("text")
+    (sides.here / "d" / "closed").chmod(0o555)
+    for folder in ("d/closed", "d"):
+        os.utime(sides.here / folder, (9, 99))
+    sides.copy("d", "", recursive=True)
+    for folder in ("d", "d/closed"):
+        ours, theirs = (side / folder for side in (sides.here, sides.there))
+        assert (ours.stat().st_mode, ours.stat().st_mtime) == (theirs.stat().st_mode, theirs.stat().st_mtime)

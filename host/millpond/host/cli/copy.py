@@ -6,13 +6,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, RemoteError
@@ -84,10 +86,26 @@ def run(fleet: Path, paths: Sequence[str], *, recursive: bool, as_json: bool) ->
     if len(paths) < 2:
         raise LocalError("a source and a target are needed, such as: millpond cp data.npy csd0:public/")
     with _progress(as_json=as_json) as progress:
-        copied = _run(fleet, paths[:-1], paths[-1], progress, recursive=recursive)
+        copied, failures = _run(fleet, paths[:-1], paths[-1], progress, recursive=recursive)
+    if failures:
+        _fail(copied, failures, as_json=as_json)
     if as_json:
         print_json(copied)
-        return
+    else:
+        _show(copied)
+
+
+def _fail(copied: Copied, failures: Sequence[LocalError | RemoteError], *, as_json: bool) -> NoReturn:
+    """Show what was copied all the same, and all failures but the last, which is raised."""
+    if not as_json and (copied.files or copied.unchanged):
+        _show(copied)
+    *others, last = sorted(failures, key=lambda error: isinstance(error, RemoteError))
+    for error in others:
+        print(f"millpond: {error}", file=sys.stderr)
+    raise last
+
+
+def _show(copied: Copied) -> None:
     resumed = f", {size(copied.resumed)} of them by an earlier copy" if copied.resumed else ""
     unchanged = f"; {copied.unchanged} were there already" if copied.unchanged else ""
     print(f"{copied.files} files, {size(copied.bytes)}{resumed}{unchanged}")
@@ -95,7 +113,7 @@ def run(fleet: Path, paths: Sequence[str], *, recursive: bool, as_json: bool) ->
 
 def _run(
     fleet: Path, sources: Sequence[str], target: str, progress: CopyProgress, *, recursive: bool
-) -> Copied:
+) -> tuple[Copied, list[LocalError | RemoteError]]:
     names = [device.name for device in directory.read(fleet).config.device]
     destination, origins = endpoint(target, names), [endpoint(source, names) for source in sources]
     for source in origins:
@@ -107,14 +125,39 @@ def _run(
             )
     if twice := [name for name, count in Counter(source.name for source in origins).items() if count > 1]:
         raise LocalError(f"{destination.text}: two of the sources would be '{twice[0]}' there")
-    done = Copied()
+    done, failures = Copied(), list[LocalError | RemoteError]()
     with _open_volume(fleet, destination) as there:
         for source in origins:
-            with _open_volume(fleet, source) as here:
-                transfer = _Transfer(source, destination, here, there)
+            with _open_volume(fleet, source) as here, _readable(source) as found:
+                transfer = _Transfer(found, destination, here, there)
                 transfer.check(into=len(origins) > 1 or target.endswith("/"))
-                _copy(transfer, progress, done, recursive=recursive)
-    return done
+                failures += _copy(transfer, progress, done, recursive=recursive)
+    return done, failures
+
+
+@contextlib.contextmanager
+def _readable(source: CopyEndpoint) -> Iterator[CopyEndpoint]:
+    """Yield the source, or a file with its contents where it tells no size: a pipe, a file of /proc."""
+    if source.device or not _is_stream(Path(source.text)):
+        yield source
+        return
+    with tempfile.NamedTemporaryFile(prefix="millpond-") as whole:
+        with Path(source.text).open("rb") as stream:
+            shutil.copyfileobj(stream, whole)
+        whole.flush()
+        os.fchmod(whole.fileno(), 0o666 & ~_umask())
+        yield CopyEndpoint(source.text, "", _from_root(Path(whole.name)))
+
+
+def _is_stream(path: Path) -> bool:
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and not found.st_size:
+            with path.open("rb") as file:
+                return bool(file.read(1))
+    except OSError:  # said where it is copied
+        return False
+    return stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode)
 
 
 class CopyProgress(Protocol):
@@ -186,7 +229,10 @@ class _Transfer:
         return RemoteError(f"{text}{because}; the same command again goes on from there")
 
 
-def _copy(transfer: _Transfer, progress: CopyProgress, done: Copied, *, recursive: bool) -> None:
+def _copy(
+    transfer: _Transfer, progress: CopyProgress, done: Copied, *, recursive: bool
+) -> list[LocalError | RemoteError]:
+    """Copy a source. Returns what single files have failed with; raises the error that ends a copy."""
     mask = 0o777 if transfer.target.device else 0o777 & ~_umask()
     source = transfer.source
     try:
@@ -197,7 +243,10 @@ def _copy(transfer: _Transfer, progress: CopyProgress, done: Copied, *, recursiv
                 name = printable(transfer.here.shown(item.source))
                 progress.print(f"{name}: neither a file, a directory nor a link; left out")
     except CopyFailed as error:
-        raise transfer.failed(error) from None
+        if not error.is_of_one:
+            raise transfer.failed(error) from None
+        return [transfer.failed(each) for each in (copier.failures or [error])]
+    return []
 
 
 def _umask() -> int:

@@ -3,13 +3,13 @@
 
 A file is written under a temporary name that contains the version of its source, put on the flash, and only
 then renamed: a name stands for the old file or the new one, and the next copy uses the bytes that a broken
-copy wrote.
+copy wrote. What cannot be copied keeps no other file from being copied.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +20,7 @@ from typing import Self
 from millpond.fs.vfs.bulk_api import SMALL_BYTES
 from millpond.fs.vfs.path_adapter import BulkPathAdapter, PathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
+from millpond.host.remote import unfinished
 from millpond.host.remote.small_copies import (
     Copied,
     CopyFailed,
@@ -30,10 +31,15 @@ from millpond.host.remote.small_copies import (
     naming,
 )
 
+_AT_ONCE = 16
+"""Copies of one file, at the same time, to one place."""
+_HOLE = bytes(MAX_TRANSFER)
+
 
 class Copier:
     """Copies from the volume ``here``, which ``origin`` names, to the volume ``there``, with the permissions
-    that are in ``mask``; ``done`` counts. A context: at its end no request is under way.
+    that are in ``mask``; ``done`` counts; ``failures`` are those of single files. A context: at its end no
+    request is under way.
     """
 
     def __init__(
@@ -51,6 +57,11 @@ class Copier:
         self._listings = Listings(there)
         self._existing: dict[str, Attributes] = {}
         self._listed: str | None = None
+        self.failures: list[CopyFailed] = []
+        self._lost: list[str] = []
+        self._made: list[Item] = []
+        self._names: dict[tuple[int, int], str] = {}
+        self._other_names: list[tuple[Item, str]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -98,22 +109,48 @@ class Copier:
     def copy(self, items: Iterable[Item], progress: Callable[[int], None]) -> Iterator[Item]:
         """Copy the items of a plan, of a directory only itself, and call ``progress`` with bytes as they are
         copied. Yields those that are neither regular files, directories nor symbolic links. Raises OSError
-        for the first that fails.
+        for the first that fails, after all others if it says nothing of them.
         """
         self._progress = progress
         with SmallCopies(self._here, self._there, self._mask) as small:
             for item in items:
                 mode = item.attributes.mode
-                if stat.S_ISREG(mode):
-                    self._add_file(item, small)
-                elif stat.S_ISDIR(mode):
-                    self._directory(item, self._listings.next())
-                elif stat.S_ISLNK(mode):
-                    self._symlink(item)
-                else:
-                    yield item
+                with self._noted(self._there.shown(item.target)):
+                    if stat.S_ISREG(mode):
+                        self._add_file(item, small)
+                    elif stat.S_ISDIR(mode):
+                        self._directory(item, self._listings.next())
+                    elif stat.S_ISLNK(mode):
+                        self._symlink(item)
+                    else:
+                        yield item
                 self._settle(small.finished())
             self._settle(small.all())
+        for item, first in self._other_names:
+            with self._noted(self._there.shown(item.target)):
+                self._link(item, first)
+        for item in reversed(self._made):
+            with self._noted(self._there.shown(item.target)), naming(self._there, item.target):
+                self._there.chmod(item.target, item.attributes.mode & self._mask)
+                self._there.utimens(item.target, item.attributes.atime, item.attributes.mtime)
+        if self.failures:
+            raise self.failures[0]
+
+    @contextlib.contextmanager
+    def _noted(self, target: str) -> Iterator[None]:
+        """Keep the failure of a single file for later."""
+        try:
+            yield
+        except CopyFailed as error:
+            if not error.is_of_one:
+                raise
+            if not self._is_lost(target):  # else it is said of the directory
+                self.failures.append(error)
+            self._lost.append(target)
+
+    def _is_lost(self, target: str) -> bool:
+        """Return whether a directory above ``target`` could not be made."""
+        return any(target.startswith(f"{lost}/") for lost in self._lost)
 
     def _settle(self, results: Iterable[SmallCopied]) -> None:
         """Count small files that were copied. Those that have to be copied one by one are."""
@@ -123,9 +160,11 @@ class Copier:
                 self._done.bytes += item.attributes.size
                 self._progress(item.attributes.size)
             for item in result.left:
-                self._file(item)
-            if result.failure:
-                raise result.failure
+                with self._noted(self._there.shown(item.target)):
+                    self._file(item)
+            for failure in result.failures:
+                with self._noted(str(failure.filename)):
+                    raise failure
 
     def _directory(self, item: Item, existing: dict[str, Attributes] | None) -> None:
         """Make a directory unless it is there, and remember what is in it."""
@@ -134,8 +173,10 @@ class Copier:
             return
         with naming(self._there, item.target):
             try:
+                self._made.append(item)
                 self._there.mkdir(item.target, item.attributes.mode & self._mask | stat.S_IRWXU)
             except FileExistsError:
+                self._made.pop()
                 if not is_directory(self._there, item.target):  # else another process has just made it
                     raise
 
@@ -152,16 +193,49 @@ class Copier:
 
     def _add_file(self, item: Item, small: SmallCopies) -> None:
         wanted, known = item.attributes, self._known(item)
-        if known and _looks_the_same(wanted, known, self._mask):
+        if known and _looks_the_same(wanted, known):
+            if known.mode != stat.S_IFREG | wanted.mode & self._mask:
+                with naming(self._there, item.target):
+                    self._there.chmod(item.target, wanted.mode & self._mask)
             self._done.unchanged += 1
             self._progress(wanted.size)
+        elif known and stat.S_ISDIR(known.mode):
+            raise CopyFailed(errno.EISDIR, os.strerror(errno.EISDIR), self._there.shown(item.target))
+        elif wanted.links > 1 and (first := self._first_name(item)) != item.target:
+            self._other_names.append((item, first))
         elif wanted.size <= SMALL_BYTES:
             small.add(item)
         else:
             self._file(item)
 
+    def _first_name(self, item: Item) -> str:
+        """Return the target of the first of an inode's names."""
+        same = item.attributes.inode, item.attributes.ctime
+        return self._names.setdefault(same, item.target)
+
+    def _link(self, item: Item, first: str) -> None:
+        """Give the copy of a file, at ``first``, a second name, as the source has."""
+        with contextlib.ExitStack() as stack:
+            name = self._unfinished(item, stack)
+            try:
+                if self._there.shown(first) in self._lost or self._is_lost(self._there.shown(first)):
+                    raise os_error(errno.ENOENT)
+                _remove(self._there, name)
+                self._there.link(first, name)
+                self._there.rename(name, item.target)
+                _remove(self._there, name)  # it stays where both are names of one file already
+            except OSError:  # such as too many names: then it is a file of its own
+                self._file(item)
+                return
+        self._done.files += 1
+        self._progress(item.attributes.size)
+
     def _symlink(self, item: Item) -> None:
-        name, known = self._unfinished(item), self._known(item)
+        with contextlib.ExitStack() as stack:
+            self._make_symlink(item, self._unfinished(item, stack))
+
+    def _make_symlink(self, item: Item, name: str) -> None:
+        known = self._known(item)
         with naming(self._here, item.source):
             wanted = self._here.readlink(item.source)
         with naming(self._there, item.target):
@@ -172,15 +246,38 @@ class Copier:
             self._there.rename(name, item.target)
 
     def _file(self, item: Item) -> None:
-        name = self._unfinished(item)
         with naming(self._here, item.source):
             source = self._here.open(item.source, os.O_RDONLY)
+        try:
+            with contextlib.ExitStack() as stack:
+                name = self._unfinished(item, stack)
+                self._write_as(name, item, source)
+                self._clear(item)
+        finally:
+            self._here.release(source)
+
+    def _write_as(self, name: str, item: Item, source: Handle) -> None:
         try:
             with naming(self._there, item.target):
                 self._write_to(name, item, source)
                 self._finish(item, name)
-        finally:
-            self._here.release(source)
+        except CopyFailed as error:
+            if error.is_of_one:  # no later copy goes on from there
+                with contextlib.suppress(OSError):
+                    self._there.unlink(name)
+            raise
+
+    def _clear(self, item: Item) -> None:
+        """Remove what killed copies have left of this target."""
+        folder, slash, name = item.target.rpartition("/")
+        with contextlib.suppress(OSError):
+            names = self._existing
+            if folder != self._listed:
+                names = dict(self._there.list_attributes(folder))
+            for left in unfinished.left_of(name, names):
+                with unfinished.held(self._there.shown(f"{folder}{slash}{left}")) as is_left:
+                    if is_left:
+                        _remove(self._there, f"{folder}{slash}{left}")
 
     def _write_to(self, name: str, item: Item, source: Handle) -> None:
         target = self._there.open(name, os.O_RDWR | os.O_CREAT, 0o600)
@@ -201,11 +298,15 @@ class Copier:
         self._done.bytes += offset
         self._done.resumed += offset
         self._progress(offset)
+        has_holes = item.attributes.blocks * 512 < item.attributes.size
         while data := self._read(item, source, offset, MAX_TRANSFER):
-            self._write(target, data, offset)
+            if not (has_holes and data == _HOLE[: len(data)]):
+                self._write(target, data, offset)
             offset += len(data)
             self._done.bytes += len(data)
             self._progress(len(data))
+        if has_holes:
+            self._there.ftruncate(target, offset)
         with naming(self._here, item.source):
             now = self._here.fgetattr(source)
         if (now.size, now.mtime, offset) != (item.attributes.size, item.attributes.mtime, now.size):
@@ -237,18 +338,22 @@ class Copier:
             self._there.ftruncate(target, same)
         return same
 
-    def _unfinished(self, item: Item) -> str:
-        """Return the temporary name of a target, for this version of its source."""
+    def _unfinished(self, item: Item, stack: contextlib.ExitStack) -> str:
+        """Return a temporary name of a target, for this version of its source, which no other copy has until
+        the end of ``stack``.
+        """
         folder, slash, name = item.target.rpartition("/")
         about = f"{self._origin}\0{item.source}\0{item.attributes.size}\0{item.attributes.mtime}"
-        version = hashlib.sha256(about.encode(errors="surrogateescape")).hexdigest()[:12]
-        return f"{folder}{slash}.{name[:60]}.{version}.part"
+        for number in range(_AT_ONCE):
+            found = f"{folder}{slash}{unfinished.temporary(name, about, number)}"
+            if stack.enter_context(unfinished.held(self._there.shown(found))):
+                return found
+        raise CopyFailed(errno.EBUSY, os.strerror(errno.EBUSY), self._there.shown(item.target))
 
 
-def _looks_the_same(wanted: Attributes, known: Attributes, mask: int) -> bool:
-    """Return whether a regular file need not be copied again (rsync's quick check)."""
-    same = (known.size, known.mtime) == (wanted.size, wanted.mtime)
-    return same and known.mode == stat.S_IFREG | wanted.mode & mask
+def _looks_the_same(wanted: Attributes, known: Attributes) -> bool:
+    """Return whether a regular file has its contents already (rsync's quick check)."""
+    return stat.S_ISREG(known.mode) and (known.size, known.mtime) == (wanted.size, wanted.mtime)
 
 
 def _read(volume: PathAdapter, handle: Handle, start: int, end: int) -> bytes:

@@ -22,6 +22,21 @@ from millpond.fs.vfs.path_api import Attributes
 _THREADS = 2
 _MOST_UNDER_WAY = 2 * _THREADS
 _MOST_LISTED = 16  # directories, each of which may be large
+_OF_ONE = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.EPERM,
+        errno.ESTALE,
+    }
+)
 _ONE_BY_ONE = frozenset({errno.EOPNOTSUPP, errno.ENFILE, errno.EMFILE})
 
 
@@ -48,15 +63,20 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class SmallCopied:
-    """The end of a request: the items that were copied, those to be copied one by one, and an error."""
+    """The end of a request: the items that were copied, those to be copied one by one, and errors."""
 
     copied: Sequence[Item]
     left: Sequence[Item] = ()
-    failure: OSError | None = None
+    failures: Sequence[CopyFailed] = ()
 
 
 class CopyFailed(OSError):
     """A failure of one file; ``filename`` is its path as a user writes it."""
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether it says nothing of the other files, as that of a full flash or a lost device does."""
+        return self.errno in _OF_ONE
 
 
 @contextlib.contextmanager
@@ -167,18 +187,19 @@ class SmallCopies:
             with naming(self._there, target):
                 stored = self._there.store_small(target, files) if files else ()
         except CopyFailed as error:
-            return SmallCopied((), failure=error)
+            return SmallCopied((), failures=(error,))
         return self._ended(items, dict(zip((item.target for item in ready), stored, strict=True)))
 
     def _ended(self, items: list[Item], errors: dict[str, int]) -> SmallCopied:
         """Sort the items by how they ended: ``errors`` holds an errno for each target that was sent."""
         copied = [item for item in items if errors.get(item.target) == 0]
         left = [item for item in items if errors.get(item.target, errno.EOPNOTSUPP) in _ONE_BY_ONE]
-        for target, code in errors.items():
-            if code and code not in _ONE_BY_ONE:
-                text = os.strerror(code)
-                return SmallCopied(copied, left, CopyFailed(code, text, self._there.shown(target)))
-        return SmallCopied(copied, left)
+        failures = [
+            CopyFailed(code, os.strerror(code), self._there.shown(target))
+            for target, code in errors.items()
+            if code and code not in _ONE_BY_ONE
+        ]
+        return SmallCopied(copied, left, failures)
 
     def _to_store(self, item: Item, found: FileRead) -> SmallFile:
         times = item.attributes.atime, item.attributes.mtime

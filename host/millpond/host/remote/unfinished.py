@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (abstract sockets): the temporary names of files that are being copied, and who is using them.
+
+A name tells its target and the version of its source. Whoever writes such a file holds a socket of its name,
+which the kernel takes back at the process's end: two copies at once never write into the same file, and what
+nobody holds was left by a copy that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+from collections.abc import Iterable, Iterator
+
+_SHOWN_BYTES = 60
+_SUFFIX = ".part"
+
+
+def stem_of(name: str) -> str:
+    """Return how all temporary names of the target ``name`` begin, whatever its length."""
+    cut = name.encode(errors="surrogateescape")[:_SHOWN_BYTES].decode(errors="ignore")
+    return f".{cut}.{_digest(name)[:8]}."
+
+
+def temporary(name: str, about: str, number: int) -> str:
+    """Return a temporary name of the target ``name``, for the version of a source that ``about`` tells;
+    ``number`` tells copies of it apart.
+    """
+    return f"{stem_of(name)}{_digest(about)[:12]}{f'-{number}' * bool(number)}{_SUFFIX}"
+
+
+def left_of(name: str, names: Iterable[str]) -> list[str]:
+    """Return the temporary names of the target ``name`` that are in ``names``."""
+    stem = stem_of(name)
+    return [each for each in names if each.startswith(stem) and each.endswith(_SUFFIX)]
+
+
+@contextlib.contextmanager
+def held(place: str) -> Iterator[bool]:
+    """Hold a temporary name, with its volume, in a context. Yields False if another copy has it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
+        try:
+            holder.bind(f"\0millpond cp {_digest(place)}")
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
