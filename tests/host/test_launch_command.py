@@ -106,7 +106,7 @@ def test_nothing_is_written_outside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("devices", "told"), [(("csd3", "csd4"), 1), ((), 0)])
 def test_where_a_private_script_prints_is_told_as_a_command(devices: tuple[str, ...], told: int) -> None:
-    start = StartLaunch("a.py", (), {"a.py": b""}, devices, True, confined=True)
+    start = StartLaunch("below/a.py", (), {"below/a.py": b""}, devices, True, confined=True)
     ends = [WorkerEnd(name, rank, 0) for rank, name in enumerate(("host", *devices))]
     lines = list(_about_privacy(start, ends))
     assert len(lines) == told

@@ -193,7 +193,7 @@ def _about_files(workers: Sequence[WorkerEnd], output: Path | None) -> Iterator[
 
 def _about_privacy(start: StartLaunch, workers: Sequence[WorkerEnd]) -> Iterator[str]:
     if start.confined and (devices := [worker.name for worker in workers if worker.name != HOST]):
-        command = f"millpond logs --device {devices[0]} launch-{start.script}"
+        command = f"millpond logs --device {devices[0]} launch-{Path(start.script).name}"
         yield f"what the script prints on a device stays there: '{command}' shows it"
 
 
