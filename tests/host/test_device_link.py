@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,28 +17,14 @@ from millpond.host.fleet import device as devices
 from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.device import Device
 from millpond.host.store.store import Store
-from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
-from millpond.linux.network import loopback_up
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 from millpond.tunnel.netdev.tun import Tun
 
+from ..networks import in_namespace, ip
 from ..waiting import eventually
 
 ADDRESS, DEVICE = "10.77.0.1/30", "10.77.0.2"
-
-
-def ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True).stdout
-
-
-def in_namespace(body: Callable[[], None]) -> None:
-    def inside() -> int:
-        loopback_up()
-        body()
-        return 0
-
-    assert exit_code(os.waitpid(spawn(Sandbox(own_network=True), inside), 0)[1]) == 0
 
 
 def interface(name: str) -> None:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,26 +13,21 @@ import pytest
 from millpond.host.fleet import forwarding
 from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig, HostConfig
 from millpond.host.fleet.forwarding import Forwarding
-from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
-from millpond.linux.network import loopback_up
+
+from .. import networks
+from ..networks import ip
 
 NAMES = ("csd0", "csd1")
-
-
-def ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def in_namespace(body: Callable[[], None]) -> None:
     """Run it in a network of its own, in which no interface goes away by itself."""
 
-    def inside() -> int:
-        loopback_up()
+    def inside() -> None:
         forwarding.VANISH_SECONDS = 0.0
         body()
-        return 0
 
-    assert exit_code(os.waitpid(spawn(Sandbox(own_network=True), inside), 0)[1]) == 0
+    networks.in_namespace(inside)
 
 
 def fleet(folder: Path, devices: Sequence[str] = NAMES) -> Fleet:

@@ -7,7 +7,6 @@ import ipaddress
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import pytest
 from millpond.linux.child import in_child, leave_out_local_address
 from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
 from millpond.linux.netlink import rtnetlink
-from millpond.linux.network import loopback_up
+
+from ..networks import in_namespace
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/30")
 TABLE = 7_700_000
@@ -41,17 +41,6 @@ def why_not() -> str:
 
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
-
-
-def in_namespace(body: Callable[[], None]) -> None:
-    """Run it in a network of its own; what it asserts is asserted here."""
-
-    def run() -> int:
-        loopback_up()
-        body()
-        return 0
-
-    assert exit_code(os.waitpid(spawn(Sandbox(own_network=True), run), 0)[1]) == 0
 
 
 def ip(*arguments: str) -> str:

@@ -105,7 +105,7 @@ class Gate:
         return GateOutlet(self)
 
     def count(self, kind: Kind, size: int) -> None:
-        """Count bytes that leave, and are not searched here: they were, if they are sent again."""
+        """Count bytes that leave without a search: those sent again were searched the first time."""
         self.tally.add(KINDS.index(kind), size)
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 from millpond.agent.config import read
@@ -60,18 +61,7 @@ def main(config: str, root: str, storage: str, descriptor: str, tally: str, lock
     threading.Thread(target=accept_all, args=(listener, sessions.delegations), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))
     trim_heap()
-    places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-
-    def serve_one(connection: socket.socket) -> None:
-        with connection:
-            if not places.acquire(blocking=False):
-                log.warning("connection refused: %d are in use", _MOST_CONNECTIONS)
-                return
-            try:
-                _serve(connection, sessions, gate)
-            finally:
-                places.release()
-
+    serve_one = partial(_serve_one, threading.BoundedSemaphore(_MOST_CONNECTIONS), sessions, gate)
     for connection in passed_connections(agent):
         serve_in_thread(connection, serve_one)
 
@@ -85,6 +75,19 @@ def _tree(root: Path, quota: int | None) -> BackingFs:
     log.info("the quota of the public part is %d bytes, of which %d are taken", quota, bounded.quota.used)
     bounded.keep_counting()
     return bounded
+
+
+def _serve_one(
+    places: threading.BoundedSemaphore, sessions: SessionTable, gate: Gate, connection: socket.socket
+) -> None:
+    with connection:
+        if not places.acquire(blocking=False):
+            log.warning("connection refused: %d are in use", _MOST_CONNECTIONS)
+            return
+        try:
+            _serve(connection, sessions, gate)
+        finally:
+            places.release()
 
 
 def _serve(connection: socket.socket, sessions: SessionTable, gate: Gate) -> None:

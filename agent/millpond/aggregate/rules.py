@@ -95,12 +95,15 @@ class _MeanOfRange:
         own, others = values[: self._parameters], values[self._parameters :]
         if len(others):
             check_within(others, vector.shift)
-        if self._even:
-            if len(own) and len(others):
-                check_within(own, vector.largest)
-            bound = vector.shift if not len(own) else self._bound(vector) if len(others) else vector.largest
-            self._total.add(values, vector.factor, bound)
-            return
+        if self._even and len(own) and len(others):
+            check_within(own, vector.largest)
+            self._total.add(values, vector.factor, self._bound(vector))
+        elif self._even:
+            self._total.add(values, vector.factor, vector.largest if len(own) else vector.shift)
+        else:
+            self._add_apart(vector, own, others, apart)
+
+    def _add_apart(self, vector: Bounded, own: Vector, others: Vector, apart: Totals | None) -> None:
         if len(own):
             self._total.add(own, vector.factor, vector.largest)
         if len(others):

@@ -18,7 +18,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.launch_messages import SAVED_PART, InputPart, InputsEnd, check_path
 
 PART_SECONDS = 600.0
-"""Those of other workers may come before."""
+"""How long the next part may take: those of other workers may come before it."""
 
 
 def receive_inputs(channel: Channel, folder: Path) -> None:

@@ -15,7 +15,7 @@ from millpond.wire.launch_messages import Launch
 HOST = "host"
 SECONDS = 10.0
 _PORT = 65000
-"""A port at which most likely nobody listens: that it is refused is an answer, too."""
+"""A port that is most likely closed: a refusal is an answer, too."""
 
 
 def why_alone(launch: Launch, seconds: float = SECONDS) -> str:

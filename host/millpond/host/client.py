@@ -154,7 +154,7 @@ class DaemonClient(JobSubmission):
         return self._call(request, daemon.PrunedJobs, Deadline.after(PRUNE_SECONDS)).jobs
 
     def forget_job(self, number: int) -> None:
-        """Remove an ended job, which nobody is to find in the list."""
+        """Remove an ended job, from the list too."""
         self._call(
             daemon.PruneJobs(forget=True, only=number), daemon.PrunedJobs, Deadline.after(PRUNE_SECONDS)
         )

@@ -2,8 +2,8 @@
 """Edge (threads): the places of connections at the daemon's socket, by the user at the other end.
 
 The daemon's own user has places that nobody else takes, others share the rest, each no more than a part.
-Where a user has no place left, that of the connection goes which has been without a request for longest; one
-that waits for an answer keeps its place. So nobody shuts others out, nor with idle connections himself.
+Where a user has no place left, the connection that has been without a request for longest loses its place;
+one that waits for an answer keeps it. So no user shuts others out, nor itself by idle connections.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millpond.base.errors import Refused
 
 MOST = 256
 _PART = 4
-"""A user other than the daemon's own has a fourth of the places of all these."""
+"""Each user but the daemon's own has this part of the places that all of them share."""
 
 
 class UserPlace:
@@ -38,7 +38,7 @@ class UserPlaces:
         self._owner, self.most = owner, most
         self._lock = threading.Lock()
         self._places: list[UserPlace] = []
-        """That of the connection which has waited longest comes first."""
+        """The place whose connection has been without a request for longest comes first."""
 
     @contextlib.contextmanager
     def enter(self, connection: socket.socket, uid: int) -> Iterator[UserPlace]:

@@ -340,7 +340,7 @@ class DaemonServer:
 
     def _watch(self, client: Channel, request: daemon.Watch, _deadline: Deadline) -> None:
         for progress in self._jobs.follow(request.job):
-            client.send(progress, NEVER)  # who reads it may stand still, as in a pager
+            client.send(progress, NEVER)  # its reader may stand still, such as a pager
 
     def _launch(self, client: Channel, request: StartLaunch, _deadline: Deadline) -> None:
         self._launches.run(request, client)

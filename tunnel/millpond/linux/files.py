@@ -95,7 +95,7 @@ def write_durably(file: Path, data: bytes, mode: int | None = None) -> None:
 
 
 def _set_mode(descriptor: int, mode: int, file: Path) -> None:
-    """Raises OSError where others may do more than ``mode`` says: FAT has one for all files."""
+    """Set a mode. Raises OSError where others may do more than it says: FAT has one mode for all files."""
     with contextlib.suppress(PermissionError):
         os.fchmod(descriptor, mode)
     if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077 & ~mode:

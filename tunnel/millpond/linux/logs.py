@@ -26,8 +26,8 @@ def rotate(path: Path, *, most: int = LOG_BYTES) -> None:
 
 
 class UnblockedHandler(logging.Handler):
-    """Writes to standard error in a thread of its own: who logs never waits for a reader that stands still.
-    Of the lines that wait meanwhile the first WAITING stay, and the number of the others is told.
+    """Writes to standard error in a thread of its own: no other thread waits for a reader that stands
+    still. Of the lines that wait meanwhile the first WAITING stay, and the number of the others is told.
     """
 
     def __init__(self) -> None:

@@ -166,7 +166,7 @@ class Aggregator:
 
     @property
     def repaired(self) -> int:
-        """How many datagrams with values went out beyond those of one mean for each client."""
+        """How many datagrams with values were sent beyond one for each block of the mean and each client."""
         return sum(stream.repaired for stream in self.outgoing)
 
     def sent(self, train: Train, count: int) -> None:

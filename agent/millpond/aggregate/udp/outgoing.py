@@ -67,7 +67,7 @@ class RoundSide(Protocol):
 
     @property
     def repaired(self) -> int:
-        """How many datagrams with values went out beyond those of each vector, once."""
+        """How many datagrams with values were sent beyond one for each block of each vector."""
 
 
 def datagrams_of(side: RoundSide, train: Train, payload: Callable[[int], bytes]) -> Iterator[bytes]:

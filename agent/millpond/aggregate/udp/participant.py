@@ -106,7 +106,7 @@ class Participant:
 
     @property
     def repaired(self) -> int:
-        """How many datagrams with values went out beyond those of the vector, once."""
+        """How many datagrams with values were sent beyond one for each block of the vector."""
         return self.outgoing.repaired
 
     def due(self, now: float) -> float | None:

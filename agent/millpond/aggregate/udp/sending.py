@@ -53,7 +53,7 @@ class OutgoingStream:
 
     @property
     def repaired(self) -> int:
-        """How many datagrams went out beyond those of the vector, once: again, or for a vector begun anew."""
+        """How many datagrams were sent beyond one for each block of the vector."""
         return max(0, self._all_sent - self._plan.blocks)
 
     @property

@@ -30,7 +30,7 @@ _AHEAD = 3
 """Chunks that are read, or being read, before they can be sent."""
 _IDLE_SECONDS = 86400.0
 READ_SECONDS = 120.0
-"""A chunk that is not read by then never will be: its consumer hears so, and no more that all is well."""
+"""How long a chunk may take to be read, before its consumer is told that the flash does not answer."""
 _SECONDS = 600.0
 """A consumer may compute for as long before it takes more; keep-alives find those that are gone."""
 Advanced = Callable[[Service, bool], None]

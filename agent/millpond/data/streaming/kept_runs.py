@@ -67,7 +67,7 @@ class KeptRuns:
         fresh = folder / f"{key}.new"
         try:
             fresh.write_bytes(msgpack.packb(dump(run)))
-            self._changed = max(self._changed + 1, time.time_ns())  # whatever clock is set back
+            self._changed = max(self._changed + 1, time.time_ns())  # also where the clock was set back
             os.utime(fresh, ns=(self._changed, self._changed))
             fresh.rename(folder / f"{key}.run")
         except OSError as error:

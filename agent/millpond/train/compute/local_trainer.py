@@ -69,8 +69,8 @@ class LocalTrainer:
         """Train from ``state``; the values of the update are then in ``parameters.sums``. Raises DataError
         for samples that are not there, and any exception of the task.
 
-        Whole numbers of made-up samples are 0, which a class or a word may be, and no length of a sequence:
-        where the task fails, they are 1.
+        Whole numbers of made-up samples are 0, which may be a class or a word, but no length of a sequence:
+        if the task fails with that, they are 1.
         """
         try:
             found = self._run(request, state)

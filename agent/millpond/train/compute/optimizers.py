@@ -107,7 +107,7 @@ class Schedule:
         self._changed: list[set[str]] = [set() for _ in groups]
         self._values: list[list[dict[str, Any]]] = []
         self._note()
-        # Some arguments are of no use at the first step.
+        # Some wrong arguments fail only at the second step.
         with _told("train: scheduler", type(self._scheduler)) if spec.name else contextlib.nullcontext():
             self._go_on(min(2, total))
 

@@ -105,7 +105,7 @@ class ServerOptimizer:
         self.parameters.complete()
 
     def _leave_unchanged(self) -> None:
-        """Take the gradients away of what no device has changed: weight decay leaves that alone."""
+        """Remove the gradients of what no device has changed, so that weight decay leaves that alone."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and not parameter.grad.any():
@@ -113,8 +113,8 @@ class ServerOptimizer:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[Vector]:
-        """Have the model the values that are to be used, not those to train: with some optimizers these are
-        others. Yields them; ``parameters.state``, which workers may read, is as it was.
+        """Give the model the values that are to be used, inside the context: some optimizers train others.
+        Yields them; ``parameters.state``, which workers may read, stays as it is.
         """
         state = self.parameters.state
         if not has_modes(self._optimizer):

@@ -30,10 +30,8 @@ def check_job_files(files: Mapping[str, JobFile], where: str) -> None:
     """Check the files of a job by name. Raises ConfigError, naming ``where``, for too many files and as
     ``check_files``.
     """
-    if (
-        len(files) > MOST_FILES
-        or sum(len(name.encode(errors="surrogateescape")) for name in files) > _LONGEST_NAMES
-    ):
+    names = sum(len(name.encode(errors="surrogateescape")) for name in files)
+    if len(files) > MOST_FILES or names > _LONGEST_NAMES:
         raise ConfigError(f"{where}: {len(files)} files are too many; put them into an archive")
     check_files(files, where)
 

@@ -43,7 +43,7 @@ class PrivateState:
         self._last = self._exchange  # of the newer file
 
     def begin(self, exchange: int) -> None:
-        """Have the state from before this exchange, if it has been trained in already. Raises LocalError."""
+        """Go back to the state before this exchange, if it has been trained in already. Raises LocalError."""
         if exchange > self._exchange:
             return
         if self._before.exists():

@@ -39,9 +39,8 @@ def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -
     """
     if isinstance(error, LocalError) and _is_ours(error):
         if isinstance(error, DataError):
-            return Failure(
-                "io" if error.transient else "data", escaped(str(error) if full else error.discreet)
-            )
+            text = str(error) if full else error.discreet
+            return Failure("io" if error.transient else "data", escaped(text))
         return Failure("model", escaped(str(error)))
     place = _users_place(error, code_dir) or _place_in_model(error, factory) or _part(error)
     place = place or _own_place(error)

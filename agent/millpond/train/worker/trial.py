@@ -110,8 +110,8 @@ def _check_sum(task: Task, model: nn.Module, work: WorkSpec, samples: SampleSet)
 def _train(
     task: Task, parameters: FlatParameters, work: WorkSpec, samples: SampleSet, state: Vector
 ) -> Update:
-    """Do that in which a worker is measured, and its part of an exchange. Returns the update; its values are
-    in ``parameters.sums``.
+    """Train on made-up samples, as to measure a worker, and then for an exchange. Returns the update; its
+    values are in ``parameters.sums``.
     """
     once = replace(work, passes=min(work.passes, 1), held_out=0.0, mini_epoch=0)
     folders = SampleFolders(task, work.seed, [Folder("host", "host")], [samples])

@@ -33,8 +33,8 @@ class WaitingRequest(Protocol):
 
 class KeepAlive:
     """Watches the requests of the client with this name to the server that ``dial`` reaches. ``heard`` is
-    when the server last answered anything, in seconds of the monotonic clock, ``away_since`` when it could
-    first not be connected to since then, None if it could.
+    when the server last answered anything, in seconds of the monotonic clock, ``away_since`` since
+    when it cannot be connected to, None if it can.
     """
 
     def __init__(self, dial: Callable[[Deadline], Channel], client: bytes, silence: float) -> None:

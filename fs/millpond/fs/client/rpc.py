@@ -364,7 +364,7 @@ class RpcSlot:
 
     def _dialled(self, deadline: Deadline) -> Channel:
         """Dial. A program's operation dials again for as long as it would wait for a silent server: it may
-        be being started again. Raises OSError.
+        be about to start again. Raises OSError.
         """
         while True:
             try:

@@ -46,7 +46,7 @@ class PayloadBuffers:
 
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[memoryview]:
-        """Have a buffer of so many bytes, at most MAX_TRANSFER."""
+        """Yield a buffer of so many bytes, at most MAX_TRANSFER."""
         if not size:
             yield memoryview(bytearray())
             return

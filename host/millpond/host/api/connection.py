@@ -13,7 +13,7 @@ from millpond.wire.messages import Message, message
 ENDED = "the host daemon has ended; jobs go on when it is back"
 """What a command says that has lost the daemon."""
 CLOSED = "the host daemon has closed this command's connection, and runs; start the command again"
-"""What a command says that has lost its connection alone."""
+"""What a command says that has lost its connection to a daemon that runs."""
 
 
 @message("api.volume")

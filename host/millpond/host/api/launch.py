@@ -36,10 +36,14 @@ class StartLaunch(Message):
     inputs: bool = False
 
 
+EVERYONE = "all"
+"""The name of all workers together: of files for each, and of metrics over all."""
+
+
 @message("api.launch.input")
 @dataclass(frozen=True, slots=True)
 class LaunchInput(Message):
-    """A part of a file for a ``worker``, or for all if that is "", see ``wire.launch_messages.InputPart``."""
+    """A part of a file for a ``worker``, or for each, see EVERYONE and ``wire.launch_messages.InputPart``."""
 
     worker: str
     path: str

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.host.api.launch import LaunchInput
+from millpond.host.api.launch import EVERYONE, LaunchInput
 from millpond.wire.launch_messages import SAVED_PART, check_files, check_names, check_size
 
-EVERYONE = "all"
 _CACHES = "__pycache__"
 
 

@@ -255,9 +255,8 @@ class Device:
     def _session(self, end: EndpointHandle) -> None:
         """Shake hands with the agent, then ask for its load until it is lost."""
         if end.status.get("state") != "up":
-            if (
-                reason := str(end.status.get("reason", ""))
-            ) != STARTING:  # what ended the last one stays said
+            reason = str(end.status.get("reason", ""))
+            if reason != STARTING:  # before it has one, what ended the last session stays said
                 self._transition(DeviceEvent.LOST, reason or "waiting for the device")
             self._stop.wait(RETRY_SECONDS / 2)
             return

@@ -13,12 +13,11 @@ from typing import IO
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, LocalError, ProtocolError
 from millpond.base.text import printable
-from millpond.host.api.launch import LaunchInput, LaunchInputsEnd
+from millpond.host.api.launch import EVERYONE, LaunchInput, LaunchInputsEnd
 from millpond.wire.channel import Channel, FileSlice
 from millpond.wire.launch_messages import SAVED_PART, InputPart, InputsEnd
 
 SECONDS = 600.0
-EVERYONE = "all"
 
 
 class LaunchInputs:
@@ -67,7 +66,7 @@ class LaunchInputs:
         self._parts.append((part, FileSlice(descriptor, start, len(data))))
 
     def check(self, workers: Collection[str]) -> None:
-        """Raise ConfigError for files of who is no worker of the launch."""
+        """Raise ConfigError for files of a worker that the launch does not have."""
         for part, _ in self._parts:
             if part.worker not in (*workers, EVERYONE):
                 raise ConfigError(

@@ -18,7 +18,14 @@ from pathlib import Path
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, MillpondError, Refused, RemoteError
 from millpond.base.text import printable
-from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch, WorkerEnd
+from millpond.host.api.launch import (
+    EVERYONE,
+    LaunchEnded,
+    LaunchOutput,
+    LaunchSaved,
+    StartLaunch,
+    WorkerEnd,
+)
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.forwarding import Forwarding
@@ -48,8 +55,6 @@ COLLECT_SECONDS = 30.0
 """Time without anything from workers that were ended and whose files are wanted."""
 WAITING = 256
 """Pieces of output that may wait for the client; then the scripts wait."""
-EVERYONE = "all"
-"""The name under which metrics over all workers are shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """The needs of the host's worker: the zygote that it is a fork of, the public folders by device, and the
+    """The needs of the host's worker: the zygote that it is a fork of, the public folders by device, the
     files that all workers are sent, and the ports that are ``opened`` to devices.
     """
 

@@ -71,8 +71,8 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class EndedJob:
-    """A job that has ended, at a time in Unix seconds, which a clock that was set may have told. Of two jobs
-    the one with the greater ``ended_as`` ended later. ``bytes`` are those of its folder.
+    """A job that has ended, at a time in Unix seconds, as the clock was then: of two jobs the one with the
+    greater ``ended_as`` ended later. ``bytes`` are those of its folder.
     """
 
     id: int

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (abstract sockets): the temporary names of files that are being copied, and who is using them.
+"""Edge (abstract sockets): the temporary names of files that are being copied, and which are in use.
 
-A name tells its target and the version of its source. Whoever writes such a file holds a socket of its name,
-which the kernel takes back at the process's end: two copies at once never write into the same file, and what
-nobody holds was left by a copy that was killed.
+A name tells its target and the version of its source. A copy that writes such a file holds a socket of its
+name, which the kernel takes back at the process's end: two copies at once never write into the same file, and
+what none holds was left by a copy that was killed.
 """
 
 from __future__ import annotations

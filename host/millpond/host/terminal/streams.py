@@ -16,8 +16,8 @@ _NAMES = ("stdin", "stdout", "stderr")
 
 
 class WholeOutput(io.RawIOBase):
-    """Writes all that it is given to a descriptor, and waits where that does not take it yet. Who shares the
-    descriptor may have made it non-blocking (rsync, ssh, node), and needs it so.
+    """Writes all that it is given to a descriptor, and waits where that does not take it yet. A program
+    that shares the descriptor may have made it non-blocking (rsync, ssh, node), and needs it so.
     """
 
     def __init__(self, descriptor: int) -> None:

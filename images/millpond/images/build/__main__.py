@@ -142,12 +142,10 @@ def _serial(source: Path) -> int:
     images without one no device could tell which is later.
     """
     source = source.resolve()
-    outer = {
-        **os.environ,
-        "GIT_CEILING_DIRECTORIES": str(source.parent),
-    }  # a repository around it is another's
+    # A repository around the source is another's.
+    outer = {**os.environ, "GIT_CEILING_DIRECTORIES": str(source.parent)}
     own = {name: value for name, value in outer.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
-    # Only a time is read of it, whoever owns it: in containers and for root that is somebody else.
+    # Only a time is read of it, whoever owns it: in containers and for root that is another user.
     argv = [find("git"), "-c", f"safe.directory={source}", "-C", str(source), "log", "-1", "--format=%ct"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=own)
     if done.returncode or not done.stdout.strip():

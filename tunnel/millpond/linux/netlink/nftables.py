@@ -178,8 +178,8 @@ def delete(name: str) -> None:
 
 
 def _guard(table: str, flags: int, priority: int, ports: range, *, answers: bool = True) -> list[Message]:
-    """Return the messages that replace a table by one which guards no interface yet. With ``answers`` who
-    begins what is refused is told so.
+    """Return the messages that replace a table by one which guards no interface yet. With ``answers``
+    the sender of what is refused is told so.
     """
     chain = text(1, table) + text(3, "input") + text(7, "filter") + _number(5, _ACCEPT)
     chain += nested(4, _number(1, _LOCAL_IN) + _number(2, priority))

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     except LocalError as error:
         if arguments.status_fd is None:
             log.error("%s", error)
-        else:  # who started it tells it, once
+        else:  # the process that started this one tells it, once
             with suppress(Orphaned):
                 status.down(str(error))
         return 1

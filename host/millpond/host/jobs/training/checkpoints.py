@@ -125,7 +125,7 @@ def newest(
 
 
 def settle_best(directory: Path, best: Best | None) -> None:
-    """Have the best model in its place once its round is recorded; remove others that wait for theirs."""
+    """Put the best model in its place once its round is recorded; remove others that wait for theirs."""
     if best and (staged := directory / STAGED.format(best.round)).exists():
         staged.replace(directory / BEST)
     for other in directory.glob(STAGED.format("*")):

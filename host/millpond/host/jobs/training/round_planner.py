@@ -4,8 +4,8 @@
 A deadline of "auto" follows the workers: the median of their last seconds plus SPREADS times their spread,
 which is 1.4826 times the median absolute deviation (the standard deviation of normal numbers, but a few
 stragglers do not move it). It is at least LEAST_TIMES the median: few workers have hardly a spread. If more
-than half of the workers miss it, as when all have become slower, the next one is twice as long. So it is
-for a deadline in seconds, which no round might ever meet; there it stays so.
+than half of the workers miss it, as when all have become slower, the next one is twice as long. So is one
+that is set in seconds, which no round might ever meet; it stays as long.
 """
 
 from __future__ import annotations
