@@ -114,17 +114,8 @@ def test_so_is_a_mount_point(command: Command, tmp_path: Path) -> None:
 
 def test_who_has_neither_a_home_nor_a_name_uses_the_installed_fleet() -> None:
     """As in a container that is started with any uid."""
-    nobody = (
-        "unshare",
-        "-U",
-        "--map-user=4242",
-        "--map-group=4242",
-        "env",
-        "-u",
-        "HOME",
-        "-u",
-        "MILLPOND_FLEET",
-    )
+    nobody = ["unshare", "-U", "--map-user=4242", "--map-group=4242"]
+    nobody += ["env", "-u", "HOME", "-u", "MILLPOND_FLEET"]
     done = subprocess.run(
         [*nobody, sys.executable, "-m", "millpond.host.main", "devices"],
         capture_output=True,

@@ -84,15 +84,15 @@ def test_a_long_log_is_read_in_parts(rig: Rig) -> None:
     path = rig.directory / "long.log"
     lines = [f"{number} {'x' * 90}" for number in range(30000)]
     path.write_text("\n".join(lines) + "\nunfinished")
-    found, position, more = job_log.read(path, 2, None)
-    assert (found, more) == (tuple(lines[-2:]), True) or (found, more) == (tuple(lines[-2:]), False)
+    found, _, more = job_log.read(path, 2, None)
+    assert (found, more) == (tuple(lines[-2:]), True)
     every, position = [], 0
     while True:
         part, position, more = job_log.read(path, 0, position)
         every += part
         if not more:
             break
-    assert every[: len(lines)] == lines
+    assert every == lines
     path.write_bytes(b"y" * (MOST_BYTES + 10))
     (part,), position, more = job_log.read(path, 0, 0)
     assert (len(part), position, more) == (MOST_BYTES, MOST_BYTES, True)

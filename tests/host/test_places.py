@@ -54,7 +54,7 @@ def lost(places: list[UserPlace]) -> list[bool]:
     return [place.lost for place in places]
 
 
-def test_a_user_takes_the_places_of_his_own_idle_connections(entered: Entered) -> None:
+def test_a_new_connection_takes_the_place_of_an_idle_one_of_its_user(entered: Entered) -> None:
     own, others = entered.enter(OWNER, 8), entered.enter(ONE, 2)
     with entered.places.answering(own[0]):
         entered.enter(0)  # root is as the owner

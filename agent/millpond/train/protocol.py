@@ -288,13 +288,13 @@ class Update(Message):
 
     No value of a parameter exceeds ``largest``, and ``norm`` is their L2 norm, as they are decoded: an agent
     encodes them as ``encoding`` says, a process on the host does not. No value of a buffer, which is never
-    encoded, exceeds ``shift``. ``metrics`` are sums and counts over the samples: the
-    loss, or all metrics of samples that are held out.
-    ``unused`` are the numbers of trained parameters without a gradient: an optimizer leaves them as they are.
-    ``local_steps`` is the number by which a normalized difference was divided, see ``strategies.fednova``.
-    ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN if it is not known,
-    ``peak`` the worker's high-water mark of memory, in bytes. ``data`` is what the reading of the samples
-    that were trained on took, of the ``seconds`` of the whole local computation.
+    encoded, exceeds ``shift``. ``metrics`` are sums and counts over the samples: the loss, or all metrics of
+    samples that are held out. ``unused`` are the numbers of trained parameters without a gradient: an
+    optimizer leaves them as they are. ``local_steps`` is the number by which a normalized difference was
+    divided, see ``strategies.fednova``. ``busy`` is the part of the processor that other work took meanwhile,
+    0 to 1, NaN if it is not known, ``peak`` the worker's high-water mark of memory, in bytes. ``data`` is
+    what the reading of the samples that were trained on took, of the ``seconds`` of the whole local
+    computation.
     """
 
     exchange: int

@@ -20,13 +20,11 @@ class Policy:
     A folder's private samples are in groups of ``least_samples``, and an answer covers whole groups; 1 shows
     single samples. At one state of a model there are ``answers_per_state`` answers about a private folder, 0
     for any number. ``folders`` are the private folders that jobs may read, such as "private/digits"; none
-    means all, each job its own.
-    ``code`` "listed" takes jobs whose code, with its arguments, has its digest, see
-    ``train.job.signed_code``, in ``listed``, "signed" those whose code is signed by a key of ``owners``,
-    public keys as OpenSSH writes them.
-    ``largest_model`` is a number of float32 values, ``largest_files`` the bytes of a job's files together,
-    ``largest_state`` those that the tasks of one job keep on the device. With ``plain_lan`` updates may leave
-    to other devices of a job by UDP, authenticated and not encrypted.
+    means all, each job its own. ``code`` "listed" takes jobs whose code, with its arguments, has its digest,
+    see ``train.job.signed_code``, in ``listed``, "signed" those whose code is signed by a key of ``owners``,
+    public keys as OpenSSH writes them. ``largest_model`` is a number of float32 values, ``largest_files`` the
+    bytes of a job's files together, ``largest_state`` those that the tasks of one job keep on the device.
+    With ``plain_lan`` updates may leave to other devices of a job by UDP, authenticated and not encrypted.
     """
 
     least_samples: int = 8

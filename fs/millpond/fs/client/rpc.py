@@ -150,9 +150,8 @@ class RpcSlot:
     recall raises WouldBlock. ``meter`` counts how long requests take. ``verifier`` is the session verifier:
     it changes when the server has lost this client's state. ``root`` is the volume's node on the server,
     ``lease`` the length of a lease in seconds, ``owner`` the owner of new files, ``storage`` the write
-    verifier. Requests in ``posted`` go
-    out with the next request and move to ``answered`` with its reply; their outcome is ignored, and one may
-    be performed twice.
+    verifier. Requests in ``posted`` go out with the next request and move to ``answered`` with its reply;
+    their outcome is ignored, and one may be performed twice.
     """
 
     def __init__(

@@ -109,14 +109,14 @@ def launch(
         sent,
         tuple(name.strip() for name in devices.split(",") if name.strip()),
         host,
-        most << 20 if saved else 0,
-        private,
-        tuple(folders or ()),
-        signature.read_text() if signature else "",
-        str(script) if module else "",
-        processes,
-        tuple(map(_variable, variables or ())),
-        bool(given or wheels),
+        most_saved=most << 20 if saved else 0,
+        confined=private,
+        folders=tuple(folders or ()),
+        signature=signature.read_text() if signature else "",
+        module=str(script) if module else "",
+        processes=processes,
+        variables=tuple(map(_variable, variables or ())),
+        inputs=bool(given or wheels),
     )
     with DaemonClient(fleet_directory) as client:
         ended = _run(client, start, read_inputs(given, wheels or ()), saved, as_json=as_json)

@@ -95,9 +95,8 @@ class ParameterServer(HostProcess):
         self, factor: float, epoch: int, in_use: AbstractSet[ModelState], unused: Collection[int] = ()
     ) -> float:
         """Take one step of the optimizer with ``mean``, at ``factor`` times its rate of ``epoch``, in which
-        ``unused`` parameters have no part. Changes
-        ``state`` in place, unless it is ``in_use``: then ``state`` is a new one. Returns the optimizer's
-        seconds.
+        ``unused`` parameters have no part. Changes ``state`` in place, unless it is ``in_use``: then
+        ``state`` is a new one. Returns the optimizer's seconds.
         """
         free = [number for number, state in enumerate(self._states) if state not in in_use]
         number = free[0] if self.state in in_use else self._states.index(self.state)

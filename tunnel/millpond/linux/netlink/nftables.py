@@ -55,9 +55,9 @@ class InputGuard:
     They pass TCP of connections that this machine has begun, ICMP echoes, and, from interfaces that were
     opened by ``open_to``, new TCP connections to ``ports`` and to those that are added. The table ``name``
     stays where this process is killed, and goes, with all others, at a reload of the machine's rules (nft
-    flush ruleset). The other,
-    ``name``-PORT, belongs to a netlink socket of this process, with that port (NFT_TABLE_F_OWNER, Linux
-    5.12): no other program can change or delete it, and the kernel deletes it when this process is killed.
+    flush ruleset). The other, ``name``-PORT, belongs to a netlink socket of this process, with that port
+    (NFT_TABLE_F_OWNER, Linux 5.12): no other program can change or delete it, and the kernel deletes it when
+    this process is killed.
     """
 
     def __init__(self, name: str, priority: int, interfaces: Sequence[str], ports: range) -> None:

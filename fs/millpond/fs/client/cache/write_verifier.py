@@ -15,10 +15,10 @@ class WriteVerifier:
 
     A device that was started again, or another file system, has lost changes that were not synced: each open
     file sees one EIO from fsync, also one opened after the loss but before its first report. ``changed`` and
-    ``synced`` count changes,
-    ``error_seq`` losses; ``reported_seq`` is the last loss that was reported. ``lost_seq`` is the last loss
-    of gathered data, which a write and a close report, too. ``failed_seq`` is that or the last refusal of
-    attributes, which counts as a loss and is reported by a close, too; ``code`` is its errno.
+    ``synced`` count changes, ``error_seq`` losses; ``reported_seq`` is the last loss that was reported.
+    ``lost_seq`` is the last loss of gathered data, which a write and a close report, too. ``failed_seq`` is
+    that or the last refusal of attributes, which counts as a loss and is reported by a close, too; ``code``
+    is its errno.
     """
 
     changed: int = 0
