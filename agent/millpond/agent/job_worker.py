@@ -263,6 +263,10 @@ class JobWorker:
         samples = sum(self._held) if request.held_out else request.samples
         if (found.exchange, found.samples) != (request.exchange, samples):
             raise ProtocolError("the worker answered another exchange than the one it was asked for")
+        return self._reduced(found, request)
+
+    def _reduced(self, found: Update, request: Work) -> Update:
+        """Return the head of an update without what its kind of answer has no need of."""
         trained = not (request.held_out or request.synthetic)
         # Gradients tell it, too; of all else nothing but its figures may leave.
         tells = trained and not self._request.work.passes

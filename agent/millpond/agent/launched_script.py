@@ -160,7 +160,7 @@ class _Inputs:
         self._host, self._more = host, more
 
     def pass_on(self, script: LaunchedScript | None) -> None:
-        """Pass all on to the script's process, or to nobody. Raises RemoteError of the host."""
+        """Pass all on to the script's process, or drop them without one. Raises RemoteError of the host."""
         while self._more:
             head = self._host.receive(Deadline.after(SEND_SECONDS))
             self._more = isinstance(head.message, InputPart)

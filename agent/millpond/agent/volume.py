@@ -129,7 +129,7 @@ class VolumeServer:
     def _start(self) -> None:
         config = self._config
         self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)  # a server that stands still must hold up nobody
+        self._socket.setblocking(False)  # a server that stands still must hold no caller up
         self.unanswered = _SILENT_LOOKS - _STARTING_LOOKS
         public = Path(config.flash, PUBLIC)
         sandbox = Sandbox(

@@ -121,7 +121,7 @@ class Output(Message):
 @dataclass(frozen=True, slots=True)
 class Taken(Message):
     """The host has taken the last Output or SavedPart of a device: the next one may come. So the script waits
-    for whoever reads its output, and nothing waits in the connection, which would be given up then.
+    for the reader of its output, and nothing waits in the connection, which would be given up then.
     """
 
 

@@ -39,20 +39,12 @@ class TarSamples:
         starts, first = array("q"), array("q")  # of samples: the first file, and the number of the shard
         places, sizes, kinds = array("q"), array("q"), array("q")  # of files
         for number, path in enumerate(self._shards):
-            last, keys, own = None, set[str](), set[str]()
-            for key, extension, place, size in _members(path):
+            last = None
+            for key, extension, place, size in _checked_members(path):
                 if key != last:
-                    if key in keys:
-                        text = f"the files of sample {key} do not follow each other: sort them by name"
-                        raise DataError(f"{path}: {text}", str(path), key)
-                    keys.add(key)
-                    own.clear()
+                    last = key
                     starts.append(len(places))
                     first.append(number)
-                if extension in own:
-                    raise DataError(f"{path} holds {key}.{extension} twice", str(path), key)
-                own.add(extension)
-                last = key
                 if extension not in known:
                     known[extension] = len(known)
                 places.append(place)
@@ -110,6 +102,25 @@ def _read(descriptor: int, size: int, start: int) -> bytes:
     while len(data) < size and (more := os.pread(descriptor, size - len(data), start + len(data))):
         data += more
     return data
+
+
+def _checked_members(path: Path) -> Iterator[tuple[str, str, int, int]]:
+    """Yield what ``_members`` does. Raises DataError also for a sample whose files do not follow each other,
+    and for a name that comes twice.
+    """
+    last, keys, own = None, set[str](), set[str]()
+    for key, extension, place, size in _members(path):
+        if key != last:
+            if key in keys:
+                text = f"the files of sample {key} do not follow each other: sort them by name"
+                raise DataError(f"{path}: {text}", str(path), key)
+            last = key
+            keys.add(key)
+            own.clear()
+        if extension in own:
+            raise DataError(f"{path} holds {key}.{extension} twice", str(path), key)
+        own.add(extension)
+        yield key, extension, place, size
 
 
 def _members(path: Path) -> Iterator[tuple[str, str, int, int]]:

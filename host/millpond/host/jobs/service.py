@@ -195,17 +195,19 @@ class JobService:
             self._running[row.id] = running
         try:
             self._store.begin_job(row.id)
-        except MillpondError:
-            with self._changed:
-                del self._running[row.id]
-            running.log.close()
-            raise
-        try:
             running.thread.start()
+        except MillpondError:
+            self._forget(row.id, running)
+            raise
         except RuntimeError as error:  # no more threads: it is stored as running, and begins later
-            with self._changed:
-                del self._running[row.id]
+            self._forget(row.id, running)
             raise LocalError(f"job {row.id} cannot begin yet: {error}") from error
+
+    def _forget(self, number: int, running: _Running) -> None:
+        """Undo the start of a job whose thread has not begun."""
+        with self._changed:
+            del self._running[number]
+        running.log.close()
 
     def _run(self, number: int, running: _Running) -> None:
         state, error, model = self._finish(number, running)
