@@ -91,14 +91,14 @@ def test_what_another_program_takes_away_is_put_back_and_told_once(
         guard = Forwarding(fleet(tmp_path))
         tunnels(*NAMES, "csd2")
         with guard.between(NAMES):
-            before = rules(), flags(), ip("route", "show", "table", "all")
+            before = rules(), flags(), ip("-4", "route", "show", "table", "all")
             assert before[1] == ["1", "1"]
             ip("rule", "flush")  # as systemd-networkd does, which puts those of the kernel back
             for priority, table in (("32766", "main"), ("32767", "default")):
                 ip("rule", "add", "pref", priority, "lookup", table)
             ip("route", "flush", "table", str(forwarding._FIRST_TABLE))
             guard.mend()
-            assert (rules(), flags(), ip("route", "show", "table", "all")) == before
+            assert (rules(), flags(), ip("-4", "route", "show", "table", "all")) == before
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # which sets the flag of each interface
         assert flags() == ["1", "1"]
         for _ in range(2):
