@@ -107,8 +107,9 @@ class OpenPorts:
 
     def open(self) -> None:
         """Open those that the kernel gives, but no other program's of now. Raises LocalError."""
-        for interface in self._interfaces if self._guard else ():
-            assert self._guard
+        if not self._guard:
+            return
+        for interface in self._interfaces:
             try:
                 self._guard.open_to(interface, self._others)
             except OSError as error:
@@ -123,13 +124,14 @@ class OpenPorts:
             raise LocalError(f"port {port} cannot be closed to others: {error.strerror or error}") from None
 
     def _close_to_strangers(self, ports: Collection[int]) -> None:
-        for port in set(ports) - self._closed if self._strangers else ():
-            assert self._strangers
+        if not self._strangers:
+            return
+        for port in set(ports) - self._closed:
             self._strangers.change(port, closed=True)
             self._closed.add(port)
 
     def listen(self, ports: Collection[int]) -> None:
-        """Note the ports that the worker listens on now. To strangers each stays closed to the end."""
+        """Open the ports that the worker listens on now, and no others; to strangers each stays closed."""
         for port in self._added ^ set(ports):
             self._try(InputGuard.remove_port if port in self._added else InputGuard.add_port, port)
         self._added = set(ports)
@@ -144,8 +146,9 @@ class OpenPorts:
         self._try(InputGuard.close_to, self._others)
 
     def _try(self, step: Callable[[InputGuard, str, Any], None], argument: object) -> None:
-        for interface in self._interfaces if self._guard else ():
-            assert self._guard
+        if not self._guard:
+            return
+        for interface in self._interfaces:
             try:
                 step(self._guard, interface, argument)
             except OSError as error:

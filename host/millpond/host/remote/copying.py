@@ -126,6 +126,12 @@ class Copier:
                         yield item
                 self._settle(small.finished())
             self._settle(small.all())
+        self._complete()
+        if self.failures:
+            raise self.failures[0]
+
+    def _complete(self) -> None:
+        """Give files their other names, then the directories that were made their own modes and times."""
         for item, first in self._other_names:
             with self._noted(self._there.shown(item.target)):
                 self._link(item, first)
@@ -133,8 +139,6 @@ class Copier:
             with self._noted(self._there.shown(item.target)), naming(self._there, item.target):
                 self._there.chmod(item.target, item.attributes.mode & self._mask)
                 self._there.utimens(item.target, item.attributes.atime, item.attributes.mtime)
-        if self.failures:
-            raise self.failures[0]
 
     @contextlib.contextmanager
     def _noted(self, target: str) -> Iterator[None]:
