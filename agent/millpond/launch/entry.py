@@ -121,13 +121,12 @@ def _wait(scripts: set[int], channel: Channel, ports: _Ports | None) -> int:
     poll = select.poll()
     for descriptor in (*handles.values(), channel.sock.fileno()):
         poll.register(descriptor, select.POLLIN)
+    pause = 1000 * (_PORTS_SECONDS if ports else _REAP_SECONDS)
     failed = 0
     while handles:
         if ports:
             ports.look()
-        ready = {
-            descriptor for descriptor, _ in poll.poll(1000 * (_PORTS_SECONDS if ports else _REAP_SECONDS))
-        }
+        ready = {descriptor for descriptor, _ in poll.poll(pause)}
         if channel.sock.fileno() in ready:
             channel.expect(StopScript, Deadline.after(RECEIVE_SECONDS))
             _kill(handles)

@@ -120,7 +120,7 @@ class DaemonServer:
                 with self._places.enter(connection, sockets.peer_uid(connection)) as place:
                     self._serve(client, place)
             except VersionMismatch as error:
-                self._say(client, Failure("version", str(error)))  # whose head names the daemon's own version
+                self._say(client, Failure("version", str(error)))  # its head names the daemon's version
             except Refused as error:
                 self._say(client, Failure(error.code, error.text))
             except (RemoteError, OSError) as error:
