@@ -212,7 +212,7 @@ def test_a_worker_that_dies_while_it_prepares_is_a_reason_to_check(
 
 
 def test_an_agent_ends_with_the_disk_of_its_flash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mount was busy for ever, and a drive that came again could not be mounted."""
+    """An agent that lives on keeps the mount of a lost drive busy, and the drive cannot be mounted again."""
     monkeypatch.setattr(supervision, "SYS_BLOCK", tmp_path)
     number = tmp_path.stat().st_dev
     disk = tmp_path / f"{os.major(number)}:{os.minor(number)}"

@@ -253,7 +253,7 @@ def test_the_same_bytes_can_be_sent_until_the_next_update() -> None:
 
 
 def test_an_update_whose_round_is_repeated_leaves_no_trace() -> None:
-    """It was sent, but another one was lost, and so the round did not count."""
+    """An update that was sent does not count where another one of its round was lost."""
     rng = np.random.default_rng(1)
     one, dropped, two = (rng.normal(size=3000).astype(np.float32) for _ in range(3))
     found = []

@@ -82,7 +82,7 @@ def test_a_transform_that_fails_is_told(tmp_path: Path) -> None:
 
 
 def test_a_read_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its consumer heard for ever that the service is there."""
+    """Keep-alives alone would have the consumer wait for ever."""
     images(tmp_path / "images")
     monkeypatch.setattr(connection, "READ_SECONDS", 0.2)
     go_on = threading.Event()

@@ -111,7 +111,7 @@ def test_it_waits_again_for_a_lease_of_its_own(machine: Machine) -> None:
 
 @pytest.mark.parametrize("since", [100.0, 1000.0, 1005.0])
 def test_leases_of_before_the_machine_was_started_are_none(machine: Machine, since: float) -> None:
-    """Also where it has been up for as long as when they were granted."""
+    """The machine may have been up for as long as it had been when the leases were granted."""
     attending(machine.started(), ONE)
     machine.time, machine.boot = since, b"16 bytes, a boot"
     assert not waits(machine.started())

@@ -97,7 +97,7 @@ def test_a_bundle_is_made_once_and_a_later_one_takes_its_place(tmp_path: Path) -
 
 @needs_rauc
 def test_what_a_killed_update_has_left_is_removed(tmp_path: Path) -> None:
-    """It was some 300 MB, for ever."""
+    """Before: an update that was killed left some 300 MB for ever."""
     fleet = provisioning.create(tmp_path / "f", "farm", ())
     left = tmp_path / "f/updates/tmpabc/content"
     left.mkdir(parents=True)

@@ -139,7 +139,7 @@ def test_a_damaged_one_is_passed_over_for_an_older_one(tmp_path: Path) -> None:
 
 
 def test_the_best_model_is_that_of_the_best_round_on_record(tmp_path: Path) -> None:
-    """Whatever ends the daemon between a model and the record of its round."""
+    """The daemon may be ended between a model and the record of its round."""
     (tmp_path / BEST).write_text("of round 1")
     (tmp_path / STAGED.format(4)).write_text("of round 4")
     settle_best(tmp_path, Best(1, 0.5))

@@ -174,7 +174,7 @@ def gets(udp: socket.socket) -> bool:
 
 @pytest.fixture(autouse=True)
 def interfaces_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of these tests are there before the guard is."""
+    """Do not wait for interfaces to go: those of these tests are there before the guard is."""
     monkeypatch.setattr(forwarding, "VANISH_SECONDS", 0.0)
 
 

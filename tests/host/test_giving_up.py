@@ -227,7 +227,7 @@ def test_an_evaluation_that_is_longer_than_limits_wait_is_progress(
 
 @pytest.mark.parametrize("most_late", [False, True])
 def test_devices_that_take_part_and_are_late_have_longer(trainer: Trainer, most_late: bool) -> None:
-    """If that does not help, it is the deadline that is told."""
+    """A job whose longer deadlines help nothing names the deadline as its fault."""
     trainer._planner = RoundPlanner(["csd0"], 60.0)
     trainer._planner.most_late = most_late
     trainer._group.reasons = ""  # type: ignore[misc]

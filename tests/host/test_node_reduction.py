@@ -279,7 +279,7 @@ def test_a_state_that_no_device_has_any_more_is_lost_by_name(made: Made) -> None
 
 @pytest.mark.parametrize("port", [22, 7700, 0, 1 << 16])
 def test_a_device_names_no_port_that_is_another_services(made: Made, port: int) -> None:
-    """All other devices would connect to it."""
+    """All other devices connect to the port that a device names."""
     world = made()
     world.devices[1].port = port
     world.step()

@@ -106,7 +106,7 @@ def test_a_command_ends_as_usual_with_closed_standard_streams(command: str, clos
 
 
 def test_what_is_printed_waits_for_its_reader() -> None:
-    """Here for the help, through a pipe that is nearly full."""
+    """The help waits where its pipe is nearly full."""
     usual = subprocess.run([*MILLPOND, "--help"], capture_output=True, check=True).stdout
     read, write = os.pipe()
     os.set_blocking(write, False)

@@ -250,7 +250,7 @@ def stalled() -> Iterator[paramiko.Transport]:
 def test_a_device_that_takes_no_more_bytes_is_left(
     tmp_path: Path, stalled: paramiko.Transport, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """It held `millpond update --all` for ever."""
+    """Before: such a device held `millpond update --all` for ever."""
     monkeypatch.setattr(device_update, "_STALL_SECONDS", 0.3)
     (tmp_path / "b").write_bytes(bytes(size))
     with pytest.raises(RemoteError, match="dev0 has taken nothing for 0 s"):

@@ -58,7 +58,7 @@ def test_a_later_image_and_the_same_are_installed(device: Path, serial: int) -> 
 
 @pytest.mark.parametrize("version", [f"version=0.1.0+{OWN - 1}", "version=0.1.0", "version=0.1.0+x", ""])
 def test_an_older_image_is_refused_by_the_device(device: Path, version: str) -> None:
-    """Its signature is good; the command line alone refused it."""
+    """Before: only the command line refused an older image, whose signature is good."""
     done = before_update(device, version)
     assert done.returncode == 1 and f"is older than {OWN}, which runs" in done.stderr
     assert not is_spoilt(device) and (device / "trial").exists()

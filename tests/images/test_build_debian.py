@@ -200,7 +200,7 @@ def test_what_fails_once_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_two_builds_with_one_cache_get_the_locked_file(tmp_path: Path) -> None:
-    """They wrote one file at once."""
+    """Before: both builds wrote one file at once."""
     both = threading.Barrier(2, timeout=30)
 
     class Slow(_Quiet):

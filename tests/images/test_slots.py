@@ -245,7 +245,7 @@ def test_an_efibootmgr_that_fails_once_is_run_again(tmp_path: Path, monkeypatch:
 def test_a_trial_that_cannot_be_told_at_once_is_judged(
     use: type[Firmware], restarts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was taken for no trial: the slot was neither kept nor left."""
+    """Before: such a boot was taken for no trial, and the slot was neither kept nor left."""
     firmware, asked = use("0003,0004", n0003="A", n0004="B"), []
 
     def fail_first(*arguments: str) -> str:

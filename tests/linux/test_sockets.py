@@ -144,7 +144,7 @@ def test_descriptors_of_any_number_are_waited_for() -> None:
 def test_a_connection_without_a_descriptor_is_lost_and_no_later_one(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    """An earlier server ended there, and all its connections with it."""
+    """Before: the server ended at the first such connection, and all others with it."""
     agent, server = pair
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
 

@@ -375,7 +375,7 @@ def test_what_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
 def test_a_place_from_which_no_unit_can_start_is_refused(
     source: Path, tmp_path: Path, name: str, path: str
 ) -> None:
-    """It said "installed"; the unit did not start, and the command's link led nowhere."""
+    """Before: such a place was "installed", but its unit did not start, and its command led nowhere."""
     where: dict[str, object] = {key: tmp_path / key for key in ("PREFIX", "BINDIR", "UNITDIR", "CONFDIR")}
     line = refused(source, "install", **where | {name: path}, PYTHON=sys.executable)
     assert line.startswith(f"millpond: {name}={path}: "), line

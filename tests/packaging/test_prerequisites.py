@@ -190,7 +190,7 @@ def test_how_it_is_called(machine: Path) -> None:
 
 
 def test_another_apt_is_waited_for(machine: Path, tmp_path: Path) -> None:
-    """It failed at once while unattended-upgrades was at work."""
+    """Before: an installation failed at once while unattended-upgrades was at work."""
     if not Path("/etc/debian_version").exists():
         pytest.skip("this is no Debian")
     fake(machine, "id", "echo 0")

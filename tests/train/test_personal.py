@@ -200,7 +200,7 @@ def test_the_state_of_another_run_is_replaced_whatever_its_shape(tmp_path: Path)
 
 
 def test_a_run_whose_state_made_way_does_not_begin_anew_unnoticed(tmp_path: Path) -> None:
-    """It was stopped, another job of its name has run, and it is resumed."""
+    """A job was stopped, another one of its name has run, and the first one is resumed."""
     PersonalState(TENSORS, "one", tmp_path).keep(3, np.ones(2, np.float32))
     PersonalState(TENSORS, "two", tmp_path).keep(1, np.zeros(2, np.float32))
     with pytest.raises(LocalError, match="has made way for that of another job of its name"):
