@@ -11,8 +11,10 @@ import pytest
 from millpond.base.errors import LocalError, MillpondError
 from millpond.host.api.launch import LaunchSaved, StartLaunch, WorkerEnd
 from millpond.host.cli.launch import _about_privacy
+from millpond.host.cli.launch import launch as launch_command
 from millpond.host.cli.launch_files import read_files
 from millpond.host.terminal.output_folder import OutputFolder
+from millpond.wire.launch_messages import script_digest
 
 
 @pytest.fixture
@@ -111,3 +113,15 @@ def test_where_a_private_script_prints_is_told_as_a_command(devices: tuple[str, 
     lines = list(_about_privacy(start, ends))
     assert len(lines) == told
     assert all("'millpond logs --device csd3 launch-a.py'" in line for line in lines)
+
+
+def test_the_digest_of_a_module_is_not_that_of_the_file_as_a_script(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "work/own.py").write_text("")
+    launch_command(Path("own.py"), ["x"], digest=True)
+    launch_command(Path("own"), ["x"], module=True, digest=True)
+    launch_command(Path("-m"), ["own", "x"], digest=True)
+    files = {"own.py": b""}
+    of_module = script_digest("own.py", files, ["x"], "own")
+    assert capsys.readouterr().out.split() == [script_digest("own.py", files, ["x"]), of_module, of_module]

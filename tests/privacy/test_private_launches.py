@@ -279,6 +279,8 @@ def test_a_device_takes_the_script_that_its_owner_has_signed(tmp_path: Path, zyg
     assert "policy.code: no owner of the device has signed the code" in told
     told = launcher.run(code + "#", signature=signature).ended.error
     assert "policy.code: no owner of the device has signed the code" in told
+    told = launcher.run(code, signature=signature, module="base64").ended.error
+    assert "csd0 (rank 1): policy.code: no owner of the device has signed the code" in told
 
 
 def test_a_forbidden_folder_is_refused_by_name(tmp_path: Path, zygote: Zygote) -> None:

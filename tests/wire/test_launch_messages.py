@@ -139,10 +139,12 @@ def test_parts_of_saved_files_come_in_order_within_the_limit() -> None:
             parts(*wrong)
 
 
-def test_a_digest_is_of_names_and_contents_and_script_and_arguments() -> None:
+def test_a_digest_is_of_names_and_contents_and_script_and_arguments_and_module() -> None:
     files = {"a.py": b"1", "b.py": b"2"}
     found = script_digest("a.py", files)
     assert found == script_digest("a.py", dict(reversed(files.items())))
     assert found != script_digest("a.py", files, ["--limit", "41"])
+    modules = [script_digest("a.py", files, ["b"], module) for module in ("", "a", "b")]
+    assert len({found, *modules}) == 4
     others = [("b.py", files), ("a.py", files | {"b.py": b"3"}), ("a.py", {"a.py": b"1", "c.py": b"2"})]
     assert found not in [script_digest(*other) for other in others]

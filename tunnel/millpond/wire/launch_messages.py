@@ -233,12 +233,15 @@ class SavedOrder:
         self._path, self._next, self._size = part.path, 0, part.size
 
 
-def script_digest(script: str, files: Mapping[str, bytes], arguments: Sequence[str] = ()) -> str:
-    """Return the SHA-256 of a script, its files and its arguments, in hexadecimal, which owners of devices
-    list or sign.
+def script_digest(
+    script: str, files: Mapping[str, bytes], arguments: Sequence[str] = (), module: str = ""
+) -> str:
+    """Return the SHA-256 of a script, its files, its arguments and the module that it is run as, if it is, in
+    hexadecimal, which owners of devices list or sign.
     """
+    kind = f"launch -m {module}" if module else "launch"
     contents = [[name, hashlib.sha256(content).hexdigest()] for name, content in sorted(files.items())]
-    return hashlib.sha256(json.dumps(["launch", script, contents, *arguments]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([kind, script, contents, *arguments]).encode()).hexdigest()
 
 
 def environment(launch: Launch, interface: str, local: int = 0) -> dict[str, str]:

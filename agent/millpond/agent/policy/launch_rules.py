@@ -42,7 +42,7 @@ def check_launch(policy: Policy, device: str, request: Launch) -> None:
         raise refused("code", "a private launch is its script and files alone, which owners sign")
     for folder in request.folders:
         check_folder(policy, device, Folder(folder, device))
-    digest = script_digest(request.script, request.files, request.arguments)
+    digest = script_digest(request.script, request.files, request.arguments, request.module)
     if policy.code == "listed" and digest not in policy.listed:
         raise refused("code", f"the script is not listed; its digest is {digest}")
     if policy.code == "signed":

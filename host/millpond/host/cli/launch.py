@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -98,8 +98,9 @@ def launch(
     if script == Path("-m") and left:  # behind --
         module, script = True, Path(left.pop(0))
     name, sent = read_files(module_file(str(script)) if module else script, files or ())
+    as_module = str(script) if module else ""
     if digest:
-        _show_digest(name, sent, left, as_json=as_json)
+        _show_digest(script_digest(name, sent, left, as_module), as_json=as_json)
         return
     if folders and not private:
         raise LocalError("--data is for --private")
@@ -113,7 +114,7 @@ def launch(
         confined=private,
         folders=tuple(folders or ()),
         signature=signature.read_text() if signature else "",
-        module=str(script) if module else "",
+        module=as_module,
         processes=processes,
         variables=tuple(map(_variable, variables or ())),
         inputs=bool(given or wheels),
@@ -197,9 +198,7 @@ def _about_privacy(start: StartLaunch, workers: Sequence[WorkerEnd]) -> Iterator
         yield f"what the script prints on a device stays there: '{command}' shows it"
 
 
-def _show_digest(script: str, files: Mapping[str, bytes], arguments: Sequence[str], *, as_json: bool) -> None:
-    """Print the digest of a script, its files and its arguments, which owners of devices list or sign."""
-    found = script_digest(script, files, arguments)
+def _show_digest(found: str, *, as_json: bool) -> None:
     if as_json:
         printing.print_json({"digest": found})
     else:
