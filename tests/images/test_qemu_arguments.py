@@ -24,6 +24,9 @@ from millpond.linux.syscalls import drop_capabilities
 
 from ..waiting import eventually
 
+MEMBERS = 4242
+"""The group that a fleet's directory is shared with."""
+
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QemuSpec:
@@ -155,7 +158,11 @@ def test_qemu_is_confined_and_not_root(
     monkeypatch.setattr(qemu, "PROGRAM", "qemu-system-x86_64")
     monkeypatch.setattr(qemu, "FIRMWARE", (firmware,))
     monkeypatch.setattr(qemu, "_FIRMWARE_BYTES", 1 << 20)
-    assert spec.directory.parent.stat().st_mode & 0o077 == 0  # root's alone, as a fleet's directory is
+    around = [spec.directory.parent, spec.directory.parent.parent]
+    os.chown(around[0], -1, MEMBERS)
+    around[0].chmod(0o710)
+    before = [(path.stat().st_mode, path.stat().st_gid) for path in around]
+    assert [mode & 0o007 for mode, _ in before] == [0, 0]  # closed to QEMU's user, as a fleet's directory is
     (spec.directory / "disk.img").write_bytes(bytes(1 << 20))
     (spec.directory / "disk.img").chmod(0o600)
     spec.directory.chmod(0o700)
@@ -174,6 +181,7 @@ def test_qemu_is_confined_and_not_root(
         assert ids(pid, "CapEff") == ids(pid, "CapPrm") == {"0" * 16} and ids(pid, "Groups") == set()
         assert ids(pid, "Seccomp") == {"2"}
         assert reached_without_capabilities(spec.directory / "slot" / "doorbells")
+        assert before == [(path.stat().st_mode, path.stat().st_gid) for path in around]
         board.shut_down()  # over QMP, which is open to root
     finally:
         board.power_off(0)

@@ -131,15 +131,14 @@ class QemuBoard:
             time.sleep(0.01)
 
     def _hand_over(self) -> None:
-        """Give the files that QEMU opens to its user, who may pass through the board's directory, and the
-        fleet's around it.
+        """Give the files that QEMU opens to its user, who may pass through the board's directory: QEMU begins
+        there, and needs none of those around it.
         """
         directory = self.spec.directory
-        for folder in (directory, directory.parent, directory.parent.parent):
-            mode = stat.S_IMODE(folder.stat().st_mode)
-            if not mode & stat.S_IXOTH:
-                os.chown(folder, -1, USER)
-                folder.chmod(mode | stat.S_IXGRP)
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if not mode & stat.S_IXOTH:
+            os.chown(directory, -1, USER)
+            directory.chmod(mode | stat.S_IXGRP)
         slot = directory / "slot"
         for path in (directory / DISK, directory / FLASH, directory / "variables.fd", slot):
             os.chown(path, USER, USER, follow_symlinks=False)
