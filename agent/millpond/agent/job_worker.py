@@ -59,7 +59,7 @@ from millpond.train.task.sums import LOSS, is_declared
 from millpond.train.worker.shortages import WorkerShortages
 from millpond.train.worker.start import start_worker
 from millpond.wire.channel import Channel
-from millpond.wire.control_messages import CONTROL_PORT
+from millpond.wire.control_messages import JOB_PORTS
 from millpond.wire.messages import Failure
 
 log = logging.getLogger(__name__)
@@ -406,7 +406,7 @@ def _is_served_by_peer(config: AgentConfig, place: DataServicePlace) -> bool:
     with contextlib.suppress(ValueError):
         address, own = ip_address(place.address), ip_interface(config.link.address)
         is_peer = bool(config.link.peers) and address in ip_network(config.link.peers)
-        return is_peer and address not in own.network and CONTROL_PORT < place.port < 1 << 16
+        return is_peer and address not in own.network and place.port in JOB_PORTS
     return False
 
 

@@ -26,7 +26,7 @@ from millpond.aggregate.udp.exchange import NoClientLeft, aggregate, exchange
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError, RemoteError
 from millpond.wire.channel import Channel
-from millpond.wire.control_messages import CONTROL_PORT
+from millpond.wire.control_messages import JOB_PORTS
 from millpond.wire.messages import Ok
 
 _ROUNDS = 1 << 32
@@ -93,9 +93,8 @@ class DatagramRounds:
                 raise RemoteError(f"a round by datagrams: {faults}")
             return own.result()
         finally:
-            pool.shutdown(
-                wait=False
-            )  # an own update that is left out waits until its deadline, or the next round
+            # An own update that is left out waits until its deadline, or the next round.
+            pool.shutdown(wait=False)
 
     def _lost(self, plan: VectorPlan, heads: Sequence[ClientHead], deadline: Deadline) -> dict[int, str]:
         """Aggregate. Returns the clients that are left out, with the reason."""
@@ -118,7 +117,7 @@ class DatagramRounds:
         """Check a request for ``update``, which then passes the gate. Raises RemoteError."""
         if len(request.key) != KEY_SIZE or not 0 <= request.client < MOST_CLIENTS:
             raise ProtocolError(f"client {request.client} with a key of {len(request.key)} bytes")
-        if not CONTROL_PORT < request.port < 1 << 16:  # the root tells its own
+        if request.port not in JOB_PORTS:  # the root tells its own
             raise ProtocolError(f"port {request.port} is no node's")
         with contextlib.suppress(ValueError):
             if ipaddress.ip_address(request.address) in self._network:

@@ -11,6 +11,8 @@ from millpond.wire.messages import Kind, Message, message
 CONTROL_PORT = 7700
 SSH_PORT = 22
 SSH_ADMIN_PORT = 2222
+JOB_PORTS = range(CONTROL_PORT + 1, 1 << 16)
+"""Ports that nodes and data services may have: not the agent's or an SSH server's."""
 
 
 @message("hello")

@@ -32,7 +32,7 @@ from millpond.base.errors import ProtocolError, Refused
 from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.sockets import send_descriptors, set_buffers
-from millpond.wire.control_messages import CONTROL_PORT, Ticket
+from millpond.wire.control_messages import JOB_PORTS, Ticket
 from millpond.wire.messages import Message, Ok
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class NodeProcess:
     def allow(self, request: SetPeers) -> None:
         """Allow connections to the peers alone, and requests of the parents alone. Raises Refused."""
         for name, (address, port) in request.peers.items():
-            if not CONTROL_PORT < port < 1 << 16:  # a device tells its own: it may be another's SSH server
+            if port not in JOB_PORTS:  # a device tells its own: it may be another's SSH server
                 raise Refused("", "node", f"{name} has the port {port}, which is no node's")
             with contextlib.suppress(ValueError):
                 if any(ipaddress.ip_address(address) in network for network in self._networks):

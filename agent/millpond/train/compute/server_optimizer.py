@@ -14,12 +14,13 @@ from torch import Tensor
 
 from millpond.base.errors import LocalError
 from millpond.train.compute.optimizers import Schedule, has_modes, make_optimizer, set_mode, trainable
-from millpond.train.job.spec import OptimizerSpec
+from millpond.train.job.spec import OptimizerSpec, WorkSpec
 from millpond.train.state import optimizer_state
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.layout import Tensor as Entry
 from millpond.train.strategies.strategy import Strategy
+from millpond.train.task.task import Task
 
 
 class StrategyOptimizer(torch.optim.Optimizer):
@@ -139,3 +140,16 @@ class ServerOptimizer:
         """Take back what an optimizer has kept. Raises LocalError for that of another one."""
         self.parameters.loaded()
         optimizer_state.write(self._optimizer, entries, values)
+
+
+def server_optimizer_of(
+    parameters: FlatParameters, work: WorkSpec, strategy: Strategy, task: Task
+) -> ServerOptimizer:
+    """Return what a job's parameter server applies: differences as ``strategy`` says where workers train
+    locally, by schedule and bound of their own; else gradients, by the job's. Raises LocalError.
+    """
+    if work.passes:
+        return ServerOptimizer(parameters, optimizer_of(strategy, parameters.model), differences=True)
+    optimizer = make_optimizer(parameters.model, work.optimizer, task)
+    schedule = Schedule(optimizer, work.scheduler, work.total, task)
+    return ServerOptimizer(parameters, optimizer, schedule=schedule, clip_norm=work.clip_norm)

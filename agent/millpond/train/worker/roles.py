@@ -23,7 +23,7 @@ from millpond.train.compute.evaluation import autocast, evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.optimizers import Schedule, make_optimizer
 from millpond.train.compute.selection import SampleFolders, Selection
-from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
+from millpond.train.compute.server_optimizer import server_optimizer_of
 from millpond.train.data.errors import DataError
 from millpond.train.data.read_ahead import ReadAhead
 from millpond.train.data.streamed import StreamedSamples
@@ -223,23 +223,12 @@ class ParameterServerRole:
                 self._scored = FlatParameters(own, self._states[0], mean, unsent)
         self._parameters = FlatParameters(model.float(), self._states[0], mean, unsent)
         self._work = work
-        # Workers that train locally follow the schedule, and clip, themselves.
         local = work.passes > 0
         self._strategy = user_code.strategy(prepare.strategy, code_dir) if local else FedAvg()
         if local and not work.batch and (fault := unfit_for_steps(self._strategy)):
             raise LocalError(f"synchronous: strategy: {fault}; it is for [federated]")
-        if local:
-            optimizer = optimizer_of(self._strategy, model)
-        else:
-            optimizer = make_optimizer(model, work.optimizer, self._task)
-        self._optimizer = ServerOptimizer(
-            self._parameters,
-            optimizer,
-            schedule=None if local else Schedule(optimizer, work.scheduler, work.total, self._task),
-            clip_norm=None if local else work.clip_norm,
-            differences=local,
-        )
-        if local:
+        self._optimizer = server_optimizer_of(self._parameters, work, self._strategy, self._task)
+        if local:  # a fault of the workers' own is told before they begin
             Schedule(
                 make_optimizer(model, work.optimizer, self._task), work.scheduler, work.total, self._task
             )

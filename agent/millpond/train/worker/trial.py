@@ -20,9 +20,8 @@ from millpond.train.compute.accelerator import device_of, moved
 from millpond.train.compute.evaluation import autocast, evaluate
 from millpond.train.compute.fit import everything
 from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.optimizers import Schedule, make_optimizer
 from millpond.train.compute.selection import SampleFolders
-from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
+from millpond.train.compute.server_optimizer import server_optimizer_of
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import Folder, Update, Work
 from millpond.train.state import flat
@@ -128,12 +127,7 @@ def _apply(task: Task, worker: FlatParameters, work: WorkSpec, strategy: Strateg
     model = worker.model.cpu().float()
     flat.freeze(model, local)
     parameters = FlatParameters(model, local=local)
-    if work.passes:
-        server = ServerOptimizer(parameters, optimizer_of(strategy, model))
-    else:
-        optimizer = make_optimizer(model, work.optimizer, task)
-        schedule = Schedule(optimizer, work.scheduler, work.total, task)
-        server = ServerOptimizer(parameters, optimizer, schedule=schedule, clip_norm=work.clip_norm)
+    server = server_optimizer_of(parameters, work, strategy, task)
     parameters.sums[:] = worker.sums / max(update.weight, 1.0)
     server.apply(update.local_steps)
     server.momentum()
