@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 
 from millpond.launch.reach import unreachable, why_alone
-from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
-from millpond.linux.network import loopback_up
 from millpond.wire.launch_messages import Launch
+
+from .. import networks
+from ..networks import ip
 
 SILENT, PROHIBITED, NEAR = "10.91.0.9", "10.92.0.9", "127.0.0.1"
 COMMANDS = """
@@ -28,19 +28,15 @@ def in_namespace(body: Callable[[], object]) -> object:
     """What ``body`` returns where packets for SILENT are lost, and those for PROHIBITED are refused."""
     reading, writing = os.pipe()
 
-    def inside() -> int:
-        loopback_up()
+    def inside() -> None:
         for line in COMMANDS.strip().splitlines():
-            subprocess.run(["ip", *line.split()], check=True, capture_output=True)
+            ip(*line.split())
         os.write(writing, json.dumps(body()).encode())
-        return 0
 
-    pid = spawn(Sandbox(own_network=True), inside)
+    networks.in_namespace(inside)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    assert exit_code(os.waitpid(pid, 0)[1]) == 0
-    return json.loads(data)
+        return json.load(pipe)
 
 
 def launch(*names: tuple[str, str]) -> Launch:
