@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -137,6 +138,21 @@ def test_a_deadline_that_most_workers_miss_is_longer_from_then_on() -> None:
     for counted, deadline in ((0, 120), (0, 240), (10, 240)):
         planner.observe(np.full(2, counted), np.array([100.0, 100.0]))
         assert planner.deadline == deadline
+
+
+@pytest.mark.parametrize("deadline", [60.0, "auto"])
+@pytest.mark.parametrize("buffer", [0, 2])
+def test_a_deadline_does_not_grow_without_bound(deadline: float | Literal["auto"], buffer: int) -> None:
+    """Most devices have not answered when the few updates of an asynchronous exchange are there."""
+    planner = RoundPlanner([f"csd{rank}" for rank in range(8)], deadline, buffer)
+    for rank in range(8):
+        planner.join(rank, 10)
+    longer = 0
+    for _ in range(40):
+        planner.observe(np.array([10] + [0] * 7), np.array([1.0] + [math.nan] * 7))
+        longer += planner.most_late
+    assert longer == (0 if buffer else 3) and not planner.most_late
+    assert planner.deadline == (60 if buffer else 8 * 60)
 
 
 def test_a_round_asks_all_samples_of_the_chosen() -> None:

@@ -4,8 +4,9 @@
 A deadline of "auto" follows the workers: the median of their last seconds plus SPREADS times their spread,
 which is 1.4826 times the median absolute deviation (the standard deviation of normal numbers, but a few
 stragglers do not move it). It is at least LEAST_TIMES the median: few workers have hardly a spread. If more
-than half of the workers miss it, as when all have become slower, the next one is twice as long. So is one
-that is set in seconds, which no round might ever meet; it stays as long.
+than half of the workers miss it, as when all have become slower, the next one is twice as long, up to LONGEST
+times. So is one that is set in seconds, which no round might ever meet; it stays as long. An asynchronous
+exchange, which ends with the first few answers, says nothing of the deadline.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ from millpond.train.determinism import seeds
 FIRST_DEADLINE = 60.0
 """Seconds of an automatic deadline at least, until two workers have been measured."""
 SPREADS, LEAST_TIMES, LEAST_SECONDS = 5.0, 2.0, 1.0
+LONGEST = 8.0
+"""Times its length that a deadline becomes at most."""
 
 
 class RoundPlanner:
-    """Plans rounds of ``deadline`` seconds for ``names``, by rank; ``choose`` may leave workers out."""
+    """Plans rounds of ``deadline`` seconds for ``names``, by rank; ``choose`` may leave workers out. With a
+    ``buffer`` rounds are asynchronous exchanges.
+    """
 
-    def __init__(self, names: Sequence[str], deadline: float | Literal["auto"]) -> None:
+    def __init__(self, names: Sequence[str], deadline: float | Literal["auto"], buffer: int = 0) -> None:
         self._names, self._fixed = names, None if deadline == "auto" else deadline
         self._samples: Ints = np.zeros(len(names), np.int64)
         self._seconds: Floats = np.full(len(names), np.nan)
-        self._factor = 1.0
+        self._factor, self._longest = 1.0, 1.0 if buffer else LONGEST
         self.most_late = False
         """Whether most workers have missed the last deadline, so that the next one is longer."""
         self.left_out: list[int] = []
@@ -76,10 +81,11 @@ class RoundPlanner:
         asked = self.plan.batches > 0
         answered = asked & ~np.isnan(measured)
         self._seconds[answered] = measured[answered]
-        self.most_late = bool(2 * (answered & (batches > 0)).sum() < asked.sum())
+        most_late = bool(2 * (answered & (batches > 0)).sum() < asked.sum())
+        self.most_late = most_late and self._factor < self._longest
         if self.most_late:
             self._factor *= 2
-        elif self._fixed is None:
+        elif self._fixed is None and not most_late:
             self._factor = 1.0
         return False
 

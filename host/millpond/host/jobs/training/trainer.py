@@ -137,7 +137,7 @@ class Trainer:
             self.log.info("%s", line)
         names = self._group.names
         self._shards = WholeShards(len(names)) if self._rounds else Shards(len(names))
-        planner = RoundPlanner(names, self._job.averaging.deadline) if self._rounds else None
+        planner = RoundPlanner(names, self._job.averaging.deadline, self._late.buffer) if self._rounds else None
         self._planner = planner or Planner(self._steps, names, self._shards.spread)
         combine = self._server.ready.combine
         repeats, local = bool(self._late.buffer), self._server.ready.local
