@@ -142,7 +142,7 @@ def test_the_checksum_is_of_frozen_parameters_alone() -> None:
 
 def test_a_tasks_state_is_found_again(tmp_path: Path) -> None:
     head = nn.Linear(2, 2)
-    PrivateState(head, tmp_path).save(1)
+    PrivateState(head, tmp_path).save(1, 7)
     again = nn.Linear(2, 2)
     PrivateState(again, tmp_path)
     assert torch.equal(head.weight, again.weight)
@@ -163,15 +163,28 @@ def test_an_exchange_that_is_asked_for_again_begins_with_the_same_state(
             with torch.no_grad():
                 head.weight.fill_(first)
             kept = PrivateState(head, tmp_path, "job 1")
-        kept.begin(exchange)
+        kept.begin(exchange, 7)
         found.append(round(head.weight.item() - first))
         with torch.no_grad():
             head.weight.add_(1)
-        kept.save(exchange)
+        kept.save(exchange, 7)
     assert found == [0, 0, 1, 2, 2, 2, 3]
     later = PrivateState(head, tmp_path, "job 2")  # goes on with it
-    later.begin(1)
+    later.begin(1, 7)
     assert round(head.weight.item() - first) == 4
+
+
+def test_tasks_of_one_asynchronous_exchange_go_on_from_each_other(tmp_path: Path) -> None:
+    """They differ in their seeds, and the updates of all count."""
+    head, found = nn.Linear(1, 1), []
+    kept, first = PrivateState(head, tmp_path, "job 1"), head.weight.item()
+    for exchange, seed in ((1, 5), (2, 6), (3, 7), (3, 8), (3, 9), (3, 9), (4, 9)):
+        kept.begin(exchange, seed)
+        found.append(round(head.weight.item() - first))
+        with torch.no_grad():
+            head.weight.add_(1)
+        kept.save(exchange, seed)
+    assert found == [0, 1, 2, 3, 4, 4, 5]  # only the repeated one goes back
 
 
 def test_a_state_that_is_not_of_tensors_is_refused(tmp_path: Path) -> None:
@@ -181,7 +194,7 @@ def test_a_state_that_is_not_of_tensors_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_shape_is_told_as_what_it_is(tmp_path: Path) -> None:
-    PrivateState(nn.Linear(2, 2), tmp_path).save(1)
+    PrivateState(nn.Linear(2, 2), tmp_path).save(1, 7)
     with pytest.raises(LocalError, match="does not fit it any more: give the job another name") as caught:
         PrivateState(nn.Linear(3, 2), tmp_path)
     report = failure(LocalError(str(caught.value)), tmp_path / "code", "net:Net", full=False)
@@ -198,5 +211,5 @@ def test_a_worker_that_waits_for_the_flash_to_take_a_state_says_so(tmp_path: Pat
             return super().state_dict(*arguments, **options)
 
     before = thread_name()
-    PrivateState(Head(2, 2), tmp_path).save(1)
+    PrivateState(Head(2, 2), tmp_path).save(1, 7)
     assert names[-1] == b"reading samples" and thread_name() == before

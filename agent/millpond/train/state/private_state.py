@@ -30,29 +30,29 @@ class Stateful(Protocol):
 
 class PrivateState:
     """Keeps the state of ``stateful`` in ``folder``, and the one before the last exchange: that can be asked
-    for again in a ``run``. Raises LocalError for a state that is not of tensors.
+    for again in a ``run``, with the same seed: tasks of one asynchronous exchange differ in it. Raises
+    LocalError for a state that is not of tensors.
     """
 
     def __init__(self, stateful: Stateful, folder: Path, run: str = "") -> None:
         self._stateful, self._path, self._before, self._run = stateful, folder / _FILE, folder / _BEFORE, run
-        self._first, self._exchange = self._tensors(), 0
+        self._first, self._last = self._tensors(), (0, 0)
+        """The exchange and the seed that led to the newer file."""
         if not self._path.exists() and self._before.exists():  # it was ended between the two files
             self._before.replace(self._path)
         if self._path.exists():
-            self._load(self._path)
-        self._last = self._exchange  # of the newer file
+            self._last = self._load(self._path)
 
-    def begin(self, exchange: int) -> None:
-        """Go back to the state before this exchange, if it has been trained in already. Raises LocalError."""
-        if exchange > self._exchange:
+    def begin(self, exchange: int, seed: int) -> None:
+        """Go back to the state before the last exchange, if it is asked for again. Raises LocalError."""
+        if (exchange, seed) != self._last:
             return
         if self._before.exists():
             self._load(self._before)
         else:
             self._stateful.load_state_dict(self._first)
-            self._exchange = 0
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path) -> tuple[int, int]:
         try:
             with safetensors.safe_open(path, "pt") as file:
                 about = file.metadata() or {}
@@ -61,21 +61,22 @@ class PrivateState:
             raise LocalError(f"the task's state cannot be read: {error}") from None
         except RuntimeError as error:  # of torch's modules, for other tensors than theirs
             raise LocalError(UNFIT) from error
-        self._exchange = int(about.get("exchange", 0)) if about.get("run") == self._run else 0
+        same = about.get("run") == self._run
+        return (int(about.get("exchange", 0)), int(about.get("seed", 0))) if same else (0, 0)
 
-    def save(self, exchange: int) -> None:
+    def save(self, exchange: int, seed: int) -> None:
         """Write the state after an exchange. Raises LocalError."""
         new = self._path.with_name(f".{_FILE}.new")
-        about = {"run": self._run, "exchange": str(exchange)}
+        about = {"run": self._run, "exchange": str(exchange), "seed": str(seed)}
         try:
             with reading():  # a process that waits for a slow flash is not hung
                 save_file(self._tensors(), new, about)
-                if exchange > self._last and self._path.exists():
+                if (exchange, seed) != self._last and self._path.exists():
                     self._path.replace(self._before)
                 replace_durably(new, self._path)
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be written: {error}") from None
-        self._exchange = self._last = exchange
+        self._last = exchange, seed
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         found = self._stateful.state_dict()

@@ -165,10 +165,10 @@ class TrainingRole:
             return None
         trains = not (message.held_out or message.synthetic)
         if self._private and trains:
-            self._private.begin(message.exchange)
+            self._private.begin(message.exchange, message.seed)
         update = self._trainer.run(message, _numbered(self._mapped(), message.state))
         if self._private and trains:
-            self._private.save(message.exchange)
+            self._private.save(message.exchange, message.seed)
         return update, b""
 
     def _mapped(self) -> list[Vector]:

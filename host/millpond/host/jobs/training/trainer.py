@@ -137,9 +137,9 @@ class Trainer:
             self.log.info("%s", line)
         names = self._group.names
         self._shards = WholeShards(len(names)) if self._rounds else Shards(len(names))
-        planner = RoundPlanner(names, self._job.averaging.deadline, self._late.buffer) if self._rounds else None
+        combine, spec = self._server.ready.combine, self._job.averaging
+        planner = RoundPlanner(names, spec.deadline, spec.buffer) if self._rounds else None
         self._planner = planner or Planner(self._steps, names, self._shards.spread)
-        combine = self._server.ready.combine
         repeats, local = bool(self._late.buffer), self._server.ready.local
         if self._late.discounted and (fault := unfit_for_lateness(combine, local, repeats=repeats)):
             raise JobFailed(f"federated: strategy: {fault}")  # of a class of the user's own
