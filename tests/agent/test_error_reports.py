@@ -253,6 +253,7 @@ def test_errors_of_models_pass_with_names_that_the_host_knows() -> None:
         assert rebuilt(failure, (), CODE).text == (HIDDEN if names_one else failure.text)
     for text in (
         "csd0 builds another model than the host",
+        "csd0 builds other frozen parameters or local layers than the host: 'net' differs beyond rounding",
         "the model has no parameter that may be trained",
         flat_parameters.CHANGED.format("'layer.weight'"),
         "there are 3 states, and none with number 7",
@@ -378,6 +379,7 @@ def test_other_exceptions_tell_a_type_and_a_place(text: str, expected: str) -> N
         f"missing data: {FOLDER} has no imagesXnpy",
         f"{FOLDER} is not a whole Xnpy file of numbers",
         "ben builds another model than the host",
+        "csd0 builds other frozen parameters or local layers than the host: 'anna' differs beyond rounding",
         "anna_smith_has_the_disease builds another model than the host",
         "the model's forward changes its parameter 'anna'; only the optimizer may",
         f"{FOLDER} holds samples of 1x8x8, private/ben of 1x9x9",

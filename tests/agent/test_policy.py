@@ -19,7 +19,7 @@ from millpond.base.errors import ConfigError, Refused
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.signed_code import digest
 from millpond.train.job.spec import ModelSpec, WorkSpec
-from millpond.train.protocol import DataServicePlace, Folder, PrepareWorker, Work
+from millpond.train.protocol import FIRST_VALUES, DataServicePlace, Folder, PrepareWorker, Work
 from millpond.train.state.layout import Tensor
 from millpond.train.strategies import LocalRule
 
@@ -124,6 +124,13 @@ def test_first_values_come_from_the_jobs_files_alone(path: str) -> None:
     for name in ("more.py", "./more.py"):
         own = replace(JOB.work, model=replace(spec, initial=name))
         check_job(Policy(), "csd0", replace(JOB, work=own))
+
+
+def test_no_file_of_a_job_has_the_name_of_the_hosts_first_values() -> None:
+    """It would lie in the place of one that owners have listed or signed."""
+    for first in (None, FILES["net.py"]):
+        error = refusal(Policy(), files={**FILES, FIRST_VALUES: FILES["more.py"]}, first=first)
+        assert error.text == f"the job's file '{FIRST_VALUES}' has a name that is the host's: rename it"
 
 
 def test_a_job_is_allowed() -> None:

@@ -140,6 +140,45 @@ def test_the_checksum_is_of_frozen_parameters_alone() -> None:
     assert flat.checksum(tuned) != found
 
 
+BIG = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("built", "sent", "near"),
+    [
+        (torch.tensor([1.0, -3.0]), torch.tensor([1.0005, -3.0]), True),
+        (torch.tensor([1.0, -3.0]), torch.tensor([1.01, -3.0]), False),
+        (torch.tensor([0.0, 0.0]), torch.tensor([0.0, 1e-9]), False),
+        (torch.tensor(1.0), torch.tensor(0.0), False),
+        (torch.tensor([1.0, 2.0]).bfloat16(), torch.tensor([1.0, 2.015625]).bfloat16(), True),
+        (torch.tensor([1.0, 2.0]).bfloat16(), torch.tensor([1.25, 2.0]).bfloat16(), False),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]).double(), False),
+        (torch.ones(2), torch.ones(1, 2), False),
+        (torch.tensor([0.0, -torch.inf]), torch.tensor([0.0, -torch.inf]), True),
+        (torch.tensor([0.0, -torch.inf]), torch.tensor([1.0, -torch.inf]), False),
+        (torch.tensor([1.0, -torch.inf]), torch.tensor([1.0, 0.0]), False),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]), True),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, torch.nan]), False),
+        (torch.tensor([1j, 2]), torch.tensor([1j, 2.0005]), True),
+        (torch.tensor([1j, 2]), torch.tensor([1, 2 + 0j]), False),
+        (torch.tensor([BIG, 1]), torch.tensor([BIG, 1]), True),
+        (torch.tensor([BIG, 1]), torch.tensor([BIG, 2]), False),
+        (torch.tensor([True]), torch.tensor([False]), False),
+        (torch.ones(0), torch.ones(0), True),
+    ],
+)
+def test_first_values_of_the_host_are_the_models_but_for_rounding(
+    built: torch.Tensor, sent: torch.Tensor, near: bool, tmp_path: Path
+) -> None:
+    found = nn.Module()
+    found.register_buffer("value", built)
+    found.register_buffer("other", torch.zeros(1))
+    save_file({"value": sent, "other": torch.ones(1)}, tmp_path / "first.safetensors")
+    assert initial.take_rounded(found, tmp_path / "first.safetensors", {"value"}) == ("" if near else "value")
+    assert torch.equal(found.value, sent if near else built) or not built.isfinite().all()
+    assert not found.other.any()
+
+
 def test_a_tasks_state_is_found_again(tmp_path: Path) -> None:
     head = nn.Linear(2, 2)
     PrivateState(head, tmp_path).save(1, 7)

@@ -172,12 +172,17 @@ def test_frozen_parameters_stay_where_they_are(root: Path, tmp_path: Path, zygot
             Refused, match="csd1 builds other frozen parameters or local layers than the host"
         ):
             worker.prepare(other, frozen=found.checksum)
-    # Another processor rounds random values otherwise: the host sends its own.
-    frozen = Checkpoint(values, found.frozen, "tests", 0)
-    checkpoint.save(root / "first.safetensors", frozen)
+    # Another processor rounds random values otherwise: the host sends its own, and no others.
+    checkpoint.save(root / "first.safetensors", Checkpoint(values, found.frozen, "tests", 0))
+    first = JobFile("0" * 64, 1)
     with started(zygote, root, tmp_path / "c") as worker:
         (worker.code_dir / FIRST_VALUES).write_bytes((root / "first.safetensors").read_bytes())
-        worker.prepare(other, frozen=found.checksum, first=JobFile("0" * 64, 1))
+        with pytest.raises(Refused, match="than the host: 'own' differs beyond rounding"):
+            worker.prepare(other, frozen=found.checksum, first=first)
+    rounded = replace(other, model=replace(other.model, arguments={"value": 0.50001}))
+    with started(zygote, root, tmp_path / "d") as worker:
+        (worker.code_dir / FIRST_VALUES).write_bytes((root / "first.safetensors").read_bytes())
+        worker.prepare(rounded, frozen=found.checksum, first=first)
 
 
 def test_samples_that_are_held_out_are_scored_and_never_trained_on(

@@ -316,6 +316,7 @@ class JobWorker:
             *(f.path for f in request.folders),
             *(f.source for f in request.folders),
             *(t.name for t in request.tensors),
+            *request.unsent,
         }
         return error_reports.rebuilt(failure, names, self._files.sources())
 

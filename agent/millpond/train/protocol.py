@@ -77,8 +77,9 @@ class PrepareWorker(Message):
     ``signature``, one of them all by an owner of the device. A worker on the host computes with
     ``accelerator``, and has ``states`` states in its shared memory. Personal state is that of the ``run``: of
     this job, also when it resumes. Mini-epochs take ``fast`` bytes of memory at most; an agent puts its own
-    number there. ``first`` is the file of these frozen and first values, for a processor that rounds random
-    ones otherwise than the host's: it is laid out as FIRST_VALUES. Samples of a streamed folder come from
+    number there. ``first`` is the file of these frozen and first values, whose names are ``unsent``, for a
+    processor that rounds random ones otherwise than the host's: it is laid out as FIRST_VALUES, and refused
+    where a value differs by more. Samples of a streamed folder come from
     ``streams``, to which the agent connects its worker.
     """
 
@@ -96,6 +97,7 @@ class PrepareWorker(Message):
     fast: int = 1 << 30
     streams: DataServicePlace | None = None
     first: JobFile | None = None
+    unsent: tuple[str, ...] = ()
 
     @property
     def needed(self) -> dict[str, JobFile]:

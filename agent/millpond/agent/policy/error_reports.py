@@ -59,6 +59,8 @@ _TEMPLATES = (
     f"{_NAME} is {_NUMBER}x{_NUMBER} (?:grey|RGB); the images before it are {_NUMBER}x{_NUMBER} (?:grey|RGB)",
     f"{_NAME} is not a picture that can be read",
     f"{_NAME} builds (?:another model|other frozen parameters or local layers) than the host",
+    f"{_NAME} builds other frozen parameters or local layers than the host: "
+    f"'{_NAME}' differs beyond rounding",
     "the task's metrics must return a dict of names to sums and counts",
     "each of the task's metrics must be a sum and a count",
     f"the task's metrics must be at most {_NUMBER}, named by identifiers",

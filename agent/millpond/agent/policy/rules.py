@@ -17,7 +17,7 @@ from millpond.base.errors import Refused
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import total_size
 from millpond.train.job.signed_code import digest
-from millpond.train.protocol import Folder, PrepareWorker, Work
+from millpond.train.protocol import FIRST_VALUES, Folder, PrepareWorker, Work
 from millpond.train.state import layout
 
 PUBLIC, PRIVATE = "public", "private"  # the two parts of every volume, see fs.store.layout
@@ -52,6 +52,9 @@ def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
     initial = request.work.model.initial
     if initial and str(PurePosixPath(str(initial))) not in request.files:  # which owners list or sign
         raise Refused("", "model", f"the first values '{initial}' are not among the job's files")
+    if FIRST_VALUES in request.files:  # in the place of which the host's file would lie
+        text = f"the job's file '{FIRST_VALUES}' has a name that is the host's: rename it"
+        raise Refused("", "model", text)
     if (size := total_size(request.files)) > policy.largest_files:
         raise refused("largest_files", f"files of {size} bytes; at most {policy.largest_files} are allowed")
     found = digest(request.work, request.files) if policy.code == "listed" else ""

@@ -5,6 +5,7 @@ with an index.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import safetensors
@@ -15,6 +16,9 @@ from torch import nn
 from millpond.base.errors import LocalError
 from millpond.train.job.first_values import shards_of
 
+_ROUNDING = 1e-3
+"""Of a tensor's largest value, by how much processors may differ that round random values otherwise."""
+
 
 def load(model: nn.Module, path: Path) -> str:
     """Take the tensors of a file into the model, by name. Returns a line of text about those that only one of
@@ -22,10 +26,7 @@ def load(model: nn.Module, path: Path) -> str:
     """
     found: dict[str, torch.Tensor] = {}
     for part in [path.parent / name for name in shards_of(path)] or [path]:
-        try:
-            found |= load_file(part)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise LocalError(f"task: initial: {part.name} cannot be read: {error}") from None
+        found |= _read(part)
     own = model.state_dict()
     used = [name for name in own if name in found]
     if not used:
@@ -43,6 +44,40 @@ def load(model: nn.Module, path: Path) -> str:
     filled = {own[name].data_ptr() for name in used}
     missing = [name for name in own if name not in found and own[name].data_ptr() not in filled]
     return _described(path.name, len(used), sorted(missing), sorted(found.keys() - own.keys()))
+
+
+def take_rounded(model: nn.Module, path: Path, names: AbstractSet[str]) -> str:
+    """Take the tensors with these ``names`` from a file, as long as each differs from the model's by rounding
+    alone. Returns the name of the first that does not, "" if there is none. Raises LocalError.
+    """
+    found, own = _read(path), model.state_dict()
+    for name in sorted(found.keys() & own.keys() & names):
+        if not _near(found[name], own[name]):
+            return name
+        with torch.no_grad():
+            own[name].copy_(found[name])
+    return ""
+
+
+def _near(value: torch.Tensor, built: torch.Tensor) -> bool:
+    if value.shape != built.shape or value.dtype != built.dtype:
+        return False
+    if not (built.is_floating_point() or built.is_complex()):
+        return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (value, built)))
+    rounding = max(_ROUNDING, torch.finfo(built.dtype).eps)
+    wide = torch.complex128 if built.is_complex() else torch.float64
+    value, built = value.to(wide), built.detach().to(wide)
+    finite = built[built.isfinite()].abs()
+    most = rounding * finite.max() if len(finite) else 0.0
+    same = (value == built) | (value.isnan() & built.isnan()) | ((value - built).abs() <= most)
+    return bool(same.all())
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise LocalError(f"task: initial: {path.name} cannot be read: {error}") from None
 
 
 def _described(file: str, used: int, missing: list[str], unused: list[str]) -> str:

@@ -117,7 +117,11 @@ class TrainingRole:
         if flat.describe(model, local) != prepare.tensors:
             raise LocalError(f"{prepare.worker} builds another model than the host")
         if flat.checksum(model, local) != prepare.frozen and prepare.first:
-            initial.load(model, code_dir / protocol.FIRST_VALUES)
+            unsent = flat.unsent_names(model) | local
+            if other := initial.take_rounded(model, code_dir / protocol.FIRST_VALUES, unsent):
+                raise LocalError(
+                    f"{prepare.worker} {protocol.OTHER_VALUES}: '{other}' differs beyond rounding"
+                )
         if flat.checksum(model, local) != prepare.frozen:
             raise LocalError(f"{prepare.worker} {protocol.OTHER_VALUES}")
         if (local or work.local.alpha) and private is None:

@@ -64,7 +64,7 @@ class WorkerGroup:
         self._server: ParameterServer | None = None
         self._tensors: tuple[Tensor, ...] = ()
         self._work = self._job.work  # with what the strategy declares, as soon as the model is known
-        self._frozen = 0
+        self._frozen, self._unsent = 0, tuple[str, ...]()
         self._model_known, self._writing_first = threading.Event(), threading.Lock()
 
     def start(self, *, resumed: bool) -> ParameterServer:
@@ -119,6 +119,7 @@ class WorkerGroup:
         self.check_stop()
         server.prepare(Deadline.after(PREPARE_SECONDS))
         self._tensors, self._frozen = server.tensors, server.ready.checksum
+        self._unsent = tuple(tensor.name for tensor in server.ready.frozen)
         self._work = replace(job.work, local=server.ready.local)
         self._model_known.set()
         return server
@@ -177,6 +178,7 @@ class WorkerGroup:
             signature=signature,
             run=self._run,
             streams=self._streams.place(device.name, folders),
+            unsent=self._unsent,
         )
 
     def _wait_for_model(self, deadline: Deadline) -> None:
