@@ -360,7 +360,9 @@ def cp(
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Copy files to or from the public part of a volume. After a failure the same command goes on."""
+    """Copy files to or from the public part of a volume. After a failure the same command goes on. Modes,
+    times, holes and hard links are kept, extended attributes are not.
+    """
     from millpond.host.cli import copy
 
     copy.run(fleet_directory, paths, recursive=recursive, as_json=output is Format.JSON)
