@@ -317,6 +317,17 @@ def test_a_script_that_is_stopped_still_gives_what_it_has_saved(agent: Agent) ->
     thread.join(10)
 
 
+def test_a_wish_to_stop_that_comes_too_late_loses_nothing(agent: Agent) -> None:
+    files = {f"file{number:02}": b"x" * number for number in range(20)}
+    code = f"for name, data in {files!r}.items():\n    open(name, 'wb').write(data)\nraise SystemExit(4)\n"
+    host, thread = agent.serve(script(code, 1000))
+    with host:
+        assert host.expect(Exited, soon()).code == 4
+        host.send(StopScript(), soon())
+        assert collected(host) == (files, AllSaved(20, 190, 0))
+    thread.join(10)
+
+
 AS_PYTHON = """\
 import atexit, os, pickle, random, sys, threading, time
 import numpy, torch

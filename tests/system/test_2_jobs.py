@@ -20,6 +20,7 @@ from .support import Emulation, Result, millpond
 pytestmark = pytest.mark.timeout(240)
 
 RAISING = """\
+import os
 from torch import nn
 
 
@@ -29,7 +30,7 @@ class Raising(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
     def forward(self, images):
-        if self.training and len(images) > 2:  # not where the host tries it on a few samples of its own
+        if self.training and os.uname().nodename.startswith("csd"):  # not where the host tries it
             raise ValueError(f"a patient's pixels: {images.sum()}")
         return self.layers(images)
 
@@ -153,7 +154,7 @@ def test_a_model_that_raises_tells_where_and_keeps_its_message(fleet: Emulation)
     assert result.code == 3, result
     assert len(lines) == 1
     assert "ValueError" in lines[0]
-    assert "model.py:11" in lines[0]
+    assert "model.py:12" in lines[0]
     told = (
         result.out
         + result.err

@@ -277,7 +277,7 @@ def test_what_is_saved_comes_back_also_after_a_failure(ready: Emulation) -> None
         3,
         "millpond: csd0 (rank 1): it ended with exit code 4; the others were ended",
     )
-    assert notes[0] == f"millpond: 3 files (900.0 kB) came back to {folder}"
+    assert notes[0] == f"millpond: 3 files (900.0 kB) came back to {folder}", result
     assert sorted(notes[1:]) == [
         f"millpond: {name}: left out, as too much or no plain files: link"
         for name in ("csd0", "csd1", "host")
@@ -322,7 +322,7 @@ def test_files_keep_their_paths_and_public_data_have_one_path(
 
 
 AS_TORCHRUN = """\
-import os, socket, sys
+import os, socket, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from .names import NAMES
@@ -338,7 +338,14 @@ if dist.get_rank() == 0:
     server = socket.create_server(("", 8123))
 dist.barrier()
 if dist.get_rank() == 2:
-    socket.create_connection(("host", 8123), 10).close()
+    for _ in range(100):  # it is open to devices a moment after the script listens
+        try:
+            socket.create_connection(("host", 8123), 10).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    else:
+        raise ConnectionRefusedError
 dist.barrier()
 dist.destroy_process_group()
 """

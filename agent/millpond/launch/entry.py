@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         _end_others()
         channel.send(Exited(code, error), NEVER)
         sent.send(channel, launch.most_saved)
+        _until_launcher_left(channel)
     return 0
 
 
@@ -145,6 +146,14 @@ def _kill(handles: Mapping[int, int]) -> None:
     for handle in handles.values():
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+def _until_launcher_left(channel: Channel) -> None:
+    """Wait until the launcher closes the channel. A wish to stop may still come: unread by a process that has
+    ended, it would take away what the launcher has not read yet.
+    """
+    while True:
+        channel.expect(StopScript, NEVER)
 
 
 def _end_others() -> None:
