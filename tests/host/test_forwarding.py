@@ -13,6 +13,7 @@ import pytest
 from millpond.host.fleet import forwarding
 from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig, HostConfig
 from millpond.host.fleet.forwarding import Forwarding
+from millpond.linux.netlink import rtnetlink
 
 from .. import networks
 from ..networks import ip
@@ -61,6 +62,9 @@ def test_a_second_daemon_leaves_the_rules_of_interfaces_that_it_has_not_made(tmp
             before = rules()
             second = Forwarding(fleet(tmp_path / "second", ("csd0", "csd9")))
             assert set(before) < set(rules())
+            rtnetlink.set_forwarding("mp-csd0", on=True)  # as of a launch of the first one
+            second.mend(["csd9"])
+            assert Path("/proc/sys/net/ipv4/conf/mp-csd0/forwarding").read_text() == "1\n"
             second.close()
             assert rules() == before
         ip("link", "del", "mp-csd0")
@@ -97,12 +101,12 @@ def test_what_another_program_takes_away_is_put_back_and_told_once(
             for priority, table in (("32766", "main"), ("32767", "default")):
                 ip("rule", "add", "pref", priority, "lookup", table)
             ip("route", "flush", "table", str(forwarding._FIRST_TABLE))
-            guard.mend()
+            guard.mend(NAMES)
             assert (rules(), flags(), ip("-4", "route", "show", "table", "all")) == before
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # which sets the flag of each interface
         assert flags() == ["1", "1"]
         for _ in range(2):
-            guard.mend()
+            guard.mend(NAMES)
         assert flags() == ["0", "0"]
         told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert told[1:] == ["another program had deleted routing rules of mp-csd0, mp-csd1: they are back"]

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -42,10 +43,11 @@ def test_a_daemon_ends_in_order(number: signal.Signals) -> None:
         assert process.communicate(timeout=30)[0] == "ended in order\n" and process.returncode == 0
 
 
-def test_a_daemon_without_a_terminal_goes_on_at_sighup_and_says_so() -> None:
+def test_a_daemon_without_a_terminal_goes_on_at_sighup() -> None:
+    """It logs nothing: in a signal's handler the lock of the log may be held by the same thread."""
     with start(subprocess.DEVNULL) as process:
         process.send_signal(signal.SIGHUP)
-        assert process.stdout and "SIGHUP changes nothing" in process.stdout.readline()
+        time.sleep(0.2)  # it would end, or print, in much less
         process.terminate()
         assert process.communicate(timeout=30)[0] == "ended in order\n"
 

@@ -120,7 +120,7 @@ def running(fleet: Fleet, group: str = "") -> Iterator[Callable[[], None]]:
         stack.callback(server.close)
 
         def mend() -> None:
-            forwarding.mend()
+            forwarding.mend([name for name, device in devices.items() if device.has_tunnel])
             server.mend()
 
         yield mend

@@ -3,29 +3,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 import threading
 
-log = logging.getLogger(__name__)
-
 
 def stop_event() -> threading.Event:
     """Return an event that SIGTERM, SIGINT and the end of this daemon's terminal set. Without a terminal
-    SIGHUP has no meaning, and is logged. Programs that this process executes have the default again.
+    SIGHUP changes nothing: a daemon reads its configuration when it starts. Nor is it logged: the handler may
+    run while its thread holds the log's lock. Programs that this process executes have the default again.
     """
     stop = threading.Event()
-
-    def hang_up(*_: object) -> None:
-        if on_terminal:
-            stop.set()
-        else:
-            log.info("SIGHUP changes nothing: a daemon reads its configuration when it starts")
-
     on_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
-    signal.signal(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGHUP, lambda *_: stop.set() if on_terminal else None)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop

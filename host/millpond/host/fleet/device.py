@@ -105,6 +105,12 @@ class Device:
             return self._status
 
     @property
+    def has_tunnel(self) -> bool:
+        """Whether this daemon has made the host's end of the tunnel, with its interface."""
+        end = self._end
+        return end is not None and end.alive and end.status.get("reason") != STARTING
+
+    @property
     def silence(self) -> float:
         """Seconds since the agent last answered."""
         return time.monotonic() - self._heard

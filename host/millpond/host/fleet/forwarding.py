@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -99,8 +99,10 @@ class Forwarding:
                 _try(_delete_rules, interface)
         self._firewall.close()
 
-    def mend(self) -> None:
-        """Put back the rules, routes and flags that another program has taken away, and tell it."""
+    def mend(self, made: Collection[str]) -> None:
+        """Put back the rules and routes that another program has taken away, and tell it; also the flags of
+        interfaces, of devices whose tunnel this daemon has ``made``.
+        """
         if self._problem:
             return
         with self._lock:
@@ -108,7 +110,7 @@ class Forwarding:
             restored |= {way.interface for way in self._open_ways if _try(way.add_rule)}
             for way in self._open_ways:
                 _try(way.add_route)  # it went with the interface, if the tunnel was made anew
-            for interface in self._interfaces:
+            for interface in map(self._fleet.interface, made):
                 _try(rtnetlink.set_forwarding, interface, on=self._uses[interface] > 0)
         if restored:
             names = ", ".join(sorted(restored))
