@@ -8,6 +8,7 @@ followed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +16,27 @@ from pathlib import Path
 from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.linux.confinement.sandbox import Bind, Sandbox
 
-OWN = ".millpond"
-"""The beginning of the names in the private part that are the agent's own: logs, and what jobs keep."""
+OWN, LOGS = ".millpond", ".millpond-logs"
+"""The folders in the private part that are the agent's own: what jobs keep, and logs. Names that begin as
+they do are its own, too."""
 
 
 def showing(sandbox: Sandbox, volume: Path, places: Mapping[Path, Path]) -> Sandbox:
     """Return the sandbox with folders of the resolved ``volume`` at their ``places``, read-only. Those that
-    do not exist, or are reached by a link, and what the agent keeps are left out.
+    do not exist, or are reached by a link, and what the agent keeps are left out. Raises OSError.
     """
     shown = [path for path in sorted(places) if path.is_dir() and path.resolve() == path]
     binds = (Bind(path, places[path], follow_links=places[path] != volume / PUBLIC) for path in shown)
-    whole = [places[path] for path in shown if path == volume / PRIVATE]
-    hidden = (place / own.name for place in whole for own in (volume / PRIVATE).glob(f"{OWN}*"))
+    whole = [path for path in shown if path == volume / PRIVATE]
+    hidden = (places[path] / name for path in whole for name in _own_folders(path))
     return replace(sandbox, binds=(*(sandbox.binds or ()), *binds), tmpfs=(*sandbox.tmpfs, *hidden))
+
+
+def _own_folders(private: Path) -> list[str]:
+    """Return the names of the agent's own folders. The two are made: one that came later would be seen. Files
+    tell nothing, as a trial's random bytes.
+    """
+    for name in (OWN, LOGS):
+        with contextlib.suppress(FileExistsError):
+            (private / name).mkdir(mode=0o700)
+    return [path.name for path in private.glob(f"{OWN}*") if path.is_dir() and not path.is_symlink()]
