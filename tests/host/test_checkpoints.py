@@ -104,11 +104,14 @@ def test_before_the_first_step_an_optimizer_remembers_nothing(tmp_path: Path) ->
     assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1, momentum=False))
 
 
-def test_only_the_newest_is_kept(tmp_path: Path) -> None:
-    for step in (9, 10, 1_000_000_000):  # a step with more digits than others
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for count, step in enumerate((9, 10, 11, 1_000_000_000), 1):  # a step with more digits than others
         save(tmp_path, saved(step))
         assert same(newest(tmp_path, TENSORS, 2, LOG), saved(step))
-        assert len(list(tmp_path.iterdir())) == 1
+        assert len(list(tmp_path.iterdir())) == min(2, count)
+    saver(tmp_path).prune(keep=1)  # as at a job's end
+    assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1_000_000_000))
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_one_behind_an_epoch_that_was_not_recorded_does_not_count(tmp_path: Path) -> None:
@@ -121,15 +124,14 @@ def test_one_behind_an_epoch_that_was_not_recorded_does_not_count(tmp_path: Path
     assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1))
     found = newest(tmp_path, TENSORS, 3, LOG)
     assert found is not None and found.progress.step == 2
-    one.prune()
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.expected_log("000000002.* is damaged; the one before it serves")
 def test_a_damaged_one_is_passed_over_for_an_older_one(tmp_path: Path) -> None:
     one = saver(tmp_path)
-    one.save_now(saved(1))
-    one.save_now(saved(2))
+    for step in (0, 1, 2):  # as after each round
+        one.save_now(saved(step))
+        one.prune()
     newer = tmp_path / "step-000000002.safetensors"
     newer.write_bytes(newer.read_bytes()[:-1])
     assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1))

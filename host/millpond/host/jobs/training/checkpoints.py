@@ -75,9 +75,11 @@ class CheckpointWriter:
         self.wait()
         self._write(saved)
 
-    def prune(self) -> None:
-        """Remove all checkpoints but the newest."""
-        for old in _checkpoint_files(self._directory)[:-1]:
+    def prune(self, keep: int = 2) -> None:
+        """Remove all checkpoints but the newest ``keep``: while a job trains there is one before the newest,
+        which may turn out to be damaged.
+        """
+        for old in _checkpoint_files(self._directory)[:-keep]:
             old.unlink(missing_ok=True)
 
     def wait(self) -> None:

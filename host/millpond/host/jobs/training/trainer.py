@@ -249,7 +249,7 @@ class Trainer:
                 pass
             done.append(self._end_epoch(metered))
         self._checkpoints.save_now(self._snapshot())
-        self._checkpoints.prune()
+        self._checkpoints.prune(keep=1)
 
     def _finished(self, done: list[Round]) -> bool:
         if (reason := self._board.end) and done:
