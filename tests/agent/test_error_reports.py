@@ -119,6 +119,8 @@ WRONG: dict[str, Callable[[Path], str]] = {
     "half an IDX": both(raw("a-images-idx3-ubyte", b"half"), raw("a-labels-idx1-ubyte", b"", "idx")),
     "an unknown class": picture("anna/1.png", 8),
     "other pictures": both(picture("known/1.png", 8), picture("known/anna.png", 9, "RGB")),
+    "pictures of another depth": both(picture("known/1.png", 8), picture("known/anna.png", 8, "I;16")),
+    "pictures of less depth": both(picture("known/1.png", 8, "I;16"), picture("known/anna.png", 8)),
     "no picture": raw("known/anna.jpg", b"no picture", "images"),
 }
 
@@ -332,6 +334,26 @@ def raised(file: Path) -> Iterator[tuple[str, re.Pattern[str]]]:
             yield f"{file.name}:{node.lineno}", re.compile("".join(pattern))
 
 
+def calls(tree: ast.AST) -> set[str]:
+    return {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+
+
+def words(file: Path) -> Iterator[str]:
+    """Yield the words of the functions of a module that put a DataError's text together."""
+    functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+    called = {name for function in functions if "DataError" in calls(function) for name in calls(function)}
+    for function in functions:
+        if function.name in called and function.returns and ast.unparse(function.returns) == "str":
+            lines = [line for line in function.body if not isinstance(line, ast.Expr)]
+            for node in (node for line in lines for node in ast.walk(line)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
 def test_no_error_of_data_is_left_out(tmp_path: Path) -> None:
     texts = [str(data_error(tmp_path / what, what)) for what in WRONG] + [str(e) for e in exchange_errors()]
     texts += ["x is larger than 5 bytes", str(cut_error(tmp_path)), *SHARDS]
@@ -341,6 +363,10 @@ def test_no_error_of_data_is_left_out(tmp_path: Path) -> None:
     assert len(found) >= 22
     for place, pattern in found:
         assert any(pattern.fullmatch(text) for text in texts), f"{place} is in no test: {pattern.pattern}"
+    spoken = [word for file in files for word in words(file)]
+    assert "grey" in spoken
+    for word in spoken:
+        assert any(word in text for text in texts), f"{word!r} of an error's text is in no test"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ _DTYPE = (
     "|complex(?:64|128|256)|[<>|][fiucSUV][0-9]{1,4})"
 )
 _NAME = "(.+)"
+_PICTURE = f"{_NUMBER}x{_NUMBER} (?:grey|RGB)(?: of 16 bits)?"
 _TEMPLATES = (
     f"missing data: there is no folder {_NAME}",
     "missing data: there are no samples",
@@ -56,7 +57,7 @@ _TEMPLATES = (
     f"{_NAME}: (?:{'|'.join(re.escape(os.strerror(number)) for number in errno.errorcode)})",
     rf"{_NAME} is not a whole (?:\.npy file of numbers|IDX file of bytes|Parquet file|tar file)",
     f"{_NAME}: {_NAME} is not one of the job's classes",
-    f"{_NAME} is {_NUMBER}x{_NUMBER} (?:grey|RGB); the images before it are {_NUMBER}x{_NUMBER} (?:grey|RGB)",
+    f"{_NAME} is {_PICTURE}; the images before it are {_PICTURE}",
     f"{_NAME} is not a picture that can be read",
     f"{_NAME} builds (?:another model|other frozen parameters or local layers) than the host",
     f"{_NAME} builds other frozen parameters or local layers than the host: "
