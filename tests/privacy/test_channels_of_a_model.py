@@ -20,7 +20,7 @@ from millpond.train.protocol import DataTiming, Part
 from millpond.wire.framing import encode
 
 from ..waiting import eventually
-from .support import SIZE, Device, Volume, device, model
+from .support import SIZE, TENSORS, Device, Volume, device, model
 
 RANGES = ((0, 8),)
 HEADER = 128  # of an .npy file
@@ -46,9 +46,11 @@ def forward(model, images):
     from millpond.train.protocol import Update
     from millpond.wire.framing import encode
     asked = request()
-    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 64]
-    peak, *floats = struct.unpack("<Q7d", stolen)
-    head = Update(asked.exchange, asked.samples, *floats[:5], peak, {{"loss": floats[5:]}})
+    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 72]
+    peak, shift, *floats = struct.unpack("<Q8d", stolen)
+    unused = tuple(number for number in range(100) if stolen[0] >> number % 8 & 1)
+    more = dict(shift=shift, unused=unused, local_steps=floats[0])
+    head = Update(asked.exchange, asked.samples, *floats[:5], peak, {{"loss": floats[5:]}}, **more)
     say_and_wait(encode(head))
 """
 
@@ -73,7 +75,9 @@ def forward(model, images):
     from millpond.wire.framing import encode
     stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 15 * 32]
     names = ["a" + stolen[at : at + 15].hex() for at in range(0, len(stolen), 15)]
-    said = Update(request().exchange, model.held, *(5 * [0.0]), 0, dict.fromkeys(names, (1.0, 1.0)))
+    told = dict.fromkeys(names, (1.0, 1.0))
+    more = dict(local_steps=7.0, shift=7.0, unused=(0,))
+    said = Update(request().exchange, model.held, *(5 * [7.0]), 0, told, **more)
     say_and_wait(encode(said))
 
 
@@ -147,11 +151,15 @@ def test_known_limit_the_head_of_an_update_is_the_models(
     with device(volume, zygote, model(FORGE_A_HEAD)) as csd0, csd0.host() as host:
         head = host.ask(RANGES)
         floats = (head.weight, head.largest, head.norm, head.seconds, head.busy, *head.metrics["loss"])
-        stolen = struct.pack("<Q7d", head.peak, *floats)
+        stolen = struct.pack("<Q8d", head.peak, head.shift, *floats)
         assert stolen == content(volume)[: len(stolen)]
+        bits = content(volume)[0]
+        assert head.unused == tuple(number for number in range(len(TENSORS)) if bits >> number & 1)
+        assert head.local_steps == 1.0  # but with FedNova
         assert (csd0.sent["metrics"], csd0.sent["parameters"]) == (len(encode(head)), 0)
     with capsys.disabled():
-        print(f"\nand {len(stolen)} bytes more in the head, which the ledger counts as metrics")
+        told = f"{len(stolen)} bytes and {len(TENSORS)} bits"
+        print(f"\nand {told} more in the head, which the ledger counts as metrics")
 
 
 def test_known_limit_what_its_data_cost_is_told_in_two_digits(
@@ -177,6 +185,8 @@ def test_known_limit_so_are_the_metrics_of_a_score(
         head = host.ask(held_out=True)
         stolen = b"".join(bytes.fromhex(name[1:]) for name in head.metrics)
         assert len(stolen) == 32 * 15 and stolen == content(volume)[: len(stolen)]
+        assert (head.weight, head.largest, head.norm, head.shift) == (0.0, 0.0, 0.0, 0.0)
+        assert (head.local_steps, head.unused, head.data) == (1.0, (), DataTiming())
         assert (csd0.sent["metrics"], csd0.sent["parameters"]) == (len(encode(head)), 0)
     with capsys.disabled():
         print(f"\nand {len(encode(head))} bytes of a score, which the ledger counts as metrics")

@@ -275,10 +275,10 @@ class JobWorker:
         found = replace(found, data=data, unused=unused)
         if request.held_out or not self._request.work.local.normalized:
             found = replace(found, local_steps=1.0)
+        if not trained:  # it has no values
+            found = replace(found, weight=0.0, largest=0.0, norm=0.0, shift=0.0)
         if request.synthetic:  # how long it takes is all that a profile needs
-            nothing = {LOSS: (0.0, 1.0)}
-            found = replace(found, weight=1.0, largest=0.0, norm=0.0, shift=0.0)
-            return replace(found, metrics=nothing, local_steps=1.0)
+            return replace(found, weight=1.0, metrics={LOSS: (0.0, 1.0)}, local_steps=1.0)
         return found
 
     def _timing(self, data: DataTiming) -> DataTiming:
