@@ -75,9 +75,9 @@ def within(places: list[tuple[int, int]], memory: memoryview) -> int:
 def test_an_agent_copies_vectors_only_to_search_them(
     tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, searched: bool
 ) -> None:
-    """The kernel writes a state into the memory that the worker maps, and sends values from there. The worker
-    copies the state once: there are at most two copies in user space per exchange, see test_gradients for
-    those of the worker.
+    """The kernel writes a state into the memory that the worker maps, and sends values from the release
+    buffer, into which they are copied once. With the worker's copy of the state, there are three copies in
+    user space per exchange, see test_gradients for those of the worker.
     """
     patterns = [Pattern("c", CANARY, True)] if searched else []
     with agent_in(tmp_path, zygote, *patterns, classes=4032) as agent:
@@ -93,7 +93,7 @@ def test_an_agent_copies_vectors_only_to_search_them(
                 values = host.receive_payload(4 * PART_VALUES, soon())
                 assert part.start == start and len(values) == 4 * min(PART_VALUES, size - start)
             monkeypatch.undo()
-        state, sent_from = agent.worker._state.data, agent.worker._values.data
+        state, sent_from = agent.worker._state.data, agent.worker._release.part(0, 4 * size)
         assert within(trace.into, state) == 4 * size
         assert within(trace.out, sent_from) == (0 if searched else 4 * size)
         heads = sum(count for _, count in (*trace.into, *trace.out)) - 8 * size
