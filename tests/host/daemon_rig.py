@@ -34,7 +34,7 @@ from .stored import jobs_of
 DEVICES = ("csd0", "csd1", "csd2")
 JOB = """
 name = "{name}"
-data = {{ private = "private/digits", test = "." }}
+data = {{ private = "private/digits", test = "given" }}
 model = {{ factory = "millpond.train.zoo.models:digits_cnn" }}
 """
 
@@ -124,6 +124,7 @@ def open_rig(
 ) -> Iterator[Callable[[], Rig]]:
     """Starts a daemon on a fleet's directory, and ends the one before it."""
     devices = "".join(f'[[device]]\nname = "{name}"\n' for name in DEVICES)
+    (tmp_path / "given").mkdir()
     (tmp_path / "fleet.toml").write_text(f'name = "rig"\n{devices}')
     rigs: list[tuple[DaemonServer, JobService, Store]] = []
 

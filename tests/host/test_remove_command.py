@@ -72,6 +72,7 @@ def test_what_was_cut_off_is_done_again(tmp_path: Path, remove: Command, done: s
 
 def test_a_job_with_which_the_next_daemon_goes_on_keeps_its_devices(tmp_path: Path, remove: Command) -> None:
     path = tmp_path / "job.toml"
+    (tmp_path / "given").mkdir()
     path.write_text(JOB.format(name="mine"))
     job, _ = read_job(path)
     store = Store(tmp_path / "fleet.db")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import hashlib
 import os
 import stat
 import time
@@ -110,5 +109,7 @@ def write_secret(file: Path, data: bytes) -> None:
 
 def sha256_of(path: Path) -> str:
     """Compute the SHA-256 of a file's contents, in hexadecimal digits. Raises OSError."""
+    import hashlib  # only here: processes that last, and compute none, do without OpenSSL
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
