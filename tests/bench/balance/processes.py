@@ -64,6 +64,8 @@ class Processes:
     def __init__(self, work: Work, logs: Path, wrap: Callable[[int, Worker], Worker]) -> None:
         self.work, self._logs, self._wrap = work, logs, wrap
         count = len(work.private)
+        for folder in {logs, work.public.parent, work.test.parent}:
+            folder.chmod(0o755)  # workers are of another user
         self._zygote = workers_zygote(60.0)
         self._states = memory.make("states")
         weakref.finalize(self, os.close, self._states)

@@ -126,6 +126,7 @@ def main() -> None:
     count, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     descriptors = [int(text) for text in sys.argv[4:]]
     data, zygote = DataSpec("private/digits", str(folder)), workers_zygote(600.0)
+    folder.chmod(0o755)  # its workers are of another user
     (folder / "tiny.py").write_text(TINY_CODE)
     tiny = Rounds(Job("tiny", data, TINY), folder, zygote, descriptors[: 2 * count])
     tiny.run(3)
