@@ -127,7 +127,7 @@ def test_all_of_the_device_sees_the_volume_and_the_host_its_public_part(running:
 def test_a_script_runs_in_both_sandboxes(running: Server) -> None:
     running.guest.put("/tmp/who.py", SCRIPT.encode())
     said = running.sh("millpond launch -- /tmp/who.py", seconds=TORCH_SECONDS).splitlines()
-    assert "[host] worker 0 of 2 has uid 0" in said
+    assert "[host] worker 0 of 2 has uid 64008" in said
     assert "[csd0] worker 1 of 2 has uid 64004" in said
     assert "[csd0] private: No such file or directory" in said
 
