@@ -171,7 +171,9 @@ def test_a_device_that_dies_in_a_command_stops_no_other(fleet: Emulation, go: li
     script = f"echo begins; while ! [ -e {GO} ]; do sleep 0.1; done; echo ends"
     with running(fleet, "run", "csd0,csd1", "--", script) as command:
         command.wait_for("[csd0] begins\n", "[csd1] begins\n")
-        fleet.pid_one("csd1").kill()
+        first = fleet.pid_one("csd1")
+        first.kill()
+        first.wait(30)  # and all others of the device with it
         go[0].touch()
         result = command.end()
     assert result.code == 255
