@@ -175,7 +175,7 @@ class _Inputs:
 
 
 class _Outgoing:
-    """What a script prints and saves, to a host that takes one message after the other."""
+    """Sends what a script prints and saves to a host that takes one message after the other."""
 
     def __init__(self, script: LaunchedScript, host: Channel) -> None:
         self._script, self._host = script, host

@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.volume.route import Mount, RouteFailed
 from bench.volume.workload import Done
 from millpond.fs.prefetch import prefetch
+from millpond.linux.files import sync_folder
 
 _SECONDS = 300.0
 _GIT = ("git", "-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "safe.directory=*")
@@ -52,17 +53,9 @@ class CreateFiles:
             os.fsync(file.fileno())  # a file that is closed, or removed, may be told later
         found = {path.name for path in mount.backing.glob(f"new{repeat}-*")}
         (mount.folder / witness).unlink()
-        _sync_folder(mount.folder)
+        sync_folder(mount.folder)
         if found != {witness} or (mount.backing / witness).exists():
             raise RouteFailed(f"created {witness}, found {sorted(found)}")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

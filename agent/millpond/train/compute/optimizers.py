@@ -90,7 +90,7 @@ class _StandIn(torch.optim.Optimizer):
 
 
 class Schedule:
-    """What a scheduler changes of an optimizer's parameter groups, by round or epoch: learning rates, and
+    """Changes an optimizer's parameter groups by round or epoch as a scheduler does: learning rates, and
     whatever else.
     """
 

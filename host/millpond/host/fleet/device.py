@@ -353,7 +353,7 @@ class Device:
 
 
 class _Brought:
-    """What an endpoint has brought from its device while sessions failed."""
+    """Watches whether an endpoint brings packets of its device while sessions fail."""
 
     def __init__(self) -> None:
         self._packets, self._since = -1, time.monotonic()

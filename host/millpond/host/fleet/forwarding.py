@@ -20,7 +20,6 @@ import logging
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -78,7 +77,6 @@ class Forwarding:
         self._interfaces = [fleet.interface(device.name) for device in fleet.config.device]
         self._lock = threading.Lock()
         self._places: set[int] = set()
-        self._uses: Counter[str] = Counter()
         self._open_ways: list[_Way] = []
         self._problem = ""
         foreign = _still_there(self._interfaces)
@@ -111,7 +109,7 @@ class Forwarding:
             for way in self._open_ways:
                 _try(way.add_route)  # it went with the interface, if the tunnel was made anew
             for interface in map(self._fleet.interface, made):
-                _try(rtnetlink.set_forwarding, interface, on=self._uses[interface] > 0)
+                _try(rtnetlink.set_forwarding, interface, on=self._is_used(interface))
         if restored:
             names = ", ".join(sorted(restored))
             log.warning("another program had deleted routing rules of %s: they are back", names)
@@ -159,8 +157,10 @@ class Forwarding:
                 self._open_ways.append(way)
             else:
                 self._open_ways.remove(way)
-            self._uses[way.interface] += change
-            rtnetlink.set_forwarding(way.interface, on=self._uses[way.interface] > 0)
+            rtnetlink.set_forwarding(way.interface, on=self._is_used(way.interface))
+
+    def _is_used(self, interface: str) -> bool:
+        return any(way.interface == interface for way in self._open_ways)
 
     def _take_place(self) -> int:
         with self._lock:
