@@ -15,7 +15,6 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError
-from millpond.fs.client import rpc_pool
 from millpond.fs.client.cache import inodes
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
@@ -23,17 +22,17 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.server import client_state, sessions
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.vfs.inode_api import ROOT, may_block
-from millpond.fs.vfs.operation import Operation, current
 from millpond.fs.vfs.path_adapter import PathAdapter
-from millpond.linux import syscalls
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure
 
 from ..effort import scaled
 from ..waiting import eventually
-from .support import LANE, NAME, SOON, Cutting, Doing, Server, errno_of, lasts
+from .support import LANE, NAME, SOON, Cutting, Server, errno_of
 
 LANES = sessions._MAX_SLOTS
+
+
 MOST_FILES = scaled(quick=300, full=4096)
 
 
@@ -75,24 +74,6 @@ def test_lost_between_two_operations(volume: PathAdapter, server: Server, top: P
     volume.statfs()
     assert server.open_files == 0
     assert server.dialled == 7
-
-
-def test_a_server_that_was_started_again(volume: PathAdapter, server: Server, top: Path) -> None:
-    handle = volume.open("f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    volume.write(handle, b"hello", 0)
-    server.restart()
-    assert volume.read(handle, 5, 0) == b"hello"  # opened again, and not created, emptied or refused
-    server.restart()
-    volume.mkdir("d", 0o755)
-    server.restart()
-    volume.rename("f", "d/f")
-    server.restart()
-    assert volume.write(handle, b"H", 0) == 1  # found under its new name
-    assert (top / "d" / "f").read_bytes() == b"Hello"
-    server.restart()
-    volume.release(handle)
-    volume.statfs()
-    assert server.open_files == 0
 
 
 def test_files_by_number_are_found_again(tree: RemoteFs, server: Server, top: Path) -> None:
@@ -415,102 +396,6 @@ def test_lost_in_the_middle(volume: PathAdapter, server: Server, top: Path) -> N
     assert errno_of(volume.open, "x", os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EIO
     assert (top / "log").read_bytes() in (b"", b"once")
     assert volume.statfs().blocks > 0
-
-
-def test_fsync_does_not_promise_what_may_be_gone(volume: PathAdapter, server: Server) -> None:
-    handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
-    volume.write(handle, b"1", 0)
-    server.drop()
-    volume.fsync(handle)  # the server lives: it has what was written
-    server.restart()
-    volume.fsync(handle)  # nothing was outstanding
-    volume.write(handle, b"2", 0)
-    server.restart()
-    volume.fsync(handle)  # the device's kernel has it, whoever has written it
-    volume.write(handle, b"2", 0)
-    server.reboot()
-    volume.write(handle, b"3", 1)
-    assert errno_of(volume.fsync, handle) == errno.EIO
-    volume.fsync(handle)
-    server.reboot()
-    volume.fsync(handle)  # nothing was outstanding
-
-
-def test_open_files_are_opened_again_whatever_their_permissions(
-    volume: PathAdapter, server: Server, top: Path
-) -> None:
-    """As files of git, that are made with mode 0444 and then written."""
-    handles = [
-        volume.open("f", os.O_WRONLY | os.O_CREAT, 0o444),
-        volume.open("g", os.O_RDWR | os.O_CREAT, 0o644),
-    ]
-    volume.chmod("g", 0)
-    with syscalls.without_capability(syscalls.CAP_DAC_OVERRIDE):
-        server.restart()
-        for handle in handles:
-            volume.write(handle, b"written", 0)
-        assert errno_of(volume.open, "f", os.O_WRONLY) == errno.EACCES  # who opens it anew
-    for name, mode in (("f", 0o444), ("g", 0)):
-        assert (top / name).read_bytes() == b"written"
-        assert (top / name).stat().st_mode & 0o777 == mode
-
-
-def test_another_file_of_the_same_name_is_not_mistaken(
-    volume: PathAdapter, server: Server, top: Path
-) -> None:
-    handles = [volume.open(name, os.O_RDWR | os.O_CREAT, 0o644) for name in ("f", "g")]
-    (top / "other").write_text("other")
-    (top / "other").rename(top / "f")
-    (top / "g").unlink()
-    server.restart()
-    for handle in handles:
-        assert errno_of(volume.read, handle, 5, 0) == errno.ESTALE
-        volume.release(handle)
-    server.restart()
-    assert errno_of(volume.read, handles[0], 1, 0) == errno.EBADF
-
-
-def test_nobody_there(volume: PathAdapter, server: Server) -> None:
-    handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
-    server.drop()
-    server.refusing = True
-    assert errno_of(volume.getattr, "f") == errno.EIO
-    assert errno_of(volume.read, handle, 1, 0) == errno.EIO
-    volume.release(handle)
-    server.refusing = False
-    assert volume.getattr("f").size == 0
-
-
-def _performed(operation: Operation, do: Callable[[], object]) -> object:
-    current.set(operation)
-    return do()
-
-
-def test_a_program_waits_for_a_server_that_is_being_started_again(tree: RemoteFs, server: Server) -> None:
-    tree.statfs()
-    server.drop()
-    server.refusing = True
-    waiting = Doing(_performed, Operation(), tree.statfs)
-    operation = Operation()
-    interrupted = Doing(_performed, operation, tree.statfs)
-    assert lasts(lambda: not waiting.done and not interrupted.done)
-    operation.interrupt()
-    assert errno_of(interrupted.result) == errno.EINTR
-    server.refusing = False
-    waiting.result()
-
-
-def test_no_program_waits_long_for_a_server_that_is_away(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rpc_pool, "SILENT_SECONDS", 0.4)
-    tree = RemoteFs(server.dial)
-    server.refusing = True
-    assert errno_of(_performed, Operation(), tree.statfs) == errno.EIO
-    dialled = server.dialled
-    assert errno_of(_performed, Operation(), tree.statfs) == errno.EIO and server.dialled == dialled + 1
-    current.set(None)
-    tree.close()
 
 
 def test_who_may_not_wait_has_a_lane_of_his_own(tree: RemoteFs, server: Server) -> None:
