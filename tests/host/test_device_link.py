@@ -66,6 +66,15 @@ def test_another_interface_with_the_range_is_named(device: Device) -> None:
     in_namespace(body)
 
 
+def test_who_calls_an_absent_device_is_told_what_is_waited_for(device: Device) -> None:
+    def body() -> None:
+        with pytest.raises(ConnectionLost) as caught:
+            device.dial(22, Deadline.after(5))
+        assert str(caught.value) == "csd0: Network is unreachable; it is absent: not seen yet"
+
+    in_namespace(body)
+
+
 def test_a_name_that_is_taken_is_no_riddle() -> None:
     def body() -> None:
         interface("mp-csd0")

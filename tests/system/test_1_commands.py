@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ..waiting import eventually
-from .support import MILLPOND, Emulation, Result, millpond
+from .support import MILLPOND, Emulation, Result, create, millpond
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -340,3 +340,10 @@ def test_a_second_emulation_is_refused_and_the_first_goes_on(fleet: Emulation) -
     assert "pid" in complaint(result, 2) and result.out == ""
     fleet.wait_ready()
     assert {name: info.welcome.boot for name, info in fleet.devices().items() if info.welcome} == before
+
+
+def test_a_command_inside_starts_when_the_devices_are_ready(tmp_path: Path) -> None:
+    fleet = create(tmp_path, ("csd0",)).directory
+    run = (*MILLPOND, "run", "--fleet", fleet, "csd0", "--", "hostname")
+    result = millpond("emulate", "--fleet", fleet, "--", *run)
+    assert (result.code, result.out, result.err) == (0, "csd0\n", "")

@@ -118,7 +118,10 @@ def emulate(
         Path, typer.Option(metavar="IMAGE", help="What 'make image' made; for new devices in QEMU.")
     ] = Path(".image/qemu-virt"),
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Run this inside, then shut down.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND]", help="Run this inside when all devices are ready, then shut down."
+        ),
     ] = None,
 ) -> None:
     """Run a host daemon and the fleet's emulated devices, until Ctrl-C. Makes the fleet if there is none."""

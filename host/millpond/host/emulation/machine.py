@@ -15,9 +15,11 @@ import sys
 import time
 from pathlib import Path
 
-from millpond.base.errors import LocalError
+from millpond.base.errors import LocalError, RemoteError
+from millpond.host.client import DaemonClient
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import DeviceConfig, Fleet
+from millpond.host.fleet.lifecycle import DeviceState
 from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.runtime.emulated import AGENT, BoardSpec, EmulatedBoard
@@ -33,13 +35,16 @@ from millpond.linux.pid1 import reap_orphans
 TEND_SECONDS = 0.1
 RESTART_SECONDS = 2.0  # between two starts of a daemon that cannot run
 STOP_SECONDS = 20.0
+READY_SECONDS = 60.0  # a device that is not ready by then does not keep the command back
 SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal, and again from processes that pass it on
+_STARTING = (DeviceState.ABSENT, DeviceState.CONNECTING)
 
 
-def emulate(fleet: Fleet, command: list[str] | None = None, said: str = "", *, accepts: bool = False) -> int:
+def emulate(fleet: Fleet, command: list[str] | None = None, said: str = "", *, prepares: bool = False) -> int:
     """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside;
-    ``said`` is printed when nothing is in its way. A command that ``accepts`` signals itself
-    (``accept_signals``) gets none before: a Python that is still loading answers Ctrl-C with a traceback.
+    ``said`` is printed when nothing is in its way. The command starts when all devices are ready, or after
+    READY_SECONDS. One that ``prepares`` itself starts at once, waits for the fleet on its own, and gets no
+    signals before its ``accept_signals``: a Python that is still loading answers Ctrl-C with a traceback.
 
     Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it, or if
     the fleet is being emulated already. All processes inside hold the lock, so it lasts as long as any of
@@ -49,7 +54,7 @@ def emulate(fleet: Fleet, command: list[str] | None = None, said: str = "", *, a
     with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
         if said:
             print(said)
-        return _run_machine(EmulatedMachine(fleet, command, accepts))
+        return _run_machine(EmulatedMachine(fleet, command, prepares))
 
 
 def _run_machine(machine: EmulatedMachine) -> int:
@@ -99,11 +104,11 @@ def _board(fleet: Fleet, device: DeviceConfig) -> BoardRuntime:
 class EmulatedMachine:
     """The processes of an emulated machine: boards, the host daemon and, if there is one, a command."""
 
-    def __init__(self, fleet: Fleet, command: list[str] | None, accepts: bool) -> None:
-        self._fleet, self._command, self._accepts = fleet, command, accepts
+    def __init__(self, fleet: Fleet, command: list[str] | None, prepares: bool) -> None:
+        self._fleet, self._command, self._prepares = fleet, command, prepares
         self._backplane = BoardSupervisor([_board(fleet, device) for device in fleet.config.device])
         self._daemon: subprocess.Popen[bytes] | None = None
-        self._daemon_started = 0.0
+        self._started = self._daemon_started = time.monotonic()
         self._interrupted = 0
         self._interrupted_at = 0.0
 
@@ -116,22 +121,32 @@ class EmulatedMachine:
             make_bridge()
         self._backplane.power_on()
         self._start_daemon()
-        command = self._start_command()
+        command = None
         while not self._interrupted and (command is None or command.poll() is None):
+            if command is None and self._command and self._may_start():
+                command = self._start_command(self._command)
             self._tend(command)
             time.sleep(TEND_SECONDS)
         code = self._end(command)
         self._stop()
         return code
 
-    def _start_command(self) -> subprocess.Popen[bytes] | None:
-        if not self._command:
-            return None
+    def _may_start(self) -> bool:
+        """Return whether the command need not wait (any longer) for the fleet."""
+        if self._prepares or time.monotonic() > self._started + READY_SECONDS:
+            return True
+        try:
+            with DaemonClient(self._fleet.directory) as client:
+                return not any(device.state in _STARTING for device in client.devices())
+        except (LocalError, RemoteError):
+            return False
+
+    def _start_command(self, command: list[str]) -> subprocess.Popen[bytes]:
         mask = signal.pthread_sigmask(
-            signal.SIG_BLOCK, FORWARDED_SIGNALS if self._accepts else ()
+            signal.SIG_BLOCK, FORWARDED_SIGNALS if self._prepares else ()
         )  # the command inherits the mask
         try:
-            return subprocess.Popen(self._command)
+            return subprocess.Popen(command)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

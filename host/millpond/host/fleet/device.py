@@ -155,7 +155,9 @@ class Device:
         except TimeoutError:
             raise DeadlineExceeded(f"{self.name} did not answer on port {port} in time") from None
         except OSError as error:
-            raise ConnectionLost(f"{self.name}: {error.strerror or error}") from None
+            status = self.status
+            absent = f"; it is absent: {status.reason}" if status.state is DeviceState.ABSENT else ""
+            raise ConnectionLost(f"{self.name}: {error.strerror or error}{absent}") from None
         enable_keepalive(sock)  # also for those that the socket is passed on to
         return sock
 

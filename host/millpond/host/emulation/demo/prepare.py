@@ -41,7 +41,7 @@ def _run(directory: Path, seed: int) -> int:
     _write_data(fleet, directory, seed)
     shutil.copy(_example("digits.toml"), directory / "digits.toml")
     command = [sys.executable, "-m", "millpond.host.main", "demo-inside", str(directory), str(seed)]
-    return machine.emulate(fleet, command, accepts=True)
+    return machine.emulate(fleet, command, prepares=True)
 
 
 def _check_ours(directory: Path) -> None:
