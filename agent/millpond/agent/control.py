@@ -33,6 +33,7 @@ from millpond.aggregate.messages import StartNode
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.fs.store.usage import private_bytes
+from millpond.launch.shared_mount import SharedMount
 from millpond.linux.zygote.client import Zygote
 from millpond.train.job.check import check_work
 from millpond.train.job.files import check_job_files
@@ -54,7 +55,7 @@ from millpond.wire.control_messages import (
 )
 from millpond.wire.data_service_messages import StartDataService
 from millpond.wire.framing import Head
-from millpond.wire.launch_messages import Launch
+from millpond.wire.launch_messages import Launch, ShareFolder
 from millpond.wire.messages import Failure, Message, Ok
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,13 @@ _DAY_SECONDS = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """The purpose of a bulk connection: ``worker``'s parameters, those of a ``node``, or else the volume."""
+    """The purpose of a bulk connection: ``worker``'s parameters, those of a ``node``, the mount of a folder
+    that a launch has ``shared``, or else the volume.
+    """
 
     worker: JobWorker | None = None
     node: NodeProcess | None = None
+    shared: SharedMount | None = None
 
 
 class HostTime:
@@ -146,17 +150,8 @@ class AgentService:
                 return message
             if isinstance(message, Hello) and isinstance(host.sock, ssl.SSLSocket):
                 self._host_time.note(message.time, tls.peer_expiry(host.sock))
-            if isinstance(message, PrepareWorker):
-                self._run_job(message, host)
-                return None
-            if isinstance(message, StartNode):
-                self._run_node(message, host)
-                return None
-            if isinstance(message, StartDataService):
-                self._serve_data(message, host)
-                return None
-            if isinstance(message, Launch):
-                self.launches.serve(message, host)
+            if lasting := self._LASTING.get(type(message)):
+                lasting(self, message, host)
                 return None
             host.send(self._answer(message), Deadline.after(REPLY_SECONDS))
 
@@ -211,8 +206,17 @@ class AgentService:
         WarmUp: _warm_up,
     }
 
-    def _run_node(self, request: StartNode, host: Channel) -> None:
+    def _launch(self, request: Message, host: Channel) -> None:
+        assert isinstance(request, Launch)
+        self.launches.serve(request, host)
+
+    def _share(self, request: Message, host: Channel) -> None:
+        assert isinstance(request, ShareFolder)
+        self.launches.shared.serve(request, host, lambda mount, tls: self.issue(Purpose(shared=mount), tls))
+
+    def _run_node(self, request: Message, host: Channel) -> None:
         """Run a node without a job, to measure links, for as long as the host holds this connection."""
+        assert isinstance(request, StartNode)
         if not 0 < request.size <= self.config.policy.largest_model:
             text = f"policy.largest_model: a node of {request.size} values"
             host.send(Failure("policy", text), Deadline.after(REPLY_SECONDS))
@@ -239,8 +243,9 @@ class AgentService:
                     answer = Failure("device", f"the node cannot be started: {error}")
                 host.send(answer, Deadline.after(REPLY_SECONDS))
 
-    def _serve_data(self, request: StartDataService, host: Channel) -> None:
+    def _serve_data(self, request: Message, host: Channel) -> None:
         """Run a data service for as long as the host holds this connection."""
+        assert isinstance(request, StartDataService)
         gate, tally = self.gate, self.data_tally
         try:
             made = DataServiceProcess(self.config, request.secret, gate.patterns, tally, self.zygote)
@@ -253,8 +258,9 @@ class AgentService:
             with contextlib.closing(made):
                 made.serve(host)
 
-    def _run_job(self, request: PrepareWorker, host: Channel) -> None:
+    def _run_job(self, request: Message, host: Channel) -> None:
         """Run a job's worker for as long as the host holds this connection."""
+        assert isinstance(request, PrepareWorker)
         try:
             check_work(request.work, "the job")
             check_job_files(request.needed, "the job: files")
@@ -289,6 +295,15 @@ class AgentService:
             self._workers.remove(worker)
             worker.stop()
             log.info("job %s: worker ended", worker.name)
+
+    _LASTING: dict[type[Message], Callable[[AgentService, Message, Channel], None]] = {  # noqa: RUF012 - as above
+        PrepareWorker: _run_job,
+        StartNode: _run_node,
+        StartDataService: _serve_data,
+        Launch: _launch,
+        ShareFolder: _share,
+    }
+    """What takes the connection over, for as long as it lasts."""
 
 
 def _without_payload(request: Head) -> Message:

@@ -23,7 +23,8 @@ from millpond.agent.policy.launch_rules import check_launch
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, DeadlineExceeded, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
-from millpond.launch.process import LaunchedScript
+from millpond.launch.process import LaunchedScript, shared_bind
+from millpond.launch.sharing import SharedFolders
 from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
@@ -71,6 +72,7 @@ class LaunchedScripts:
     ) -> None:
         self._config, self._gate, self._others, self._crossed = config, gate, others, crossed
         self._zygote = zygote
+        self.shared = SharedFolders(Path(config.state, "shared"), config.users.launch)
         self._lock = threading.Lock()
         self._script = ""
 
@@ -122,7 +124,8 @@ class LaunchedScripts:
             self._lock.release()
 
     def _run(self, request: Launch, host: Channel, inputs: _Inputs, count: Callable[[], None]) -> None:
-        sandbox = _sandbox(self._config, request)
+        shared = self.shared.place(request.run) if request.shares else None
+        sandbox = _sandbox(self._config, request, shared)
         script = LaunchedScript(self._zygote, sandbox, request, self._config.link.interface)
         try:
             inputs.pass_on(script)
@@ -276,9 +279,14 @@ def _finish(script: LaunchedScript, host: Channel, outgoing: _Outgoing, most: in
         outgoing.send(head.message, bytes(data))
 
 
-def _sandbox(config: AgentConfig, request: Launch) -> Sandbox:
-    """Return a sandbox with the device's network, so without the private part unless its owner allows it."""
+def _sandbox(config: AgentConfig, request: Launch, shared: Path | None) -> Sandbox:
+    """Return a sandbox with the device's network, so without the private part unless its owner allows it, and
+    with the ``shared`` folder.
+    """
     own = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True)
+    if shared:
+        links = config.privacy.launch != "private"  # see policy.shown_volume
+        own = replace(own, binds=(*(own.binds or ()), shared_bind(shared, follow_links=links)))
     if config.privacy.launch == "private":
         return showing_private(replace(own, uid=config.users.worker), config, request)
     public = Path(config.volume, PUBLIC)

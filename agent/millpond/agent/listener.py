@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import logging
 import socket
-import ssl
-from collections.abc import Callable
 
 from millpond.agent.control import AgentService
 from millpond.agent.gate import CanaryError
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, RemoteError, VersionMismatch
-from millpond.linux import sockets
 from millpond.wire import tls
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
@@ -22,11 +18,11 @@ from millpond.wire.control_messages import Attach
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Failure, Ok
 from millpond.wire.places import ConnectionPlace, ConnectionPlaces
+from millpond.wire.relay import relay
 
 log = logging.getLogger(__name__)
 
 FIRST_WORD_SECONDS = 10.0
-RELAY_SECONDS = 60.0
 CONNECTIONS = 64
 """Connections of the host, as many of strangers that are silent, and as many of those that have said
 something; a stranger has FIRST_WORD_SECONDS to become the host.
@@ -134,39 +130,12 @@ class Listener:
             outlet = self._service.gate.outlet()
             purpose.worker.relay(Channel(client.sock, "host", limits=_HOST, outlet=outlet))
             return
-        server = purpose.node or self._service.volume
+        server = purpose.node or purpose.shared or self._service.volume
         if encrypted:
             place.relayed()
-            _relay(client.sock, server.hand_over)
+            relay(client.sock, server.hand_over)
         else:
             server.hand_over(client.sock)
-
-
-def _relay(host: socket.socket, hand_over: Callable[[socket.socket], None]) -> None:
-    """Relay between TLS, which cannot be handed to another process, and the server that gets the other end.
-
-    One thread for both directions: OpenSSL allows no two in one connection. Requests and replies take turns,
-    so sending cannot block both ways.
-    """
-    ours, theirs = socket.socketpair()
-    hand_over(theirs)
-    with ours, contextlib.suppress(OSError):
-        host.settimeout(RELAY_SECONDS)
-        ours.settimeout(RELAY_SECONDS)
-        while _relay_once(host, ours):
-            pass
-
-
-def _relay_once(host: socket.socket, server: socket.socket) -> bool:
-    """Wait for either side and pass its data on; return False when one has ended."""
-    waiting = isinstance(host, ssl.SSLSocket) and host.pending()
-    ready = [host] if waiting else sockets.readable([host, server])
-    for source in ready:
-        data = source.recv(1 << 18)
-        if not data:
-            return False
-        (server if source is host else host).sendall(data)
-    return True
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -7,15 +7,16 @@ import contextlib
 import dataclasses
 import os
 import socket
+from pathlib import Path
 
 from millpond.base.deadline import Deadline
-from millpond.linux.confinement.sandbox import Sandbox
+from millpond.linux.confinement.sandbox import Bind, Sandbox
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.limits.process_limits import REFUSED, Shortage
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
-from millpond.wire.launch_messages import SAVED_PART, Launch, StopScript
+from millpond.wire.launch_messages import SAVED_PART, SHARED_PLACE, Launch, StopScript
 
 SEND_SECONDS = 60.0  # a cold ARM board takes some to start Python
 _LIMITS = Limits(head=1 << 16, payload=SAVED_PART)
@@ -79,6 +80,11 @@ class LaunchedScript:
         if self.output >= 0:
             os.close(self.output)
             self.output = -1
+
+
+def shared_bind(mounted: Path, *, follow_links: bool = True) -> Bind:
+    """Return the bind of a folder that all workers share, ``mounted`` here, into a script's sandbox."""
+    return Bind(mounted, Path(SHARED_PLACE), read_only=False, follow_links=follow_links)
 
 
 def _channels(

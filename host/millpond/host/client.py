@@ -20,6 +20,7 @@ from millpond.host.api.launch import (
 from millpond.host.connection import ANSWER_SECONDS
 from millpond.host.model.jobs import ACTIVE
 from millpond.host.submission import JobSubmission
+from millpond.linux import sockets
 from millpond.wire.control_messages import Ledger, Log, LogPosition
 from millpond.wire.framing import Limits
 from millpond.wire.launch_messages import SAVED_PART
@@ -94,12 +95,18 @@ class DaemonClient(JobSubmission):
             return self._channel.expect(daemon.JobProgress, NEVER)
 
     def launch(
-        self, request: StartLaunch, inputs: Iterable[tuple[LaunchInput, bytes]] = ()
+        self,
+        request: StartLaunch,
+        inputs: Iterable[tuple[LaunchInput, bytes]] = (),
+        shared: int | None = None,
     ) -> Iterator[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]:
         """Launch a script and follow it until all its workers have ended; they end with this connection.
-        ``inputs`` are parts of files, if the request has some. Yields messages, each with its payload.
+        ``inputs`` are parts of files, and ``shared`` is an open folder, if the request has such. Yields
+        messages, each with its payload.
         """
         self._channel.send(request, self._deadline)
+        if shared is not None:
+            sockets.send_descriptors(self._channel.sock, [shared])
         if request.inputs:
             for part, content in inputs:
                 self._channel.send(part, self._deadline, content)

@@ -30,6 +30,8 @@ MOST_NAMED = 8
 """Most names of files that were left out."""
 WORKER = "MILLPOND_WORKER"
 """The variable of a script's environment that holds its worker's name, such as csd0 or host."""
+SHARED, SHARED_PLACE = "MILLPOND_SHARED", "/shared"
+"""The variable that tells where the folder is that all workers share, if they do; and that place."""
 
 
 @message("launch")
@@ -47,7 +49,8 @@ class Launch(Message):
     The script is run as the ``module`` of that name, if there is one, by so many ``processes``, which share
     the worker's folder; with ``shared`` processors, those of several workers' machine, each has one thread.
     It has ``variables`` in its environment. With ``inputs``, InputParts and InputsEnd follow. If it
-    ``tells_ports``, its first process sends Listening whenever these change.
+    ``tells_ports``, its first process sends Listening whenever these change. If it ``shares`` a folder with
+    the others, see ShareFolder, that is at SHARED_PLACE.
 
     Answered by any number of Outputs, then Exited, SavedParts, and at last AllSaved. The script runs for as
     long as this connection is open.
@@ -74,6 +77,24 @@ class Launch(Message):
     variables: tuple[tuple[str, str], ...] = ()
     inputs: bool = False
     tells_ports: bool = False
+    shares: bool = False
+
+
+@message("launch.share")
+class ShareFolder(Message):
+    """Mount the folder that the launch ``run`` shares, before its Launch, over another connection.
+
+    Answered by a Ticket for each connection to its server that the mount wants, which the host makes with it,
+    and by Ok once it is mounted. These are encrypted if ``tls``. The mount ends with this connection.
+    """
+
+    run: str
+    tls: bool
+
+
+@message("launch.share.end")
+class EndSharing(Message):
+    """Unmount the shared folder once all that was written is sent; answered as ShareFolder, at last by Ok."""
 
 
 @message("launch.ports")
@@ -262,6 +283,8 @@ def environment(launch: Launch, interface: str, local: int = 0) -> dict[str, str
         "HF_HUB_OFFLINE": "1",  # no worker reaches it, and each look-up would be tried again and again
         WORKER: launch.worker,
     }
+    if launch.shares:
+        found[SHARED] = SHARED_PLACE
     if launch.shared or launch.processes > 1:
         found["OMP_NUM_THREADS"] = "1"
     if not launch.confined:

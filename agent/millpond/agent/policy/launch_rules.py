@@ -36,9 +36,8 @@ _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{LONGEST_NAME - 1}}}")
 
 def check_launch(policy: Policy, device: str, request: Launch) -> None:
     """Raise Refused for a launch that may read private folders, and that the policy forbids."""
-    if (request.variables or request.inputs or request.processes != 1) and (
-        request.confined or policy.code != "any"
-    ):
+    more = request.variables or request.inputs or request.shares or request.processes != 1
+    if more and (request.confined or policy.code != "any"):
         raise refused("code", "a private launch is its script and files alone, which owners sign")
     for folder in request.folders:
         check_folder(policy, device, Folder(folder, device))

@@ -24,7 +24,6 @@ from millpond.fs.store.create import (
     checked,
     names_are_bytes,
     open_unnamed,
-    permissions,
     proc_path,
     set_mode,
     set_times,
@@ -61,12 +60,14 @@ class BackingFs:
 
     ``chown_new`` gives new files to the owner they are made for: for real root only. All files are public, or
     those below the name ``public`` in the root: then no name crosses that border (EXDEV), and ``statfs``
-    reports on that part. At most ``max_descriptors`` should be open. Several threads may call at once:
-    an operation that is under way goes on with its file when another forgets or releases it.
+    reports on that part. ``plain`` is as of Creator. At most ``max_descriptors`` should be open. Several
+    threads may call at once: an operation that is under way goes on with its file when another forgets it.
     """
 
-    def __init__(self, root: int, *, chown_new: bool = False, public: bytes | None = None) -> None:
-        self._creator = Creator(chown_new=chown_new)
+    def __init__(
+        self, root: int, *, chown_new: bool = False, public: bytes | None = None, plain: bool = False
+    ) -> None:
+        self._creator = Creator(chown_new=chown_new, plain=plain)
         self.new_owner = self._creator.owner
         self._public, self._lock = public, threading.Lock()
         self.max_descriptors = self.last_descriptor = sys.maxsize
@@ -269,7 +270,7 @@ class BackingFs:
                 new = checked(Owner(*(-1 if each is None else each for each in (changes.uid, changes.gid))))
                 os.chown(proc_path(place), new.uid, new.gid)
             if changes.mode is not None:
-                set_mode(place, permissions(changes.mode & 0o177777))
+                set_mode(place, self._creator.permissions(changes.mode & 0o177777))
             if changes.atime is not None or changes.mtime is not None:
                 set_times(place, changes.atime, changes.mtime)
             return self._attributes(place)
@@ -301,7 +302,7 @@ class BackingFs:
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> FoundEntry:
         """Make a directory."""
         with self.pinned(parent) as directory:
-            made = self._creator.directory(directory, one_name(name), permissions(mode), owner)
+            made = self._creator.directory(directory, one_name(name), mode, owner)
         return self._found(made, self._below(parent, name))
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> FoundEntry:
@@ -347,7 +348,7 @@ class BackingFs:
         kept = flags & _CREATE_FLAGS
         try:
             with self.pinned(parent) as directory:
-                made = self._creator.file(directory, one_name(name), kept, permissions(mode), owner)
+                made = self._creator.file(directory, one_name(name), kept, mode, owner)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise

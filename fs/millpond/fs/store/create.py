@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import AnyStr
 
 from millpond.fs.vfs.inode_api import Now
-from millpond.fs.vfs.path_api import Owner, within
+from millpond.fs.vfs.path_api import Owner, os_error, within
 from millpond.linux import syscalls
 
 SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
@@ -21,15 +21,17 @@ _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS: an int, though its number says 8 bytes
 _CASEFOLD = 0x40000000
 _ECRYPTFS = 0xF15F
+_SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 class Creator:
     """Makes files in a directory that is given by a descriptor. ``chown_new`` gives them to their ``owner``:
-    for real root only. Without it they belong to this process.
+    for real root only. Without it they belong to this process. With ``plain`` it makes no devices and sets no
+    set-id bits, where the file system below heeds these.
     """
 
-    def __init__(self, *, chown_new: bool) -> None:
-        self._chown_new = chown_new
+    def __init__(self, *, chown_new: bool, plain: bool = False) -> None:
+        self._chown_new, self._plain = chown_new, plain
 
     @property
     def owner(self) -> Owner | None:
@@ -41,20 +43,30 @@ class Creator:
         """Whether new files are given to other users."""
         return self._chown_new
 
+    def permissions(self, mode: int) -> int:
+        """Return the permission bits that a file may have. Raises OSError: EINVAL if ``mode`` has no such."""
+        return within(mode, 0, 0o177777) & 0o7777 & ~(_SET_ID if self._plain else 0)
+
     def file(self, parent: int, name: AnyStr, flags: int, mode: int, owner: Owner | None) -> int:
         """Create a regular file that does not exist yet. Returns its descriptor."""
+        mode = self.permissions(mode)
         made = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, mode, dir_fd=parent)
         with _undo_on_error(lambda: os.unlink(name, dir_fd=parent)):
             return self._finish(made, parent, mode, owner)
 
     def directory(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
         """Make a directory. Returns an O_PATH descriptor."""
+        mode = self.permissions(mode)
         os.mkdir(name, mode, dir_fd=parent)
         with _undo_on_error(lambda: os.rmdir(name, dir_fd=parent)):
             return self._finish(os.open(name, _PLACE, dir_fd=parent), parent, mode, owner)
 
     def node(self, parent: int, name: AnyStr, mode: int, rdev: int, owner: Owner | None) -> int:
         """Make a file of any type that mknod(2) can. Returns an O_PATH descriptor."""
+        if self._plain:
+            if stat.S_IFMT(mode) in (stat.S_IFCHR, stat.S_IFBLK):
+                raise os_error(errno.EPERM)
+            mode &= ~_SET_ID
         os.mknod(name, mode, rdev, dir_fd=parent)
         with _undo_on_error(lambda: os.unlink(name, dir_fd=parent)):
             return self._finish(os.open(name, _PLACE, dir_fd=parent), parent, stat.S_IMODE(mode), owner)
@@ -111,11 +123,6 @@ def proc_path(descriptor: int) -> str:
 def set_mode(descriptor: int, mode: int) -> None:
     """Set the permission bits of an open file."""
     os.chmod(proc_path(descriptor), mode)  # noqa: PTH101 - a Path would only be taken apart again
-
-
-def permissions(mode: int) -> int:
-    """Return the permission bits of a mode. Raises OSError: EINVAL if it is none."""
-    return within(mode, 0, 0o177777) & 0o7777
 
 
 def checked(owner: Owner) -> Owner:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,6 @@ import typer
 from millpond.base.errors import LocalError
 from millpond.host.api.launch import (
     LaunchEnded,
-    LaunchInput,
     LaunchOutput,
     LaunchSaved,
     StartLaunch,
@@ -32,6 +32,7 @@ from millpond.wire.launch_messages import script_digest
 
 MOST_LINES = 100_000
 """Lines of output in a JSON document: the last ones."""
+Events = Iterable[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]
 
 
 FilesOption = Annotated[
@@ -52,6 +53,12 @@ InputOption = Annotated[
 OutputOption = Annotated[
     Path | None,
     typer.Option("--output", metavar="DIR", help="Keep what the script saves, as DIR/WORKER/FILE."),
+]
+SharedOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--shared", metavar="DIR", help="A folder that all share, at $MILLPOND_SHARED; made if missing."
+    ),
 ]
 PrivateOption = Annotated[
     bool,
@@ -82,6 +89,7 @@ def launch(
     wheels: WheelsOption = None,
     variables: EnvironmentOption = None,
     given: InputOption = None,
+    shared: SharedOption = None,
     saved: OutputOption = None,
     most: Annotated[
         int, typer.Option("--output-limit", min=1, max=65536, help="MiB of files of each worker.")
@@ -104,6 +112,8 @@ def launch(
         return
     if folders and not private:
         raise LocalError("--data is for --private")
+    if shared and private:
+        raise LocalError("--private scripts have no network, and their own files alone: leave --shared out")
     start = StartLaunch(
         name,
         tuple(left),
@@ -118,9 +128,11 @@ def launch(
         processes=processes,
         variables=tuple(map(_variable, variables or ())),
         inputs=bool(given or wheels),
+        shares=shared is not None,
     )
-    with DaemonClient(fleet_directory) as client:
-        ended = _run(client, start, read_inputs(given, wheels or ()), saved, as_json=as_json)
+    with DaemonClient(fleet_directory) as client, _opened(shared) as folder:
+        events = client.launch(start, read_inputs(given, wheels or ()), folder)
+        ended = _run(start, events, saved, as_json=as_json)
     if ended.error:
         fail(ended.error, JOB, document=False)
 
@@ -132,32 +144,34 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _run(
-    client: DaemonClient,
-    start: StartLaunch,
-    inputs: Iterable[tuple[LaunchInput, bytes]],
-    output: Path | None,
-    *,
-    as_json: bool,
-) -> LaunchEnded:
-    """Run a launch: print lines as they come, each with its worker's name, or, as JSON, one document at the
-    end; keep what the workers have saved in ``output``.
+@contextlib.contextmanager
+def _opened(folder: Path | None) -> Iterator[int | None]:
+    """Yield an open folder, made if it is missing; None without one. The daemon opens nothing by a path."""
+    if folder is None:
+        yield None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _run(start: StartLaunch, events: Events, output: Path | None, *, as_json: bool) -> LaunchEnded:
+    """Follow a launch: print lines as they come, each with its worker's name, or, as JSON, one document at
+    the end; keep what the workers have saved in ``output``.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(OutputFolder(output)) if output else None
-        ended = _show(client.launch(start, inputs), folder, as_json=as_json)
+        ended = _show(events, folder, as_json=as_json)
     if not as_json:
         for line in [*_about_files(ended.workers, output), *_about_privacy(start, ended.workers)]:
             print(f"millpond: {line}", file=sys.stderr)
     return ended
 
 
-def _show(
-    events: Iterable[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]],
-    folder: OutputFolder | None,
-    *,
-    as_json: bool,
-) -> LaunchEnded:
+def _show(events: Events, folder: OutputFolder | None, *, as_json: bool) -> LaunchEnded:
     lines: deque[dict[str, str]] = deque(maxlen=MOST_LINES)
     for event, data in events:
         if isinstance(event, LaunchSaved):

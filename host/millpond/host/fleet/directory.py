@@ -174,6 +174,11 @@ class Fleet:
         return self.directory / "volumes" / name
 
     @property
+    def shared_folders(self) -> Path:
+        """The folder in which the host daemon mounts what launches share, for the ranks on the host."""
+        return self.directory / "shared"
+
+    @property
     def mount_stats(self) -> Path:
         """The folder of the sockets on which this host's mounts serve their statistics."""
         return self.directory / "mounts"

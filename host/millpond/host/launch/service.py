@@ -7,7 +7,9 @@ A launch belongs to the connection of its command: all workers end when that con
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,14 @@ from functools import partial
 from pathlib import Path
 
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConfigError, ConnectionLost, MillpondError, Refused, RemoteError
+from millpond.base.errors import (
+    ConfigError,
+    ConnectionLost,
+    LocalError,
+    MillpondError,
+    Refused,
+    RemoteError,
+)
 from millpond.base.text import printable
 from millpond.host.api.launch import (
     EVERYONE,
@@ -32,6 +41,7 @@ from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.launch.data_services import DataRequests
 from millpond.host.launch.group import LaunchGroup, serve_channel
 from millpond.host.launch.inputs import LaunchInputs
+from millpond.host.launch.shared import SharedFolder
 from millpond.host.launch.workers import (
     LOOK_SECONDS,
     HostPlace,
@@ -43,6 +53,7 @@ from millpond.host.launch.workers import (
 )
 from millpond.host.model.failures import reason_of
 from millpond.host.model.jobs import HOST
+from millpond.launch.shared_mount import take_away
 from millpond.linux import sockets
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
@@ -89,15 +100,17 @@ class LaunchService:
         self._zygote, self._volume = zygote, volume
         self._lock = threading.Lock()
         self._reserved: set[str] = set()
+        for left in fleet.shared_folders.glob("*"):  # mounts of a daemon that was killed
+            take_away(left)
 
     def run(self, request: StartLaunch, client: Channel) -> None:
         """Run a launch to its end and send all its output to ``client``. Raises LocalError, RemoteError."""
-        with LaunchInputs(self._fleet.directory) as inputs:
+        with _shared(request, client) as folder, LaunchInputs(self._fleet.directory) as inputs:
             if request.inputs:
                 inputs.receive(client)
-            self._run(request, inputs, client)
+            self._run(request, folder, inputs, client)
 
-    def _run(self, request: StartLaunch, inputs: LaunchInputs, client: Channel) -> None:
+    def _run(self, request: StartLaunch, folder: int | None, inputs: LaunchInputs, client: Channel) -> None:
         check_files(request.script, request.files)
         check_start(request.processes, dict(request.variables))
         names = self._names(request)
@@ -106,11 +119,27 @@ class LaunchService:
             self._wait_ready(names, client)
             public = {name: self._volume(name) / "public" for name in names} if request.host else {}
             reached = () if request.confined else names
-            with self._forwarding.between(reached, host=request.host and not request.confined) as opened:
-                place = HostPlace(self._zygote, public, inputs, opened)
+            with (
+                self._forwarding.between(reached, host=request.host and not request.confined) as opened,
+                self._serving(folder) as shared,
+            ):
+                place = HostPlace(self._zygote, public, inputs, opened, shared)
                 workers = plan(self._fleet, request, names)
                 opened.reserve(workers[0].launch.master_port)
                 client.send(_Launch(workers, self._devices, place, client).run(), NEVER)
+
+    @contextlib.contextmanager
+    def _serving(self, folder: int | None) -> Iterator[SharedFolder | None]:
+        """Serve an open folder inside the context, if there is one. Raises LocalError."""
+        if folder is None:
+            yield None
+            return
+        try:
+            shared = SharedFolder(folder, self._fleet.shared_folders)
+        except OSError as error:
+            raise LocalError(f"the shared folder cannot be served: {error.strerror}") from None
+        with contextlib.closing(shared):
+            yield shared
 
     def _names(self, request: StartLaunch) -> tuple[str, ...]:
         names = request.devices or tuple(self._devices)
@@ -122,9 +151,11 @@ class LaunchService:
                 raise ConfigError(f"'{name}' is named twice")
         if not names and not request.host:
             raise ConfigError("there is nobody to run the script: no device, and not the host")
-        if request.confined and (request.inputs or request.variables or request.processes != 1):
+        more = request.inputs or request.variables or request.shares or request.processes != 1
+        if request.confined and more:
             raise ConfigError(
-                "--private is for a script and its files alone: no --input, --wheels, --env, --nproc-per-node"
+                "--private is for a script and its files alone: no --input, --wheels, --env, --shared, "
+                "--nproc-per-node"
             )
         if request.confined and not request.host:
             raise ConfigError("--private needs the host as rank 0, whose model all begin with: no --no-host")
@@ -157,6 +188,27 @@ class LaunchService:
                 _check_present(client)
                 if deadline.passed:
                     raise RemoteError(f"{name} is not ready: {self._devices[name].status.reason}")
+
+
+@contextlib.contextmanager
+def _shared(request: StartLaunch, client: Channel) -> Iterator[int | None]:
+    """Receive the descriptor of the folder that the workers are to share, if they are; it is closed in the
+    end. Raises RemoteError.
+    """
+    if not request.shares:
+        yield None
+        return
+    client.sock.settimeout(END_SECONDS)
+    try:
+        (folder,) = sockets.receive_descriptors(client.sock, 1)
+    except OSError as error:
+        raise ConnectionLost(f"no folder came to share: {error.strerror or error}") from None
+    try:
+        if not stat.S_ISDIR(os.fstat(folder).st_mode):
+            raise ConfigError("only a folder can be shared")
+        yield folder
+    finally:
+        os.close(folder)
 
 
 class _Launch:
@@ -258,8 +310,7 @@ class _Launch:
                 count = run_on_host(worker, self._place, serve, observer, self._over)
             else:
                 device, answer = self._devices[worker.name], partial(self._answer, worker)
-                inputs = self._place.inputs
-                count = run_on_device(worker, device, inputs, answer, observer, self._over)
+                count = run_on_device(worker, device, self._place, answer, observer, self._over)
             self._put(LaunchEvent(worker, done=True, count=count))
         except (MillpondError, OSError) as error:
             self._put(LaunchEvent(worker, reason=printable(reason_of(error, worker.name)), done=True))

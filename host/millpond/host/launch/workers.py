@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,9 +22,10 @@ from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.firewall import OpenPorts
 from millpond.host.launch.group import is_group_request
 from millpond.host.launch.inputs import LaunchInputs
+from millpond.host.launch.shared import SharedFolder
 from millpond.host.model.jobs import HOST
 from millpond.images.boards import EMULATED
-from millpond.launch.process import LaunchedScript
+from millpond.launch.process import LaunchedScript, shared_bind
 from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
@@ -46,6 +47,7 @@ from millpond.wire.launch_messages import (
     Taken,
 )
 from millpond.wire.messages import Failure, Message
+from millpond.wire.relay import is_readable
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.1
@@ -115,6 +117,7 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
             variables=request.variables,
             inputs=request.inputs,
             tells_ports=name == HOST and bool(devices) and not request.confined,
+            shares=request.shares,
         )
 
     return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names)]
@@ -190,16 +193,27 @@ class Over:
 @dataclass(frozen=True, slots=True)
 class HostPlace:
     """The needs of the host's worker: the zygote that it is a fork of, the public folders by device, the
-    files that all workers are sent, and the ports that are ``opened`` to devices.
+    files that all workers are sent, the ports that are ``opened`` to devices, and the folder that all
+    workers share, if they do.
     """
 
     zygote: Zygote
     public: Mapping[str, Path]
     inputs: LaunchInputs
     opened: OpenPorts = field(default_factory=OpenPorts)
+    shared: SharedFolder | None = None
 
-    def sandbox(self, *, confined: bool) -> Sandbox:
-        """Return its sandbox."""
+    @contextlib.contextmanager
+    def sandbox(self, launch: Launch) -> Iterator[Sandbox]:
+        """Yield its sandbox, in which the shared folder is mounted inside the context."""
+        with contextlib.ExitStack() as stack:
+            sandbox = self._sandbox(confined=launch.confined)
+            if self.shared:
+                mounted = stack.enter_context(self.shared.on_host(launch.run))
+                sandbox = replace(sandbox, binds=(*(sandbox.binds or ()), shared_bind(mounted)))
+            yield sandbox
+
+    def _sandbox(self, *, confined: bool) -> Sandbox:
         folders = [(path, ALL_PUBLIC / name / "public") for name, path in self.public.items()]
         folders += [(folders[0][0], PUBLIC)] if folders else []
         return Sandbox(
@@ -216,8 +230,20 @@ def run_on_host(
     """Run a worker on the host, whose requests ``serve`` answers. Returns the count of what it has saved;
     None if the launch ended it. Raises OSError, RemoteError.
     """
+    with place.sandbox(worker.launch) as sandbox:
+        script = LaunchedScript(place.zygote, sandbox, worker.launch, worker.interface)
+        return _run_on_host(script, worker, place, serve, observer, over)
+
+
+def _run_on_host(
+    script: LaunchedScript,
+    worker: LaunchWorker,
+    place: HostPlace,
+    serve: Serve,
+    observer: WorkerObserver,
+    over: Over,
+) -> AllSaved | None:
     launch = worker.launch
-    script = LaunchedScript(place.zygote, place.sandbox(confined=launch.confined), launch, worker.interface)
     serving = threading.Thread(target=serve, args=(script.requests,), name="requests host", daemon=True)
     try:
         over.add(script.channel)
@@ -299,7 +325,7 @@ def _take_part(head: Head, channel: Channel, order: SavedOrder, observer: Worker
 def run_on_device(
     worker: LaunchWorker,
     device: Device,
-    inputs: LaunchInputs,
+    place: HostPlace,
     answer: Answer,
     observer: WorkerObserver,
     over: Over,
@@ -307,6 +333,19 @@ def run_on_device(
     """Run a worker on a device. ``answer`` sends the answer to a request of its script, and returns False if
     the launch is over. Returns as ``run_on_host``. Raises RemoteError, also when the launch is over.
     """
+    run, shared = worker.launch.run, place.shared
+    with shared.on_device(device, run) if shared else contextlib.nullcontext():
+        return _run_on_device(worker, device, place.inputs, answer, observer, over)
+
+
+def _run_on_device(
+    worker: LaunchWorker,
+    device: Device,
+    inputs: LaunchInputs,
+    answer: Answer,
+    observer: WorkerObserver,
+    over: Over,
+) -> AllSaved | None:
     launch, order, stopped = worker.launch, SavedOrder(worker.launch.most_saved), False
     with device.control(Deadline.after(START_SECONDS)) as agent:
         over.add(agent)
@@ -319,7 +358,7 @@ def run_on_device(
                     return None
                 agent.send(StopScript(), Deadline.after(START_SECONDS))
                 stopped = True
-            if not _is_readable(agent):
+            if not is_readable(agent.sock, LOOK_SECONDS):  # a TLS connection is for one thread
                 continue
             head = agent.receive(NEVER)
             if is_request(head.message, launch):
@@ -334,13 +373,6 @@ def run_on_device(
 def is_request(message: Message, launch: Launch) -> bool:
     """Return whether a message is a request that the scripts of this launch make."""
     return is_group_request(message) if launch.confined else isinstance(message, FindData)
-
-
-def _is_readable(agent: Channel) -> bool:
-    """Wait a moment; return whether something has come. (A TLS connection is for one thread.)"""
-    if isinstance(agent.sock, ssl.SSLSocket) and agent.sock.pending():
-        return True
-    return bool(sockets.readable([agent.sock], LOOK_SECONDS))
 
 
 def _take(head: Head, agent: Channel, order: SavedOrder | None, observer: WorkerObserver) -> None:

@@ -52,7 +52,8 @@ class Sandbox:
     names inside to contents, so that these never stand in a command line. Without ``capabilities``
     root has none; with ``only`` it has these CAP_* and no others, whatever it executes. ``own_network`` is a
     new network namespace: a loopback that is down and nothing else. ``uid`` None stays root of the sandbox;
-    where only one uid exists, any other uid is mapped to that one.
+    where only one uid exists, any other uid is mapped to that one. ``gid`` None is the uid's
+    number.
     """
 
     binds: tuple[Bind, ...] | None = None
@@ -65,6 +66,7 @@ class Sandbox:
     own_pids: bool = False
     new_session: bool = False
     uid: int | None = None
+    gid: int | None = None
     capabilities: bool = True
     only: tuple[int, ...] | None = None
 
@@ -174,7 +176,7 @@ def enter(sandbox: Sandbox, body: Callable[[], int], *, is_first: bool = False) 
     if sandbox.hostname:
         syscalls.set_hostname(sandbox.hostname)
     if sandbox.uid is not None:
-        _drop_to(sandbox.uid, many_uids)
+        _drop_to(sandbox.uid, sandbox.uid if sandbox.gid is None else sandbox.gid, many_uids)
     elif sandbox.only is not None:
         syscalls.drop_bounding_set(*sandbox.only)
         syscalls.no_new_privileges()
@@ -220,10 +222,10 @@ def exit_code(status: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _drop_to(uid: int, many_uids: bool) -> None:
+def _drop_to(uid: int, gid: int, many_uids: bool) -> None:
     if many_uids:
         os.setgroups([])
-        os.setresgid(uid, uid, uid)
+        os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
     elif uid:
         syscalls.drop_capabilities()  # a new user namespace gives all of them, whatever the uid
