@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from .launching import write
@@ -128,3 +130,44 @@ def test_files_keep_their_paths_and_public_data_have_one_path(
         assert [line for line in result.out.splitlines() if line.startswith(f"[{name}]")] == [
             f"[{name}] {line}" for line in said
         ]
+
+
+SHARING = """\
+import os
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+shared = Path(os.environ["MILLPOND_SHARED"])
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+if rank == 0:
+    (shared / "data").mkdir()
+    (shared / "data" / "words").write_bytes(bytes(range(256)) * 4096)
+dist.barrier()
+assert (shared / "data" / "words").read_bytes() == bytes(range(256)) * 4096
+(shared / os.environ["MILLPOND_WORKER"]).write_text(str(rank))
+mesh, weights = init_device_mesh("cpu", (size,)), torch.arange(size * 50_000.0)
+dcp.save({"w": distribute_tensor(weights, mesh, [Shard(0)])}, checkpoint_id=shared / "ckpt")
+fresh = {"w": distribute_tensor(torch.zeros_like(weights), mesh, [Replicate()])}
+dcp.load(fresh, checkpoint_id=shared / "ckpt")
+assert torch.equal(fresh["w"].to_local(), weights)
+print("loaded", sorted(path.name for path in shared.iterdir()), oct(shared.stat().st_mode & 0o777))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_sharded_checkpoint_is_loaded_in_the_launch_that_wrote_it(ready: Emulation) -> None:
+    folder, script = ready.base / "shared" / "run", write(ready, "sharing.py", SHARING)
+    result = ready.millpond("launch", "--shared", folder, "--", script)
+    assert result.code == 0, f"{result}\n{ready.logs()}"
+    names = ["ckpt", "csd0", "csd1", "csd2", "data", "host"]
+    assert result.out.count(f"loaded {names}") == 4, result
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert {path.stat().st_uid for path in folder.rglob("*")} == {os.geteuid()}
+    shards = [path.name for path in (folder / "ckpt").glob("*.distcp")]
+    assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(4)]

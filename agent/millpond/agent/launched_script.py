@@ -72,7 +72,7 @@ class LaunchedScripts:
     ) -> None:
         self._config, self._gate, self._others, self._crossed = config, gate, others, crossed
         self._zygote = zygote
-        self.shared = SharedFolders(Path(config.state, "shared"), config.users.launch)
+        self.shared = SharedFolders(Path(config.state, "shared"), _user(config))
         self._lock = threading.Lock()
         self._script = ""
 
@@ -279,15 +279,20 @@ def _finish(script: LaunchedScript, host: Channel, outgoing: _Outgoing, most: in
         outgoing.send(head.message, bytes(data))
 
 
+def _user(config: AgentConfig) -> int:
+    """Return the user of scripts, who may read private folders where the device's owner lets them."""
+    return config.users.worker if config.privacy.launch == "private" else config.users.launch
+
+
 def _sandbox(config: AgentConfig, request: Launch, shared: Path | None) -> Sandbox:
     """Return a sandbox with the device's network, so without the private part unless its owner allows it, and
     with the ``shared`` folder.
     """
-    own = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True)
+    own = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True, uid=_user(config))
     if shared:
         links = config.privacy.launch != "private"  # see policy.shown_volume
         own = replace(own, binds=(*(own.binds or ()), shared_bind(shared, follow_links=links)))
     if config.privacy.launch == "private":
-        return showing_private(replace(own, uid=config.users.worker), config, request)
+        return showing_private(own, config, request)
     public = Path(config.volume, PUBLIC)
-    return replace(own, binds=(*(own.binds or ()), Bind(public, public)), uid=config.users.launch)
+    return replace(own, binds=(*(own.binds or ()), Bind(public, public)))

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder that all ranks of a launch share: its server, a mount on the host and one on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+import psutil
+import pytest
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import RemoteError
+from millpond.host.fleet import worker_user
+from millpond.host.fleet.device import Device
+from millpond.host.fleet.directory import DeviceConfig
+from millpond.host.launch.shared import SharedFolder
+from millpond.launch.shared_mount import SharedMount
+from millpond.launch.sharing import SharedFolders
+from millpond.linux.confinement.userns import has_many_uids
+from millpond.wire.channel import Channel
+from millpond.wire.control_messages import Ticket
+from millpond.wire.launch_messages import ShareFolder
+from millpond.wire.relay import relay
+
+from ..waiting import eventually
+
+InNamespace = Callable[[Callable[[], None]], None]
+OWNER, SCRIPT = 4711, 64004
+IS_ROOT = os.geteuid() == 0 and has_many_uids()
+
+
+@dataclass
+class NearDevice:
+    """A device whose agent, in this process, mounts what it is told to below ``top``."""
+
+    top: Path
+    config: DeviceConfig = field(default_factory=lambda: DeviceConfig("csd0"))
+    name: str = "csd0"
+    mounts: dict[bytes, SharedMount] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folders = SharedFolders(self.top, SCRIPT)
+
+    def control(self, _deadline: Deadline) -> Channel:
+        near, far = socket.socketpair()
+        threading.Thread(target=self._serve, args=(far,), daemon=True).start()
+        return Channel(near, self.name)
+
+    def _serve(self, sock: socket.socket) -> None:
+        with Channel(sock, "host") as host, contextlib.suppress(RemoteError):
+            self.folders.serve(host.expect(ShareFolder, Deadline.after(10)), host, self._issue)
+
+    def _issue(self, mount: SharedMount, tls: bool) -> Ticket:
+        token = os.urandom(8)
+        self.mounts[token] = mount
+        return Ticket(token, tls)
+
+    def bulk(self, token: bytes, encrypted: bool, _deadline: Deadline) -> Channel:
+        near, far = socket.socketpair()
+        mount = self.mounts.pop(token)
+        assert encrypted == (self.config.encrypt == "always")
+        if encrypted:
+            threading.Thread(target=relay, args=(far, mount.hand_over), daemon=True).start()
+        else:
+            mount.hand_over(far)
+        return Channel(near, self.name)
+
+
+@dataclass
+class Ranks:
+    """The folder itself, and where the host's rank and a device's see it."""
+
+    folder: Path
+    host: Path
+    device: Path
+    shared: SharedFolder
+
+
+@contextlib.contextmanager
+def ranks(top: Path, encrypt: Literal["auto", "always"] = "auto") -> Iterator[Ranks]:
+    folder, run = top / "folder", uuid.uuid4().hex
+    folder.mkdir()
+    if IS_ROOT:
+        os.chown(folder, OWNER, OWNER)
+    (top / "secret").write_text("of the host")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    near = NearDevice(top / "device", DeviceConfig("csd0", encrypt=encrypt))
+    with contextlib.closing(SharedFolder(descriptor, top / "host")) as shared:
+        os.close(descriptor)
+        with shared.on_host(run) as host, shared.on_device(cast(Device, near), run):
+            yield Ranks(folder, host, near.folders.place(run), shared)
+
+
+def in_ranks(
+    in_namespace: InNamespace,
+    top: Path,
+    body: Callable[[Ranks], None],
+    encrypt: Literal["auto", "always"] = "auto",
+) -> None:
+    top.chmod(0o755)
+
+    def inside() -> None:
+        with ranks(top, encrypt) as all_of_them:
+            body(all_of_them)
+
+    in_namespace(inside)
+
+
+@pytest.mark.parametrize("encrypt", ["auto", "always"])
+def test_what_one_rank_writes_another_reads_and_the_owner_has(
+    fuse_usable: None, in_namespace: InNamespace, tmp_path: Path, encrypt: Literal["auto", "always"]
+) -> None:
+    def body(r: Ranks) -> None:
+        big = os.urandom(3 << 20)
+        for number in range(50):
+            (r.host / f"h{number}").write_bytes(b"h" * number)
+            assert (r.device / f"h{number}").read_bytes() == b"h" * number
+            (r.device / f"d{number}").write_bytes(big[: 40_000 * number])
+            assert (r.host / f"d{number}").read_bytes() == big[: 40_000 * number]
+        (r.device / "h7").write_bytes(b"again")
+        assert (r.host / "h7").read_bytes() == b"again"
+        (r.host / "deep").mkdir()
+        (r.device / "deep" / "last").write_bytes(b"x")
+        for place, user in ((r.host, worker_user.UID), (r.device, SCRIPT)):
+            shown = {path.stat().st_uid for path in (place, place / "deep", place / "deep" / "last")}
+            assert shown == {user if IS_ROOT else 0}
+
+    in_ranks(in_namespace, tmp_path, body, encrypt)
+    folder = tmp_path / "folder"
+    assert (folder / "deep" / "last").read_bytes() == b"x" and (folder / "h7").read_bytes() == b"again"
+    if IS_ROOT:
+        assert {(p.stat().st_uid, p.stat().st_gid) for p in folder.rglob("*")} == {(OWNER, OWNER)}
+    assert not list((tmp_path / "host").iterdir()) and not list((tmp_path / "device").iterdir())
+
+
+def test_nothing_outside_the_folder_is_reached_or_made(
+    fuse_usable: None, in_namespace: InNamespace, tmp_path: Path
+) -> None:
+    """A link is followed where it is read, in the rank's own sandbox; the server follows none."""
+
+    def body(r: Ranks) -> None:
+        (r.device / "up").symlink_to("../secret")
+        (r.device / "passwd").symlink_to("/etc/passwd")
+        (r.device / "folder").symlink_to("/etc")
+        for name in ("up", "passwd", "folder"):
+            assert (r.host / name).is_symlink()  # in a sandbox there is no such file
+        assert not (r.host / "up").exists()
+        (r.device / "run").touch()
+        (r.device / "run").chmod(0o4755)
+        assert stat.S_IMODE((r.folder / "run").stat().st_mode) == 0o755
+        os.close(os.open(r.device / "made", os.O_CREAT | os.O_WRONLY, 0o6755))
+        assert not (r.folder / "made").stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
+        (r.device / "group").mkdir()
+        (r.device / "group").chmod(0o2755)
+        assert not (r.folder / "group").stat().st_mode & stat.S_ISGID
+        for kind in (stat.S_IFCHR, stat.S_IFBLK):
+            with pytest.raises(PermissionError):
+                os.mknod(r.device / "node", kind | 0o666, os.makedev(1, 3))
+        with pytest.raises(PermissionError):
+            os.chown(r.device / "run", 0, 0)
+        for name in ("security.capability", "trusted.overlay.opaque"):
+            with pytest.raises(OSError) as refused:
+                os.setxattr(r.device / "run", name, b"x")
+            assert refused.value.errno in (errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL)
+
+    in_ranks(in_namespace, tmp_path, body)
+
+
+def mounts_of(process: psutil.Process) -> list[psutil.Process]:
+    found = process.children(recursive=True)
+    return [each for each in found if "millpond.fs.mount.passed" in each.cmdline()]
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="needs root")
+def test_what_understands_the_network_has_no_rights(
+    fuse_usable: None, in_namespace: InNamespace, tmp_path: Path
+) -> None:
+    def body(r: Ranks) -> None:
+        uids = {process.uids().effective for process in mounts_of(psutil.Process())}
+        assert uids == {worker_user.UID, SCRIPT}
+        for process in mounts_of(psutil.Process()):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            assert "CapPrm:\t0000000000000000" in status
+
+    in_ranks(in_namespace, tmp_path, body)
+
+
+def test_a_rank_that_stands_still_holds_others_up_no_longer_than_its_lease(
+    fuse_usable: None, in_namespace: InNamespace, tmp_path: Path
+) -> None:
+    def body(r: Ranks) -> None:
+        (r.device / "kept").write_bytes(b"1")
+        assert (r.device / "kept").read_bytes() == b"1"
+        (device,) = [p for p in mounts_of(psutil.Process()) if str(r.device) in p.cmdline()]
+        device.suspend()
+        (r.host / "kept").write_bytes(b"2")
+        (r.host / "other").write_bytes(b"3")
+        device.resume()
+        eventually(lambda: (r.device / "kept").read_bytes() == b"2", "the rank goes on")
+
+    in_ranks(in_namespace, tmp_path, body)
+    assert (tmp_path / "folder" / "kept").read_bytes() == b"2"
+
+
+def test_nothing_is_left_of_a_mount_that_is_killed(
+    fuse_usable: None, in_namespace: InNamespace, tmp_path: Path
+) -> None:
+    def body(r: Ranks) -> None:
+        (r.host / "file").write_bytes(b"x")
+        for process in mounts_of(psutil.Process()):
+            process.kill()
+        with pytest.raises(OSError, match="not connected"):
+            (r.host / "file").read_bytes()
+
+    in_ranks(in_namespace, tmp_path, body)
+    assert not list((tmp_path / "host").iterdir()) and not list((tmp_path / "device").iterdir())
