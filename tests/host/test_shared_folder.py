@@ -166,8 +166,8 @@ def test_nothing_outside_the_folder_is_reached_or_made(
         for kind in (stat.S_IFCHR, stat.S_IFBLK):
             with pytest.raises(PermissionError):
                 os.mknod(r.device / "node", kind | 0o666, os.makedev(1, 3))
-        with pytest.raises(PermissionError):
-            os.chown(r.device / "run", 0, 0)
+        with pytest.raises(OSError):
+            os.chown(r.device / "run", 1234, -1)
         for name in ("security.capability", "trusted.overlay.opaque"):
             with pytest.raises(OSError) as refused:
                 os.setxattr(r.device / "run", name, b"x")
@@ -219,8 +219,9 @@ def test_nothing_is_left_of_a_mount_that_is_killed(
         (r.host / "file").write_bytes(b"x")
         for process in mounts_of(psutil.Process()):
             process.kill()
-        with pytest.raises(OSError, match="not connected"):
+        with pytest.raises(OSError) as told:
             (r.host / "file").read_bytes()
+        assert told.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
 
     in_ranks(in_namespace, tmp_path, body)
     assert not list((tmp_path / "host").iterdir()) and not list((tmp_path / "device").iterdir())

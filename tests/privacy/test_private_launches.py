@@ -305,7 +305,7 @@ def test_an_ordinary_script_is_told_what_to_do(launcher: Launcher) -> None:
     )
 
 
-@pytest.mark.parametrize("changes", [{"variables": (("A", "b"),)}, {"processes": 2}])
+@pytest.mark.parametrize("changes", [{"variables": (("A", "b"),)}, {"processes": 2}, {"shares": True}])
 def test_what_no_owner_signs_does_not_come_with_a_script(
     launcher: Launcher, changes: dict[str, object]
 ) -> None:

@@ -17,7 +17,7 @@ from millpond.host.model.jobs import ACTIVE
 
 from ..forking import CLI, ForkServer
 from ..waiting import eventually
-from .launching import closed, scripts
+from .launching import closed, scripts, shared_mounts
 from .support import (
     EXAMPLES,
     MARKS,
@@ -92,6 +92,7 @@ def ready(fleet: Emulation) -> Iterator[Emulation]:
     yield fleet
     eventually(lambda: not scripts(fleet), "no process of a script is left", 90, 0.1)
     fleet.wait_ready()
+    eventually(lambda: not shared_mounts(fleet), "no shared folder is mounted", every=0.1)
     eventually(lambda: closed(fleet), "nothing is forwarded", every=0.1)
 
 

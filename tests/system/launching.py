@@ -11,13 +11,21 @@ from pathlib import Path
 
 import psutil
 
-from .processes import running
+from .processes import command, running
 from .support import Emulation
+
+SHARING = {"millpond.fs.mount.passed", "millpond.fs.mount.folder_server"}
 
 
 def scripts(fleet: Emulation) -> list[psutil.Process]:
-    """Processes of launched scripts, on the host or a device."""
-    return running(p for p in fleet.processes() if name(p) == "launch.entry" or "launch-" in folder(p))
+    """Processes of launched scripts, on the host or a device, and of the folders that these share."""
+    found = (p for p in fleet.processes() if name(p) == "launch.entry" or "launch-" in folder(p))
+    return running([*found, *(p for p in fleet.processes() if SHARING & set(command(p)))])
+
+
+def shared_mounts(fleet: Emulation) -> list[Path]:
+    """Where the ranks on the host have folders that launches share."""
+    return list(fleet.fleet.shared_folders.glob("*"))
 
 
 def name(process: psutil.Process) -> str:

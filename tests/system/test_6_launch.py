@@ -22,7 +22,7 @@ from millpond.wire.launch_messages import MOST_CODE
 
 from ..forking import Command
 from ..waiting import eventually
-from .launching import closed, forwarding, interfaces, on_host, scripts, write
+from .launching import closed, forwarding, interfaces, on_host, scripts, shared_mounts, write
 from .processes import command
 from .support import EXAMPLES, Emulation, Result
 
@@ -42,7 +42,12 @@ print("begun", flush=True)
 """
 
 
-FOR_EVER = WAITING + "time.sleep(600)\n"
+FOR_EVER = """\
+import os, time
+open(os.path.join(os.environ["MILLPOND_SHARED"], os.environ["RANK"]), "wb").write(bytes(100_000))
+print("begun", flush=True)
+time.sleep(600)
+"""
 
 
 FAILING = WAITING + "if rank == 2:\n    sys.exit(7)\ntime.sleep(600)\n"
@@ -82,10 +87,12 @@ with socket.create_server(("", 40000)) as server:
 
 @contextlib.contextmanager
 def begun(fleet: Emulation, script: Path) -> Iterator[Command]:
-    """A launch of which all three workers have begun."""
-    with fleet.begin("launch", "--devices", "csd0,csd1", "--", script) as process:
+    """A launch of which all three workers have begun, and have used the folder that they share."""
+    shared = fleet.base / "shared-by-waiting"
+    with fleet.begin("launch", "--devices", "csd0,csd1", "--shared", shared, "--", script) as process:
         said = sorted(process.stdout.readline() for _ in range(3))
         assert said == ["[csd0] begun\n", "[csd1] begun\n", "[host] begun\n"], process.communicate(timeout=60)
+        assert {"0", "1", "2"} <= {path.name for path in shared.iterdir()} and shared_mounts(fleet)
         yield process
 
 
@@ -398,6 +405,8 @@ def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
         (("--nproc-per-node", "0", "--", "SCRIPT"), "a worker has 1 to 256 processes"),
         (("-m", "no.such"), "there is neither no/such.py nor no/such/__main__.py"),
         (("--private", "--env", "A=b", "--", "SCRIPT"), "--private is for a script and its files alone"),
+        (("--private", "--shared", "OTHER", "--", "SCRIPT"), "leave --shared out"),
+        (("--shared", "BIG", "--", "SCRIPT"), "big"),
     ],
 )
 def test_a_mistake_gets_one_line(ready: Emulation, arguments: tuple[str, ...], words: str) -> None:

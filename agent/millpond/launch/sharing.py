@@ -37,6 +37,8 @@ class SharedFolders:
         self._top, self._user = top, user
         self._mounts: dict[str, SharedMount] = {}
         self._lock = threading.Lock()
+        for left in top.glob("*"):  # by an agent that was killed
+            take_away(left)
 
     def place(self, run: str) -> Path:
         """Return where the folder of a launch is mounted. Raises Refused."""
@@ -60,9 +62,6 @@ class SharedFolders:
         with self._lock:
             if not _RUN.fullmatch(run) or run in self._mounts:
                 raise ProtocolError("this is no name of a new launch")
-            for left in self._top.glob("*"):  # by an agent that was killed
-                if left.name not in self._mounts:
-                    take_away(left)
             mount = self._mounts[run] = SharedMount(self._top / run, self._user)
         try:
             yield mount
