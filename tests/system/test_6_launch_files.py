@@ -163,8 +163,13 @@ dist.destroy_process_group()
 
 def test_a_sharded_checkpoint_is_loaded_in_the_launch_that_wrote_it(ready: Emulation) -> None:
     folder, script = ready.base / "shared" / "run", write(ready, "sharing.py", SHARING)
-    result = ready.millpond("launch", "--shared", folder, "--", script)
-    assert result.code == 0, f"{result}\n{ready.logs()}"
+    with ready.client() as client:
+        before = client.ledgers()
+        result = ready.millpond("launch", "--shared", folder, "--", script)
+        assert result.code == 0, f"{result}\n{ready.logs()}"
+        after = client.ledgers()
+    sent = [after[name].sent["launched"] - before[name].sent["launched"] for name in before]
+    assert min(sent) > 200_000  # each device's shard of the checkpoint
     names = ["ckpt", "csd0", "csd1", "csd2", "data", "host"]
     assert result.out.count(f"loaded {names}") == 4, result
     assert sorted(path.name for path in folder.iterdir()) == names

@@ -212,7 +212,7 @@ class AgentService:
 
     def _share(self, request: Message, host: Channel) -> None:
         assert isinstance(request, ShareFolder)
-        self.launches.shared.serve(request, host, lambda mount, tls: self.issue(Purpose(shared=mount), tls))
+        self.launches.share(request, host, lambda mount, tls: self.issue(Purpose(shared=mount), tls))
 
     def _run_node(self, request: Message, host: Channel) -> None:
         """Run a node without a job, to measure links, for as long as the host holds this connection."""

@@ -24,7 +24,7 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, DeadlineExceeded, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
 from millpond.launch.process import LaunchedScript, shared_bind
-from millpond.launch.sharing import SharedFolders
+from millpond.launch.sharing import Issue, SharedFolders
 from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
@@ -40,6 +40,7 @@ from millpond.wire.launch_messages import (
     Output,
     SavedOrder,
     SavedPart,
+    ShareFolder,
     StopScript,
     Taken,
     check_files,
@@ -72,7 +73,7 @@ class LaunchedScripts:
     ) -> None:
         self._config, self._gate, self._others, self._crossed = config, gate, others, crossed
         self._zygote = zygote
-        self.shared = SharedFolders(Path(config.state, "shared"), _user(config))
+        self._shared = SharedFolders(Path(config.state, "shared"), _user(config))
         self._lock = threading.Lock()
         self._script = ""
 
@@ -97,6 +98,11 @@ class LaunchedScripts:
         if failure:
             inputs.pass_on(None)
             host.send(failure, Deadline.after(REPLY_SECONDS))
+
+    def share(self, request: ShareFolder, host: Channel, issue: Issue) -> None:
+        """Mount the folder that a launch shares, until the host leaves. Raises RemoteError."""
+        with self._counted():
+            self._shared.serve(request, host, issue)
 
     def _serve(self, request: Launch, host: Channel, inputs: _Inputs) -> None:
         check_files(request.script, request.files)
@@ -124,7 +130,7 @@ class LaunchedScripts:
             self._lock.release()
 
     def _run(self, request: Launch, host: Channel, inputs: _Inputs, count: Callable[[], None]) -> None:
-        shared = self.shared.place(request.run) if request.shares else None
+        shared = self._shared.place(request.run) if request.shares else None
         sandbox = _sandbox(self._config, request, shared)
         script = LaunchedScript(self._zygote, sandbox, request, self._config.link.interface)
         try:

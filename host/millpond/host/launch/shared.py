@@ -36,8 +36,6 @@ from millpond.wire.relay import is_readable, relay
 log = logging.getLogger(__name__)
 
 READY_SECONDS, END_SECONDS, DIAL_SECONDS, LOOK_SECONDS = 60.0, 10.0, 5.0, 0.1
-MOST_DIALLED = 4096
-"""Connections that one device's mount may want in one launch: a busy one has a hundred at once."""
 
 
 class SharedFolder:
@@ -119,7 +117,6 @@ class _DeviceShare:
 
     def __init__(self, device: Device, agent: Channel, take: Callable[[socket.socket], None]) -> None:
         self._device, self._agent, self._take = device, agent, take
-        self._left = MOST_DIALLED
         self.ending = False
 
     def until_ok(self, deadline: Deadline) -> None:
@@ -148,9 +145,6 @@ class _DeviceShare:
         return True
 
     def _connect(self, ticket: Ticket) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise ProtocolError(f"it wants more than {MOST_DIALLED} connections")
         try:
             channel = self._device.bulk(ticket.token, ticket.tls, Deadline.after(DIAL_SECONDS))
         except RemoteError as error:  # the mount asks again
