@@ -25,9 +25,12 @@ from millpond.linux.netlink import nftables
 from millpond.linux.network import loopback_up
 from millpond.linux.syscalls import CLONE_NEWNET, unshare
 
+from ..waiting import eventually
+
 HOST, DEVICE, SECOND = "10.77.0.1", "10.77.0.2", "10.77.0.5"
 LOW, HIGH, UNGUARDED = 8000, 40000, "10.99.0.1"
 SECONDS = 0.5
+_SYN_SENT = "02"
 PING = bytes([8, 0, 0xF7, 0xFE, 0, 1, 0, 0])
 
 
@@ -60,8 +63,19 @@ class Wires:
 
     def ask(self, *words: str) -> str:
         """Have the device do something; returns how it went."""
+        self.begin(*words)
+        return self.end()
+
+    def begin(self, *words: str) -> None:
         self._ask.send(" ".join(words).encode())
+
+    def end(self) -> str:
         return self._ask.recv(1000).decode()
+
+    def is_connecting(self) -> bool:
+        """Whether the device waits for an answer to its first packet."""
+        states = [line.split()[3] for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()]
+        return _SYN_SENT in states
 
     def reaches(self, address: str, port: int, kind: str = "tcp") -> bool:
         return self.ask(kind, address, str(port)) == "yes"
@@ -93,8 +107,9 @@ def _as_device(listener: socket.socket, kind: str, address: str, *more: str) -> 
         run("ip", "route", "add", "10.77.0.0/16", "via", address)
     elif kind == "tcp":
         with socket.socket() as sock:
-            sock.settimeout(SECONDS)
-            return "yes" if sock.connect_ex((address, int(more[0]))) == 0 else "no"
+            sock.settimeout(float(more[1]) if more[1:] else SECONDS)
+            answers = {0: "yes", errno.ECONNREFUSED: "refused"}
+            return answers.get(sock.connect_ex((address, int(more[0]))), "no")
     elif kind == "refused":
         udp = socket.SOCK_DGRAM if address == "udp" else socket.SOCK_STREAM
         *_, there, port = (address, *more)
@@ -290,6 +305,40 @@ def test_a_device_that_is_refused_is_told_so(tmp_path: Path) -> None:
         with services():
             assert wires.ask("refused", HOST, str(LOW)) == "refused"
             assert wires.ask("refused udp", HOST, str(LOW)) == "refused"
+        guard.close()
+
+    in_namespace(body)
+
+
+def test_a_device_that_connects_before_the_port_is_opened_meets_it_at_its_next_try(tmp_path: Path) -> None:
+    """Before: "connection refused", though the worker listened: its ports are told some 10 ms later."""
+
+    def body(wires: Wires) -> None:
+        guard = Forwarding(fleet(tmp_path))
+        with guard.between(["csd0"], host=True) as opened, services():
+            wires.begin("tcp", HOST, str(LOW), "20")
+            eventually(wires.is_connecting, "the first packet has been sent")
+            opened.listen([LOW])
+            assert wires.end() == "yes"
+            opened.listen([])
+            for _ in range(2):
+                assert wires.ask("tcp", HOST, str(LOW), "20") == "refused"  # once it was tried again
+        assert wires.ask("tcp", HOST, str(LOW)) == "refused"  # at once
+        guard.close()
+
+    in_namespace(body)
+
+
+def test_who_tries_more_than_is_remembered_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nftables, "_MOST_TRIED", 1)
+
+    def body(wires: Wires) -> None:
+        guard = Forwarding(fleet(tmp_path))
+        with guard.between(["csd0"], host=True):
+            assert wires.ask("tcp", HOST, str(LOW)) == "no"  # not within SECONDS
+            assert wires.ask("tcp", HOST, str(LOW)) == "refused"
         guard.close()
 
     in_namespace(body)

@@ -14,8 +14,10 @@ from millpond.wire.launch_messages import Launch
 
 HOST = "host"
 SECONDS = 10.0
-_PORT = 65000
-"""A port that is most likely closed: a refusal is an answer, too."""
+_PORT = 60998
+"""A port that is most likely closed: a refusal is an answer, too. It is one of those that the kernel gives,
+which the host's guard leaves to the host: others it refuses a second later.
+"""
 
 
 def why_alone(launch: Launch, seconds: float = SECONDS) -> str:

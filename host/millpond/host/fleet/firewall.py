@@ -4,7 +4,9 @@
 The kernel refuses what comes in by a tunnel's interface for the host itself: a device may answer the host's
 connections, and begin none. While a launch has a worker on the host, its devices may connect to the ports
 that this worker listens on, and to those that the kernel gives to sockets which name none, as
-torch.distributed's do, unless another program had them when the launch began. Other networks and the host's
+torch.distributed's do, unless another program had them when the launch began. Of a port on which the worker
+has begun to listen the guard hears some 10 ms later: it drops the first packet to a closed one, so that who
+connects at once meets it at the next try, a second later. Other networks and the host's
 other users reach none of the worker's ports: who reaches a rendezvous of torch can run code there. The guard
 outlives a reload of the machine's own rules, and a killed daemon, whose tunnels end a moment after it; the
 next one replaces it.

@@ -41,6 +41,9 @@ _EQUAL, _NOT_EQUAL, _AT_MOST, _AT_LEAST = 0, 1, 3, 5
 _TRANSPORT, _INVERTED = 2, 1
 _SYN, _SYN_ORACKNOWLEDGE = b"\x02", b"\x12"
 _OWNER = 2
+_TIMED_OUT, _EVALUATED, _ADD = 0x10, 0x20, 0
+_ATTEMPT_SIZE, _MOST_TRIED, _TRIED_MILLISECONDS = 20, 1 << 14, 5000
+"""A connection's first packet is sent again after 1 s, 2 s more, and so on."""
 _AT_ONCE = 1000
 """Most interfaces in one message: an attribute has less than 64 KiB."""
 _SECONDS = 10.0
@@ -53,11 +56,14 @@ class InputGuard:
     """Two IPv4 tables, each of which refuses what comes in by some interfaces for this machine. Thread-safe.
 
     They pass TCP of connections that this machine has begun, ICMP echoes, and, from interfaces that were
-    opened by ``open_to``, new TCP connections to ``ports`` and to those that are added. The table ``name``
-    stays where this process is killed, and goes, with all others, at a reload of the machine's rules (nft
-    flush ruleset). The other, ``name``-PORT, belongs to a netlink socket of this process, with that port
-    (NFT_TABLE_F_OWNER, Linux 5.12): no other program can change or delete it, and the kernel deletes it when
-    this process is killed.
+    opened by ``open_to``, new TCP connections to ``ports`` and to those that are added. A connection of these
+    to another port is refused at its second packet, a second after the first, which is dropped: meanwhile a
+    port on which a program has just begun to listen is added.
+
+    The table ``name`` stays where this process is killed, and goes, with all others, at a reload of the
+    machine's rules (nft flush ruleset). The other, ``name``-PORT, belongs to a netlink socket of this
+    process, with that port (NFT_TABLE_F_OWNER, Linux 5.12): no other program can change or delete it, and the
+    kernel deletes it when this process is killed.
     """
 
     def __init__(self, name: str, priority: int, interfaces: Sequence[str], ports: range) -> None:
@@ -191,13 +197,14 @@ def _guard(table: str, flags: int, priority: int, ports: range, *, answers: bool
         + _verdict(_ACCEPT),
         *(_protocol(ICMP) + _load(0, 1) + _compare(_EQUAL, bytes([kind])) + _verdict(_ACCEPT)
           for kind in (ECHO_REPLY, ECHO_REQUEST)),
+        _lookup("opened") + _protocol(TCP) + _lookup_attempt() + _add_attempt() + _verdict(_DROP),
         *([_protocol(TCP) + _expression("counter", b"") + _reject(_RESET),
            _expression("counter", b"") + _reject(_UNREACHABLE)] if answers else []),
         _expression("counter", b"") + _verdict(_DROP),
     ]  # fmt: skip
     batch = [*_deletion(table), (_NEW_TABLE, CREATE, text(1, table) + _number(2, flags))]
     batch += [_set(table, "guarded", 1), _set(table, "opened", 2)]
-    batch += [_places(table, "added", 3), _places(table, "others", 4)]
+    batch += [_places(table, "added", 3), _places(table, "others", 4), _attempts(table, 5)]
     batch.append((_NEW_CHAIN, CREATE, chain))
     return batch + [(_NEW_RULE, CREATE | APPEND, _rule(table, expressions)) for expressions in rules]
 
@@ -208,16 +215,26 @@ def _deletion(table: str) -> list[Message]:
 
 
 def _set(
-    table: str, name: str, number: int, *, kind: int = _IFNAME_TYPE, size: int = _IFNAME_SIZE
+    table: str, name: str, number: int, *, kind: int = _IFNAME_TYPE, size: int = _IFNAME_SIZE, flags: int = 0
 ) -> Message:
     """Return the message that makes a set of interfaces, or of another ``kind`` of keys of a ``size``."""
-    body = text(1, table) + text(2, name) + _number(3, 0) + _number(4, kind)
+    body = text(1, table) + text(2, name) + _number(3, flags) + _number(4, kind)
     return _NEW_SET, CREATE, body + _number(5, size) + _number(10, number)
 
 
 def _places(table: str, name: str, number: int) -> Message:
     """Return the message that makes a set of places: an interface and a port."""
     return _set(table, name, number, kind=_IFNAME_TYPE << 6 | _PORT_TYPE, size=_PLACE_SIZE)
+
+
+def _attempts(table: str, number: int) -> Message:
+    """Return the message that makes the set of connections that were tried: an interface and two ports. Rules
+    add to it; those that find no room are at their end.
+    """
+    kind = (_IFNAME_TYPE << 6 | _PORT_TYPE) << 6 | _PORT_TYPE
+    bounds = nested(9, _number(1, _MOST_TRIED)) + attribute(11, _TRIED_MILLISECONDS.to_bytes(8))
+    made = _set(table, "tried", number, kind=kind, size=_ATTEMPT_SIZE, flags=_EVALUATED | _TIMED_OUT)
+    return *made[:2], made[2] + bounds
 
 
 def _padded(interface: str) -> bytes:
@@ -247,6 +264,19 @@ def _lookup_place(name: str, *, inverted: bool = False) -> bytes:
     """Look up the interface, in one register, and the port, in the next."""
     body = text(1, name) + _number(2, 1) + _number(5, _INVERTED if inverted else 0)
     return _meta(_META_IIFNAME) + _load(2, 2, register=2) + _expression("lookup", body)
+
+
+def _attempt() -> bytes:
+    """Load the interface into one register, the ports into the next."""
+    return _meta(_META_IIFNAME) + _load(0, 4, register=2)
+
+
+def _lookup_attempt() -> bytes:
+    return _attempt() + _expression("lookup", text(1, "tried") + _number(2, 1) + _number(5, _INVERTED))
+
+
+def _add_attempt() -> bytes:
+    return _expression("dynset", text(1, "tried") + _number(3, _ADD) + _number(4, 1))
 
 
 def _protocol(number: int) -> bytes:
