@@ -67,6 +67,13 @@ def test_more_output_than_may_leave_is_dropped_and_told(
     assert lines[-1].startswith("(more than 0 MiB of output")
 
 
+def test_a_script_whose_shared_folder_is_not_mounted_is_refused(agent: Agent) -> None:
+    host, thread = agent.serve(replace(script("print('run')"), shares=True, run="0" * 32))
+    with host, pytest.raises(Refused, match="shared folder is not mounted"):
+        host.expect(Output, soon())
+    thread.join(10)
+
+
 PRINTING = """
 import sys
 for number in range(4000):

@@ -19,13 +19,14 @@ import psutil
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import RemoteError
+from millpond.base.errors import LocalError, ProtocolError, RemoteError
 from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import DeviceConfig
 from millpond.host.launch.shared import SharedFolder
 from millpond.launch.shared_mount import SharedMount
 from millpond.launch.sharing import SharedFolders
+from millpond.linux.confinement import landlock
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Ticket
@@ -83,7 +84,13 @@ class Ranks:
     folder: Path
     host: Path
     device: Path
-    shared: SharedFolder
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -93,12 +100,12 @@ def ranks(top: Path, encrypt: Literal["auto", "always"] = "auto") -> Iterator[Ra
     if IS_ROOT:
         os.chown(folder, OWNER, OWNER)
     (top / "secret").write_text("of the host")
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     near = NearDevice(top / "device", DeviceConfig("csd0", encrypt=encrypt))
-    with contextlib.closing(SharedFolder(descriptor, top / "host")) as shared:
-        os.close(descriptor)
-        with shared.on_host(run) as host, shared.on_device(cast(Device, near), run):
-            yield Ranks(folder, host, near.folders.place(run), shared)
+    with opened(folder) as descriptor:
+        served = SharedFolder(descriptor, top / "host")
+    device = cast(Device, near)
+    with contextlib.closing(served), served.on_host(run) as host, served.on_device(device, run):
+        yield Ranks(folder, host, near.folders.place(run))
 
 
 def in_ranks(
@@ -174,6 +181,23 @@ def test_nothing_outside_the_folder_is_reached_or_made(
             assert refused.value.errno in (errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL)
 
     in_ranks(in_namespace, tmp_path, body)
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="needs root")
+def test_folders_of_root_are_not_shared_without_landlock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(landlock, "why_off", lambda: "the kernel has none")
+    with opened(tmp_path) as folder, pytest.raises(LocalError, match="share one of another user"):
+        SharedFolder(folder, tmp_path / "host")
+
+
+@pytest.mark.parametrize("run", ["../" + "0" * 29, "", "0" * 31 + "G"])
+def test_a_launch_names_no_other_place_on_a_device(tmp_path: Path, run: str) -> None:
+    near, far = (Channel(end, "the other end") for end in socket.socketpair())
+    with near, far, pytest.raises(ProtocolError, match="no name of a new launch"):
+        SharedFolders(tmp_path, SCRIPT).serve(ShareFolder(run, False), far, NearDevice(tmp_path)._issue)
+    assert not list(tmp_path.iterdir())
 
 
 def mounts_of(process: psutil.Process) -> list[psutil.Process]:

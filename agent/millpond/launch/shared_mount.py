@@ -26,19 +26,21 @@ class SharedMount:
     """
 
     def __init__(self, place: Path, user: int) -> None:
-        place.mkdir(mode=0o700, parents=True)
+        shown = str(user) if os.geteuid() == 0 and has_many_uids() else ""
         self.place = place
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         """Readable when ``is_ready`` has something to say."""
-        shown = str(user) if os.geteuid() == 0 and has_many_uids() else ""
         command = [sys.executable, "-m", "millpond.fs.mount.passed", str(theirs.fileno()), str(place)]
-        with theirs:
+        with contextlib.ExitStack() as failed, theirs:
+            failed.callback(self.socket.close)
+            place.mkdir(mode=0o700, parents=True)
             self._process = subprocess.Popen(
                 [*command, f"launch-{place.name}", shown],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
+            failed.pop_all()
 
     def is_ready(self) -> bool:
         """Take what the process says next: it has mounted, or wants a connection, if not. Raises RemoteError

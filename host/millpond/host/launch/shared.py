@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import MillpondError, ProtocolError, RemoteError
+from millpond.base.errors import LocalError, MillpondError, ProtocolError, RemoteError
 from millpond.base.text import printable
 from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
 from millpond.launch.shared_mount import SharedMount
 from millpond.linux import sockets
+from millpond.linux.confinement import landlock
 from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.sockets import serve_in_thread
@@ -40,16 +41,19 @@ READY_SECONDS, END_SECONDS, DIAL_SECONDS, LOOK_SECONDS = 60.0, 10.0, 5.0, 0.1
 
 class SharedFolder:
     """The folder of the open descriptor ``folder``, served until ``close``. The host's rank has it mounted
-    below ``top``. Raises OSError.
+    below ``top``. Raises OSError, LocalError.
     """
 
     def __init__(self, folder: int, top: Path) -> None:
         self._top, self._lock = top, threading.Lock()
+        sandbox = _sandbox(folder)
         self._socket, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as failed, theirs:
+            failed.callback(self._socket.close)
             descriptors = [folder, theirs.fileno()]
             command = [sys.executable, "-m", "millpond.fs.mount.folder_server", *map(str, descriptors)]
-            self._process = start(_sandbox(folder), command, pass_fds=descriptors)
+            self._process = start(sandbox, command, pass_fds=descriptors)
+            failed.pop_all()
 
     def close(self) -> None:
         """End the server, and all connections with it."""
@@ -158,10 +162,15 @@ class _DeviceShare:
 
 def _sandbox(folder: int) -> Sandbox:
     """Return the server's sandbox, which holds no files: it is of the folder's owner, whose all new files are
-    then; root has no privileges in it.
+    then; root has no privileges in it. Raises LocalError where nothing would keep root's from other files.
     """
     sandbox = Sandbox(binds=(*system_binds(), *python_binds()), own_network=True, own_pids=True)
     found = os.fstat(folder)
     if worker_user.is_separate() and found.st_uid:
         return replace(sandbox, uid=found.st_uid, gid=found.st_gid)
+    if worker_user.is_separate() and (reason := landlock.why_off()):
+        raise LocalError(
+            f"root's folders are shared only where Landlock keeps their server below them: {reason}; share "
+            "one of another user"
+        )
     return replace(sandbox, capabilities=False)

@@ -197,14 +197,15 @@ def _guard(table: str, flags: int, priority: int, ports: range, *, answers: bool
         + _verdict(_ACCEPT),
         *(_protocol(ICMP) + _load(0, 1) + _compare(_EQUAL, bytes([kind])) + _verdict(_ACCEPT)
           for kind in (ECHO_REPLY, ECHO_REQUEST)),
-        _lookup("opened") + _protocol(TCP) + _lookup_attempt() + _add_attempt() + _verdict(_DROP),
-        *([_protocol(TCP) + _expression("counter", b"") + _reject(_RESET),
+        *([_lookup("opened") + _protocol(TCP) + _lookup_attempt() + _add_attempt() + _verdict(_DROP),
+           _protocol(TCP) + _expression("counter", b"") + _reject(_RESET),
            _expression("counter", b"") + _reject(_UNREACHABLE)] if answers else []),
         _expression("counter", b"") + _verdict(_DROP),
     ]  # fmt: skip
     batch = [*_deletion(table), (_NEW_TABLE, CREATE, text(1, table) + _number(2, flags))]
     batch += [_set(table, "guarded", 1), _set(table, "opened", 2)]
-    batch += [_places(table, "added", 3), _places(table, "others", 4), _attempts(table, 5)]
+    batch += [_places(table, "added", 3), _places(table, "others", 4)]
+    batch += [_attempts(table, 5)] if answers else []
     batch.append((_NEW_CHAIN, CREATE, chain))
     return batch + [(_NEW_RULE, CREATE | APPEND, _rule(table, expressions)) for expressions in rules]
 
