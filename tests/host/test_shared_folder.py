@@ -200,9 +200,9 @@ def test_a_launch_names_no_other_place_on_a_device(tmp_path: Path, run: str) -> 
     assert not list(tmp_path.iterdir())
 
 
-def mounts_of(process: psutil.Process) -> list[psutil.Process]:
+def processes_of(process: psutil.Process, module: str = "millpond.fs.mount.passed") -> list[psutil.Process]:
     found = process.children(recursive=True)
-    return [each for each in found if "millpond.fs.mount.passed" in each.cmdline()]
+    return [each for each in found if module in each.cmdline()]
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="needs root")
@@ -210,9 +210,9 @@ def test_what_understands_the_network_has_no_rights(
     fuse_usable: None, in_namespace: InNamespace, tmp_path: Path
 ) -> None:
     def body(r: Ranks) -> None:
-        uids = {process.uids().effective for process in mounts_of(psutil.Process())}
+        uids = {process.uids().effective for process in processes_of(psutil.Process())}
         assert uids == {worker_user.UID, SCRIPT}
-        for process in mounts_of(psutil.Process()):
+        for process in processes_of(psutil.Process()):
             status = Path(f"/proc/{process.pid}/status").read_text()
             assert "CapPrm:\t0000000000000000" in status
 
@@ -225,7 +225,7 @@ def test_a_rank_that_stands_still_holds_others_up_no_longer_than_its_lease(
     def body(r: Ranks) -> None:
         (r.device / "kept").write_bytes(b"1")
         assert (r.device / "kept").read_bytes() == b"1"
-        (device,) = [p for p in mounts_of(psutil.Process()) if str(r.device) in p.cmdline()]
+        (device,) = [p for p in processes_of(psutil.Process()) if str(r.device) in p.cmdline()]
         device.suspend()
         (r.host / "kept").write_bytes(b"2")
         (r.host / "other").write_bytes(b"3")
@@ -236,12 +236,27 @@ def test_a_rank_that_stands_still_holds_others_up_no_longer_than_its_lease(
     assert (tmp_path / "folder" / "kept").read_bytes() == b"2"
 
 
+def test_ranks_whose_server_has_died_fail(
+    fuse_usable: None, in_namespace: InNamespace, tmp_path: Path
+) -> None:
+    def body(r: Ranks) -> None:
+        (r.host / "file").write_bytes(b"x")
+        for process in processes_of(psutil.Process(), "millpond.fs.mount.folder_server"):
+            process.kill()
+        for place in (r.host, r.device):
+            with pytest.raises(OSError) as told:
+                (place / "new").write_bytes(b"x")
+            assert told.value.errno == errno.EIO
+
+    in_ranks(in_namespace, tmp_path, body)
+
+
 def test_nothing_is_left_of_a_mount_that_is_killed(
     fuse_usable: None, in_namespace: InNamespace, tmp_path: Path
 ) -> None:
     def body(r: Ranks) -> None:
         (r.host / "file").write_bytes(b"x")
-        for process in mounts_of(psutil.Process()):
+        for process in processes_of(psutil.Process()):
             process.kill()
         with pytest.raises(OSError) as told:
             (r.host / "file").read_bytes()

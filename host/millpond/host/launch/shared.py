@@ -155,9 +155,13 @@ class _DeviceShare:
             log.info("%s: the shared folder: %s", self._device.name, printable(str(error)))
             return
         if ticket.tls:
-            serve_in_thread(channel.sock, lambda sock: relay(sock, self._take))
+            serve_in_thread(channel.sock, self._relay)
         else:
             self._take(channel.sock)
+
+    def _relay(self, secure: socket.socket) -> None:
+        with secure:
+            relay(secure, self._take)
 
 
 def _sandbox(folder: int) -> Sandbox:
