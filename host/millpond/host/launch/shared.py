@@ -48,6 +48,7 @@ class SharedFolder:
         self._top, self._lock = top, threading.Lock()
         sandbox = _sandbox(folder)
         self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(DIAL_SECONDS)  # a server that stands still must hold nobody up
         with contextlib.ExitStack() as failed, theirs:
             failed.callback(self._socket.close)
             descriptors = [folder, theirs.fileno()]
