@@ -98,6 +98,17 @@ def test_a_directory_is_listed_with_attributes(bulk: Bulk) -> None:
     assert errno_of(lambda: list(bulk.bulk.list(ROOT, [b"public", b"d", b"7"]))) == errno.ENOTDIR
 
 
+def test_files_without_extended_attributes_are_found(bulk: Bulk) -> None:
+    (bulk.folder / "d").mkdir()
+    for number in range(600):
+        (bulk.folder / "d" / f"{number}").touch()
+    for name in ("3", "599"):
+        os.setxattr(bulk.folder / "d" / name, "user.a", b"")
+    listed = dict(bulk.bulk.list(ROOT, [b"public", b"d"]))
+    found = bulk.bulk.bare(bulk.tree.walk(bulk.node, [b"d"]).node, list(listed))
+    assert {name for name, known in listed.items() if known.inode not in found} == {b"3", b"599"}
+
+
 def test_small_files_are_read_and_others_left_out(bulk: Bulk) -> None:
     names = [b"%d" % number for number in range(200)]
     for name in names:

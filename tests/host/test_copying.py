@@ -17,7 +17,9 @@ import pytest
 from millpond.base.errors import RemoteError
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import BackingBulk
+from millpond.fs.store.extended import BackingExtended
 from millpond.fs.vfs.bulk_api import SmallFile
+from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error
 from millpond.host.cli.copy import _Transfer, endpoint
@@ -400,3 +402,57 @@ def test_folders_that_are_made_keep_their_times_and_modes(sides: Sides) -> None:
     for folder in ("d", "d/closed"):
         ours, theirs = (side / folder for side in (sides.here, sides.there))
         assert (ours.stat().st_mode, ours.stat().st_mtime) == (theirs.stat().st_mode, theirs.stat().st_mtime)
+
+
+def attributes_of(path: Path) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.getxattr(path, name) for name in os.listxattr(path)}
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_extended_attributes_arrive_and_change_alone(sides: Sides, size: int) -> None:
+    (sides.here / "d" / "e").mkdir(parents=True)
+    ours, theirs = (side / "d" / "e" for side in (sides.here, sides.there))
+    for name in ("set", "bare", "closed"):
+        (ours / name).write_bytes(bytes(size))
+    for path in (ours, ours / "set", ours / "closed"):
+        os.setxattr(path, "user.\udcff", b"odd")
+        os.setxattr(path, "user.a", bytes(3000))
+    (ours / "closed").chmod(0o444)
+    assert sides.copy("d", "", recursive=True) == Copied(3, 3 * size)
+    for name in ("", "set", "bare", "closed"):
+        assert attributes_of(theirs / name) == attributes_of(ours / name)
+    assert attributes_of(theirs / "closed") == {b"user.\xff": b"odd", b"user.a": bytes(3000)}
+    os.setxattr(ours / "bare", "user.new", b"")
+    os.setxattr(ours / "closed", "user.a", b"changed", os.XATTR_REPLACE)
+    for name in ("user.\udcff", "user.a"):
+        os.removexattr(ours / "set", name)
+    assert sides.copy("d", "", recursive=True) == Copied(unchanged=3)
+    for name in ("set", "bare", "closed"):
+        assert attributes_of(theirs / name) == attributes_of(ours / name)
+    assert stat.S_IMODE((theirs / "closed").stat().st_mode) == 0o444
+
+
+class NoneHeld(BackingExtended):
+    """The extended attributes of a file system that has none."""
+
+    def set(self, node: Node, name: bytes, value: bytes, flags: int) -> None:
+        raise os_error(errno.EOPNOTSUPP)
+
+    def names(self, node: Node) -> tuple[bytes, ...]:
+        raise os_error(errno.EOPNOTSUPP)
+
+
+def test_files_whose_extended_attributes_are_not_held_are_counted(sides: Sides) -> None:
+    (sides.here / "d").mkdir()
+    for name in ("a", "b", "c"):
+        (sides.here / "d" / name).touch()
+    for name in ("a", "b"):
+        os.setxattr(sides.here / "d" / name, "user.a", b"1")
+    for number in range(129):
+        os.setxattr(sides.here / "d" / "c", f"user.{number}", b"")
+    assert sides.copy("d", "", recursive=True) == Copied(3, stripped=1)
+    assert len(os.listxattr(sides.there / "d" / "c")) == 128
+    tree = sides.target._tree
+    assert isinstance(tree, BackingFs)
+    tree.extended = NoneHeld(tree.pinned, tree.is_public)
+    assert sides.copy("d", "new", recursive=True) == Copied(3, stripped=3)

@@ -190,9 +190,16 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
     data = os.urandom(5_000_000)
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "data" / "deep" / "f").write_bytes(data)
+    os.setxattr(tmp_path / "data" / "deep" / "f", "user.a", b"of a user")
     result = fleet.millpond("cp", "-r", tmp_path / "data", "csd1:public/copied", "--format", "json")
     assert result.code == 0, result
-    assert json.loads(result.out) == {"files": 1, "bytes": 5_000_000, "resumed": 0, "unchanged": 0}
+    assert json.loads(result.out) == {
+        "files": 1,
+        "bytes": 5_000_000,
+        "resumed": 0,
+        "unchanged": 0,
+        "stripped": 0,
+    }
     again = fleet.millpond("cp", "-r", tmp_path / "data" / "deep", "csd1:public/copied")
     assert again.out == "0 files, 0 B; 1 were there already\n", again
     flash = fleet.fleet.device_directory("csd1") / "flash"
@@ -200,6 +207,7 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
     back = fleet.millpond("cp", "csd1:public/copied/deep/f", tmp_path / "back")
     assert back.code == 0 and back.out.rstrip().endswith("1 files, 5.0 MB"), back
     assert (tmp_path / "back").read_bytes() == data
+    assert os.getxattr(tmp_path / "back", "user.a") == b"of a user"
     (tmp_path / "latest").symlink_to("back")
     assert fleet.millpond("cp", tmp_path / "latest", "csd1:public/").code == 0
     assert (flash / "public" / "latest").read_bytes() == data

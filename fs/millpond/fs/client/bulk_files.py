@@ -7,7 +7,7 @@ Nothing that is listed or read here is cached.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
@@ -16,10 +16,13 @@ from millpond.fs.client.cache.invalidation import Invalidation
 from millpond.fs.client.rpc_pool import RpcPool
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
+from millpond.fs.proto.extended import BareAre, FindBare
 from millpond.fs.proto.validate import are_outcomes
 from millpond.fs.vfs.bulk_api import SMALL_BYTES, FileRead, SmallFile
 from millpond.fs.vfs.inode_api import Node, one_name
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, os_error
+
+_MOST_NAMES = 512  # of one request, which nothing else of the server waits for longer
 
 
 class RemoteBulk:
@@ -61,6 +64,19 @@ class RemoteBulk:
                 return list(c.unpack_page(data)), reply.end
             except ProtocolError:
                 raise os_error(errno.EIO) from None
+
+    def bare(self, directory: Node, names: Sequence[bytes]) -> Collection[int]:
+        """Return the inode numbers of files without extended attributes: a request for many names."""
+        found, left = set[int](), tuple(one_name(name) for name in names)
+        while left:
+            found |= self._find_bare(self._file(directory), left[:_MOST_NAMES])
+            left = left[_MOST_NAMES:]
+        return found
+
+    def _find_bare(self, directory: CachedInode, names: tuple[bytes, ...]) -> set[int]:
+        with self._rpc.call(self._flush()) as call:
+            reply, _ = call.ask(lambda: FindBare(call.remote(directory), names), BareAre, idempotent=True)
+        return set(reply.inodes)
 
     def read(self, directory: Node, names: Sequence[bytes]) -> Iterator[FileRead]:
         """Read small regular files, as many in a request as fit."""

@@ -9,10 +9,11 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.identity import key_of
 from millpond.fs.vfs.bulk_api import SMALL_BYTES, FileRead, SmallFile
 from millpond.fs.vfs.inode_api import FoundEntry, Node, SetAttr
 from millpond.fs.vfs.path_api import Attributes, Handle, os_error
@@ -45,6 +46,11 @@ class BackingBulk:
                         )
         finally:
             self._tree.release(handle)
+
+    def bare(self, directory: Node, names: Sequence[bytes]) -> Collection[int]:
+        """Return the inode numbers of files without extended attributes."""
+        number = self._tree.identity.number
+        return {number(key_of(found)) for found in self._tree.extended.bare(directory, names)}
 
     def read(self, directory: Node, names: Sequence[bytes]) -> Iterator[FileRead]:
         """Read small regular files."""

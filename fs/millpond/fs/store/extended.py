@@ -37,6 +37,13 @@ def _user_names(file: int) -> tuple[bytes, ...]:
     return tuple(name for name in found if is_user_name(name))
 
 
+def _is_bare(file: int) -> bool:
+    try:
+        return not _user_names(file)
+    except OSError as error:
+        return error.errno == errno.EOPNOTSUPP
+
+
 class BackingExtended:
     """ExtendedFs of files by their O_PATH descriptors, which ``pinned`` keeps open; one that ``is_public``
     does not hold of, such as a root above the public part, shows no extended attributes and takes none.
@@ -90,11 +97,13 @@ class BackingExtended:
             os.removexattr(proc_path(file), name)
 
     def bare(self, directory: Node, names: Iterable[bytes]) -> Iterator[os.stat_result]:
-        """Iterate over what stat tells of the files with these names that have no extended attribute."""
+        """Iterate over what stat tells of the files with these names that have no extended attribute, or are
+        in a file system without any.
+        """
         with self._pinned(directory) as here:
             for name in names:
                 with contextlib.suppress(OSError), _opened(name, here) as file:
-                    if not _user_names(file):
+                    if _is_bare(file):
                         yield os.fstat(file)
 
     def birth_time(self, node: Node) -> int | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -45,6 +45,9 @@ class BulkFs(Protocol):
         """Iterate over the names, with attributes, in the directory that ``path`` leads to from ``start``. A
         name that is added or removed meanwhile may be missing or not.
         """
+
+    def bare(self, directory: Node, names: Sequence[bytes]) -> Collection[int]:
+        """Return the inode numbers of files that have no extended attributes, of those with these names."""
 
     def read(self, directory: Node, names: Sequence[bytes]) -> Iterator[FileRead]:
         """Read regular files of at most SMALL_BYTES. Any other is left out, and so is one that cannot be

@@ -7,10 +7,10 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from millpond.fs.vfs.bulk_api import BulkFs, FileRead, SmallFile
-from millpond.fs.vfs.inode_api import ROOT, FoundEntry, InodeFs, Node, SetAttr
+from millpond.fs.vfs.inode_api import ROOT, ExtendedFs, FoundEntry, InodeFs, Node, SetAttr
 from millpond.fs.vfs.path_api import (
     Attributes,
     DirectoryEntry,
@@ -133,6 +133,12 @@ class PathAdapter:
         with self._at(path) as found:
             self._tree.setattr(found.node, SetAttr(atime=atime, mtime=mtime))
 
+    @contextlib.contextmanager
+    def extended(self, path: str) -> Iterator[tuple[ExtendedFs, Node]]:
+        """Yield what has the extended attributes of a file, and its node there."""
+        with self._at(path) as found:
+            yield self._tree.extended, found.node
+
     def open(self, path: str, flags: int, mode: int = 0, owner: Owner | None = None) -> Handle:
         """Open a regular file; create it as ``flags`` say. EISDIR, ELOOP or EPERM for anything else. Flags
         that count: access mode, O_CREAT, EXCL, TRUNC, APPEND, SYNC, DSYNC.
@@ -230,6 +236,11 @@ class BulkPathAdapter(PathAdapter):
         """Iterate over all names in a directory but ``.`` and ``..``, with attributes."""
         names = [_bytes(name) for name in components(path)]
         return ((os.fsdecode(name), found) for name, found in self._bulk.list(ROOT, names))
+
+    def bare(self, folder: str, names: Iterable[str]) -> Collection[int]:
+        """Return the inode numbers of a directory's files that have no extended attributes."""
+        with self._at(folder) as at:
+            return self._bulk.bare(at.node, [_bytes(name) for name in names])
 
     def read_small(self, folder: str, names: Sequence[str]) -> dict[str, FileRead]:
         """Return the small regular files of these names in a directory that can be read."""

@@ -364,7 +364,7 @@ def cp(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Copy files to or from the public part of a volume. After a failure the same command goes on. Modes,
-    times, holes and hard links are kept, extended attributes are not.
+    times, holes, hard links and extended attributes (user.*) are kept.
     """
     from millpond.host.cli import copy
 

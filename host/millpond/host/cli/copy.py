@@ -87,6 +87,9 @@ def run(fleet: Path, paths: Sequence[str], *, recursive: bool, as_json: bool) ->
         raise LocalError("a source and a target are needed, such as: millpond cp data.npy csd0:public/")
     with _progress(as_json=as_json) as progress:
         copied, failures = _run(fleet, paths[:-1], paths[-1], progress, recursive=recursive)
+    if copied.stripped:
+        told = "miss extended attributes of their sources: too many or too large, or the file system has none"
+        print(f"millpond: {copied.stripped} files {told}", file=sys.stderr)
     if failures:
         _fail(copied, failures, as_json=as_json)
     if as_json:

@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import itemgetter
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,7 @@ from millpond.fs.vfs.bulk_api import SMALL_BYTES
 from millpond.fs.vfs.path_adapter import BulkPathAdapter, PathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
 from millpond.host.remote import unfinished
+from millpond.host.remote.extended_attributes import carry
 from millpond.host.remote.small_copies import (
     Copied,
     CopyFailed,
@@ -57,6 +58,7 @@ class Copier:
         self._listings = Listings(there)
         self._existing: dict[str, Attributes] = {}
         self._listed: str | None = None
+        self._bare: Collection[int] = ()  # inodes in it without extended attributes
         self.failures: list[CopyFailed] = []
         self._lost: list[str] = []
         self._made: list[Item] = []
@@ -80,10 +82,12 @@ class Copier:
             found = self._here.getattr(source)
             if stat.S_ISDIR(found.mode) and not recursive:
                 raise os_error(errno.EISDIR)
+            folder, _, name_here = source.rpartition("/")
+            is_bare = not stat.S_ISDIR(found.mode) and found.inode in self._here.bare(folder, [name_here])
         with naming(self._there, target):
             if is_directory(self._there, target):
-                target = _joined(target, name or source.rpartition("/")[2])
-        return list(self._walk(Item(source, target, found)))
+                target = _joined(target, name or name_here)
+        return list(self._walk(Item(source, target, found, not is_bare)))
 
     def _walk(self, top: Item) -> Iterator[Item]:
         left = [top]
@@ -104,7 +108,11 @@ class Copier:
     def _below(self, item: Item) -> list[Item]:
         with naming(self._here, item.source):
             found = sorted(self._here.list_attributes(item.source), key=itemgetter(0))
-        return [Item(_joined(item.source, name), _joined(item.target, name), known) for name, known in found]
+            bare = self._here.bare(item.source, [name for name, _ in found])
+        return [
+            Item(_joined(item.source, name), _joined(item.target, name), known, known.inode not in bare)
+            for name, known in found
+        ]
 
     def copy(self, items: Iterable[Item], progress: Callable[[int], None]) -> Iterator[Item]:
         """Copy the items of a plan, of a directory only itself, and call ``progress`` with bytes as they are
@@ -137,8 +145,9 @@ class Copier:
                 self._link(item, first)
         for item in reversed(self._made):
             with self._noted(self._there.shown(item.target)), naming(self._there, item.target):
-                self._there.chmod(item.target, item.attributes.mode & self._mask)
-                self._there.utimens(item.target, item.attributes.atime, item.attributes.mtime)
+                if item.is_extended:
+                    self._carry(item, item.target)
+                self._set_mode_and_times(item, item.target)
 
     @contextlib.contextmanager
     def _noted(self, target: str) -> Iterator[None]:
@@ -174,6 +183,8 @@ class Copier:
         """Make a directory unless it is there, and remember what is in it."""
         self._existing, self._listed = existing or {}, item.target
         if existing is not None:
+            with naming(self._there, item.target):
+                self._bare = self._there.bare(item.target, existing)
             return
         with naming(self._there, item.target):
             try:
@@ -198,19 +209,29 @@ class Copier:
     def _add_file(self, item: Item, small: SmallCopies) -> None:
         wanted, known = item.attributes, self._known(item)
         if known and _looks_the_same(wanted, known):
-            if known.mode != stat.S_IFREG | wanted.mode & self._mask:
-                with naming(self._there, item.target):
-                    self._there.chmod(item.target, wanted.mode & self._mask)
+            self._keep(item, known)
             self._done.unchanged += 1
             self._progress(wanted.size)
         elif known and stat.S_ISDIR(known.mode):
             raise CopyFailed(errno.EISDIR, os.strerror(errno.EISDIR), self._there.shown(item.target))
         elif wanted.links > 1 and (first := self._first_name(item)) != item.target:
             self._other_names.append((item, first))
-        elif wanted.size <= SMALL_BYTES:
+        elif wanted.size <= SMALL_BYTES and not item.is_extended:
             small.add(item)
         else:
             self._file(item)
+
+    def _keep(self, item: Item, known: Attributes) -> None:
+        """Give a file with the contents of its source the source's mode and extended attributes."""
+        target, mode, now = item.target, item.attributes.mode & self._mask, stat.S_IMODE(known.mode)
+        with naming(self._there, target):
+            if item.is_extended or known.inode not in self._bare:
+                if not now & stat.S_IWUSR:
+                    now |= stat.S_IWUSR
+                    self._there.chmod(target, now)
+                self._carry(item, target)
+            if now != mode:
+                self._there.chmod(target, mode)
 
     def _first_name(self, item: Item) -> str:
         """Return the target of the first of an inode's names."""
@@ -292,10 +313,17 @@ class Copier:
             self._there.release(target)
 
     def _finish(self, item: Item, name: str) -> None:
-        self._there.chmod(name, item.attributes.mode & self._mask)
-        self._there.utimens(name, item.attributes.atime, item.attributes.mtime)
+        self._carry(item, name)  # while it may be written
+        self._set_mode_and_times(item, name)
         self._there.rename(name, item.target)
         self._done.files += 1
+
+    def _set_mode_and_times(self, item: Item, name: str) -> None:
+        self._there.chmod(name, item.attributes.mode & self._mask)
+        self._there.utimens(name, item.attributes.atime, item.attributes.mtime)
+
+    def _carry(self, item: Item, name: str) -> None:
+        self._done.stripped += not carry(self._here, item.source, self._there, name)
 
     def _contents(self, item: Item, source: Handle, target: Handle) -> None:
         offset = self._resumed(item, source, target)

@@ -42,23 +42,28 @@ _ONE_BY_ONE = frozenset({errno.EOPNOTSUPP, errno.ENFILE, errno.EMFILE})
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file, directory or symbolic link to copy: its source, its target, and its attributes."""
+    """A file, directory or symbolic link to copy: its source, its target, its attributes, and whether it may
+    have extended ones.
+    """
 
     source: str
     target: str
     attributes: Attributes
+    is_extended: bool = True
 
 
 @dataclass(slots=True)
 class Copied:
-    """The result of a copy: regular files, their bytes, how many of these an earlier copy had left, and how
-    many files were there already, with the same size, modification time and permissions.
+    """The result of a copy: regular files, their bytes, how many of these an earlier copy had left, how
+    many files were there already, with the same size, modification time and permissions, and how many miss
+    extended attributes that their place cannot hold.
     """
 
     files: int = 0
     bytes: int = 0
     resumed: int = 0
     unchanged: int = 0
+    stripped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
