@@ -66,6 +66,15 @@ def test_a_step_waits_for_all_and_its_mean_is_over_samples(make: Make) -> None:
     assert not outcome.lost
 
 
+def test_workers_are_told_which_exchanges_a_host_may_resume_behind(make: Make) -> None:
+    team = make(10, 10)
+    team.run(Given(4, 4))
+    team.run(Given(4, 4), recorded=True)
+    team.run(Given(4, 4))  # the last of the epoch
+    for worker in team.workers.values():
+        assert [work.recorded for work in worker.asked] == [False, True, True]
+
+
 def test_at_its_deadline_a_step_goes_on_without_who_is_late(make: Make) -> None:
     team, _ = late_in_first_exchange(make)
     assert [dispatcher.rank for dispatcher in team.engine.outstanding()] == [1]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,48 @@ def test_tasks_of_one_asynchronous_exchange_go_on_from_each_other(tmp_path: Path
             head.weight.add_(1)
         kept.save(exchange, seed)
     assert found == [0, 1, 2, 3, 4, 4, 5]  # only the repeated one goes back
+
+
+class Counted(nn.Module):
+    """A state that says how many exchanges have led to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def advance(self, kept: PrivateState, exchange: int, *, recorded: bool) -> int:
+        kept.begin(exchange, exchange)
+        self.count += 1
+        kept.save(exchange, exchange, recorded=recorded)
+        return int(self.count)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_host_resumes_behind_the_last_exchange_that_it_has_recorded(tmp_path: Path, cut: bool) -> None:
+    """Steps were done since, of which the host knows nothing; with a power cut the flash neither."""
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    for exchange in range(1, 8):
+        assert head.advance(kept, exchange, recorded=exchange in (2, 4)) == exchange
+    if cut:
+        os.truncate(tmp_path / "state-latest.safetensors", 0)
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    assert int(head.count) == (4 if cut else 7)
+    assert head.advance(kept, 5, recorded=False) == 5
+    assert head.advance(kept, 6, recorded=True) == 6
+    assert head.advance(kept, 5, recorded=False) == 5  # the record of 6 was damaged
+    assert head.advance(kept, 5, recorded=False) == 5  # and 5 did not count
+
+
+def test_only_what_is_recorded_waits_for_the_flash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    monkeypatch.setattr(os, "fsync", synced.append)
+    for exchange in range(1, 21):
+        head.advance(kept, exchange, recorded=exchange % 10 == 0)
+    assert len(synced) == 4  # the file, and its folder
 
 
 def test_a_state_that_is_not_of_tensors_is_refused(tmp_path: Path) -> None:

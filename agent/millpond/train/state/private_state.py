@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,8 +15,14 @@ from millpond.base.errors import LocalError
 from millpond.linux.files import replace_durably
 from millpond.linux.progress import reading
 
-_FILE, _BEFORE = "state.safetensors", "state-before.safetensors"
+_FILE, _BEFORE, _LATEST = "state.safetensors", "state-before.safetensors", "state-latest.safetensors"
 UNFIT = "the state that the task has kept does not fit it any more: give the job another name"
+
+_Tensors = dict[str, torch.Tensor]
+
+
+class _Unreadable(LocalError):
+    """A file that is not whole."""
 
 
 class Stateful(Protocol):
@@ -29,56 +36,95 @@ class Stateful(Protocol):
 
 
 class PrivateState:
-    """Keeps the state of ``stateful`` in ``folder``, and the one before the last exchange: that can be asked
-    for again in a ``run``, with the same seed: tasks of one asynchronous exchange differ in it. Raises
-    LocalError for a state that is not of tensors.
+    """Keeps the state of ``stateful`` in ``folder``: that of the last two exchanges of a ``run`` that its host
+    has recorded, and the latest. A host resumes behind an exchange that it has recorded, and an exchange can
+    be asked for again, with the same seed: tasks of one asynchronous exchange differ in it. Raises LocalError
+    for a state that is not of tensors.
     """
 
     def __init__(self, stateful: Stateful, folder: Path, run: str = "") -> None:
-        self._stateful, self._path, self._before, self._run = stateful, folder / _FILE, folder / _BEFORE, run
-        self._first, self._last = self._tensors(), (0, 0)
-        """The exchange and the seed that led to the newer file."""
+        self._stateful, self._run = stateful, run
+        self._path, self._before, self._latest = (folder / name for name in (_FILE, _BEFORE, _LATEST))
+        self._first = self._now = self._tensors()
+        self._began: _Tensors | None = None  # what the last exchange has begun with, if in this process
+        self._exchange, self._seeds, self._recorded = 0, list[int](), 0
         if not self._path.exists() and self._before.exists():  # it was ended between the two files
             self._before.replace(self._path)
         if self._path.exists():
-            self._last = self._load(self._path)
+            self._exchange, self._seeds = self._load(self._path)
+            self._recorded = self._exchange
+        if self._latest.exists():
+            with contextlib.suppress(_Unreadable):  # nobody has waited until the flash had it
+                self._exchange, self._seeds = self._load(self._latest)
 
     def begin(self, exchange: int, seed: int) -> None:
-        """Go back to the state before the last exchange, if it is asked for again. Raises LocalError."""
-        if (exchange, seed) != self._last:
-            return
-        if self._before.exists():
-            self._load(self._before)
-        else:
-            self._stateful.load_state_dict(self._first)
+        """Go back to the state before an exchange if it is asked for again. Raises LocalError."""
+        again = exchange == self._exchange and seed in self._seeds
+        if again and seed == self._seeds[-1] and self._began is not None:
+            self._take(self._began)
+        elif again or exchange < self._exchange:
+            self._go_back(exchange)
+            self._exchange, self._seeds = exchange, []
+        self._began = self._now
 
-    def _load(self, path: Path) -> tuple[int, int]:
+    def _go_back(self, exchange: int) -> None:
+        """Take the newest recorded state before ``exchange``, and drop those after it."""
+        self._latest.unlink(missing_ok=True)
+        if self._recorded >= exchange and not self._before.exists():
+            self._path.unlink()
+        elif self._recorded >= exchange:
+            self._before.replace(self._path)
+        if self._path.exists():
+            self._recorded, _ = self._load(self._path)
+        else:
+            self._recorded = 0
+            self._take(self._first)
+
+    def _take(self, tensors: _Tensors) -> None:
+        self._stateful.load_state_dict({name: value.clone() for name, value in tensors.items()})
+        self._now = tensors
+
+    def _load(self, path: Path) -> tuple[int, list[int]]:
+        """Take the state in a file. Returns the exchange of this run that led to it, 0 of another run, and
+        the seeds of its tasks.
+        """
         try:
             with safetensors.safe_open(path, "pt") as file:
                 about = file.metadata() or {}
-            self._stateful.load_state_dict(load_file(path))
+            self._take(load_file(path))
         except (OSError, safetensors.SafetensorError) as error:
-            raise LocalError(f"the task's state cannot be read: {error}") from None
+            raise _Unreadable(f"the task's state cannot be read: {error}") from None
         except RuntimeError as error:  # of torch's modules, for other tensors than theirs
             raise LocalError(UNFIT) from error
-        same = about.get("run") == self._run
-        return (int(about.get("exchange", 0)), int(about.get("seed", 0))) if same else (0, 0)
+        if about.get("run") != self._run:
+            return 0, []
+        return int(about.get("exchange", 0)), [int(seed) for seed in about.get("seeds", "").split()]
 
-    def save(self, exchange: int, seed: int) -> None:
-        """Write the state after an exchange. Raises LocalError."""
+    def save(self, exchange: int, seed: int, *, recorded: bool = True) -> None:
+        """Write the state after an exchange; on the flash when this returns if it is to be ``recorded``.
+        Raises LocalError.
+        """
         new = self._path.with_name(f".{_FILE}.new")
-        about = {"run": self._run, "exchange": str(exchange), "seed": str(seed)}
+        before = self._seeds if exchange == self._exchange else []
+        seeds = before if before[-1:] == [seed] else [*before, seed]
+        about = {"run": self._run, "exchange": str(exchange), "seeds": " ".join(map(str, seeds))}
         try:
             with reading():  # a process that waits for a slow flash is not hung
-                save_file(self._tensors(), new, about)
-                if (exchange, seed) != self._last and self._path.exists():
-                    self._path.replace(self._before)
-                replace_durably(new, self._path)
+                tensors = self._tensors()
+                save_file(tensors, new, about)
+                self._latest.unlink(missing_ok=True)
+                if not recorded:
+                    new.replace(self._latest)  # in place of another, ext4 would begin to write it
+                else:
+                    if exchange != self._recorded and self._path.exists():
+                        self._path.replace(self._before)
+                    replace_durably(new, self._path)
+                    self._recorded = exchange
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be written: {error}") from None
-        self._last = exchange, seed
+        self._exchange, self._seeds, self._now = exchange, seeds, tensors
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def _tensors(self) -> _Tensors:
         found = self._stateful.state_dict()
         if not all(isinstance(value, torch.Tensor) for value in found.values()):
             raise LocalError("the task's state must have a state_dict of tensors by name")

@@ -172,7 +172,7 @@ class TrainingRole:
             self._private.begin(message.exchange, message.seed)
         update = self._trainer.run(message, _numbered(self._mapped(), message.state))
         if self._private and trains:
-            self._private.save(message.exchange, message.seed)
+            self._private.save(message.exchange, message.seed, recorded=message.recorded)
         return update, b""
 
     def _mapped(self) -> list[Vector]:

@@ -13,7 +13,7 @@ import math
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from millpond.host.jobs.training.collection import Collection
 from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.profiler import Profiler
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
+from millpond.host.jobs.training.shards import Shard
 from millpond.host.model.data_costs import DataCosts
 from millpond.host.workers.dispatcher import (
     LONGEST_SECONDS,
@@ -57,6 +58,10 @@ class SampleSupply(Protocol):
     @property
     def epoch(self) -> int:
         """The epoch in whose order the samples are dealt."""
+
+    @property
+    def left(self) -> Mapping[Shard, int]:
+        """The numbers of samples of the epoch that no worker has taken, by shard."""
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """Return samples for these batches, by rank and folder; empty where there are none."""
@@ -150,13 +155,16 @@ class ExchangeEngine:
         policy: BatchPolicy,
         background: Ints,
         enough: Callable[[Sequence[int]], bool] = bool,
+        *,
+        recorded: bool = True,
     ) -> ExchangeOutcome:
         """Run one exchange from ``state``. Updates are only fetched if the ranks that have answered are
         ``enough``; else their samples are requeued. ``background`` are batches for workers too slow to have
-        one in the plan: an exchange with a deadline waits for them only if no other worker has a task. An
+        one in the plan: an exchange with a deadline waits for them only if no other worker has a task. Where
+        it is to be ``recorded``, and at the end of an epoch, workers make durable what they keep. An
         outcome without samples and losses means that no present worker can read the samples that are left.
         """
-        run = _Run(number, seed, state, policy, time.monotonic())
+        run = _Run(number, seed, state, policy, time.monotonic(), recorded=recorded)
         self._reduction.begin(number, state.values)
         self._measured[:] = math.nan
         self._collection.begin(run.began + run.plan.deadline)
@@ -257,6 +265,7 @@ class ExchangeEngine:
         wanted = np.zeros_like(batches)
         wanted[ranks] = batches[ranks]
         dealt = self.supply.deal(wanted.tolist()) if wanted.any() else []
+        recorded = run.recorded or not self.supply.left
         coming = self._coming(run.plan.batches.tolist()) if dealt and self._coming else ()
         for rank in ranks if dealt else ():
             if any(dealt[rank]):
@@ -264,7 +273,7 @@ class ExchangeEngine:
                 seed = seeds.derive(run.seed, str(rank), run.number, run.begun[rank])
                 run.begun[rank] += 1
                 later = tuple(found for each in coming if any(found := each[rank]))
-                work = Work(run.number, seed, self.supply.epoch, dealt[rank], coming=later)
+                work = Work(run.number, seed, self.supply.epoch, dealt[rank], coming=later, recorded=recorded)
                 task = Assignment(work, run.state)
                 self.dispatchers[rank].begin(task, run.task_seconds)
                 self._collection.ask(rank)
@@ -364,8 +373,18 @@ class ExchangeEngine:
 class _Run:
     """The state of one exchange."""
 
-    def __init__(self, number: int, seed: int, state: ModelState, policy: BatchPolicy, began: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        seed: int,
+        state: ModelState,
+        policy: BatchPolicy,
+        began: float,
+        *,
+        recorded: bool,
+    ) -> None:
         self.number, self.seed, self.state, self.began = number, seed, state, began
+        self.recorded = recorded
         self.plan = policy.plan
         self.answers: list[WorkerAnswer] = []
         self.begun: Counter[int] = Counter()  # tasks, by rank

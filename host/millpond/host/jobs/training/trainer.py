@@ -263,7 +263,8 @@ class Trainer:
         planner, state = self._planner, self._server.state
         number, seed = self._step + 1, self._job.seed
         enough = self._choose(number) if self._rounds else bool
-        outcome = self._engine.run(number, seed, state, planner, planner.background, enough)
+        saves = self._rounds or (self._is_save_due and not self._checkpoints.busy)
+        outcome = self._engine.run(number, seed, state, planner, planner.background, enough, recorded=saves)
         for loss in outcome.lost:
             self._reasons[loss.dispatcher.worker.name] = loss.reason
             self._admission.lost(loss)
@@ -278,7 +279,9 @@ class Trainer:
         if self._rounds:
             return False
         self._report_plan(outcome.new_plan)
-        self._save_if_due()
+        if saves:  # the workers know of no other
+            self._checkpoints.save(self._snapshot(copied=True))
+            self._saved_at = time.monotonic()
         return bool(outcome.samples or outcome.lost or self._engine.outstanding()) or self._await_absent()
 
     def _choose(self, number: int) -> Callable[[Sequence[int]], bool]:
@@ -381,11 +384,6 @@ class Trainer:
     @property
     def _is_save_due(self) -> bool:
         return time.monotonic() - self._saved_at > self._steps.checkpoint
-
-    def _save_if_due(self) -> None:
-        if self._is_save_due and not self._checkpoints.busy:
-            self._checkpoints.save(self._snapshot(copied=True))
-            self._saved_at = time.monotonic()
 
     def _snapshot(self, *, copied: bool = False) -> SavedCheckpoint:
         self._catch_up()
