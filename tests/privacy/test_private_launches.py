@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from millpond.agent.config import Privacy
 from millpond.agent.policy.launch_rules import GroupGuard
 from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
+from millpond.host.launch import group
 from millpond.linux.zygote.client import Zygote
-from millpond.wire.group_messages import Contribution, Gather, ShareState
+from millpond.wire.group_messages import Contribution, Gather, Gathered, GroupJoined, ShareState
 from millpond.wire.launch_messages import script_digest
 from millpond.wire.messages import Message
 
@@ -311,3 +313,23 @@ def test_what_no_owner_signs_does_not_come_with_a_script(
 ) -> None:
     ran = launcher.run("print('run')\n", **changes)
     assert "a private launch is its script and files alone, which owners sign" in ran.ended.error
+
+
+@pytest.mark.parametrize(
+    ("message", "lie"),
+    [
+        ("GroupJoined", lambda least: GroupJoined((1,) * len(least))),
+        ("GroupJoined", lambda least: GroupJoined(least[:1])),
+        ("Gathered", lambda values: Gathered(tuple(value - 1 for value in values))),
+    ],
+)
+def test_a_host_does_not_choose_the_groups_of_a_device(
+    tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, message: str, lie: Callable[..., Message]
+) -> None:
+    """Scripts that are signed would give sums over other samples for each rank, or number of samples."""
+    launcher = Launcher(tmp_path, zygote, policy=Policy(least_samples=8))
+    code = BEGIN + STEPS.replace("COUNT", "64").replace("BATCH", "16")
+    assert launcher.run(code).ended.error == ""
+    monkeypatch.setattr(group, message, lie)
+    ended = launcher.run(code).ended
+    assert "the host tells the script of other groups than this device has" in ended.error, ended

@@ -109,7 +109,7 @@ class _Relay:
     def __init__(self, config: AgentConfig, request: Launch, script: LaunchedScript, host: Channel) -> None:
         self._script, self._group, self._host = script, script.requests, host
         self._code = sources(request.files)
-        self._guard = GroupGuard(config.policy, self._code)
+        self._guard, self._rank = GroupGuard(config.policy, self._code), request.rank
         self._errors, self._error = config.privacy.errors, ""
         self._lines, self._left, self._untaken = Lines(), MOST_OUTPUT, False
 
@@ -198,6 +198,7 @@ class _Relay:
     def _answer(self, request: GroupRequest) -> None:
         """Wait for the host's answer, for as long as the others take, and pass it on to the script."""
         answer = self._expect(_ANSWERS[type(request)])
+        self._guard.check_answer(request, answer, self._rank)
         size = 0
         if isinstance(request, Contribution):
             size = 4 * request.size

@@ -20,6 +20,8 @@ from millpond.wire.group_messages import (
     MOST_SAMPLES,
     Contribution,
     Gather,
+    Gathered,
+    GroupJoined,
     GroupRequest,
     JoinGroup,
     ReportMetric,
@@ -83,6 +85,19 @@ class GroupGuard:
         else:
             raise Refused("", "worker", STRANGE)
         return request
+
+    @staticmethod
+    def check_answer(request: GroupRequest, answer: Message, rank: int) -> None:
+        """Raise Refused if the host tells a script of worker ``rank`` other samples, or another least number
+        of them, than this device has told: by these the script makes groups.
+        """
+        own, told = None, tuple[int, ...]()
+        if isinstance(request, JoinGroup) and isinstance(answer, GroupJoined):
+            own, told = request.least, answer.least
+        elif isinstance(request, Gather) and isinstance(answer, Gathered):
+            own, told = request.value, answer.values
+        if own is not None and dict(enumerate(told)).get(rank) != own:
+            raise Refused("", "policy", "the host tells the script of other groups than this device has")
 
     def _check_number(self, number: int) -> None:
         self._gathers += 1

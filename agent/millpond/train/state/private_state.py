@@ -36,10 +36,10 @@ class Stateful(Protocol):
 
 
 class PrivateState:
-    """Keeps the state of ``stateful`` in ``folder``: that of the last two exchanges of a ``run`` that its host
-    has recorded, and the latest. A host resumes behind an exchange that it has recorded, and an exchange can
-    be asked for again, with the same seed: tasks of one asynchronous exchange differ in it. Raises LocalError
-    for a state that is not of tensors.
+    """Keeps the state of ``stateful`` in ``folder``: that of the last two exchanges of a ``run`` that its
+    host has recorded, and the latest. A host resumes behind an exchange that it has recorded, and an exchange
+    can be asked for again, with the same seed: tasks of one asynchronous exchange differ in it. Raises
+    LocalError for a state that is not of tensors.
     """
 
     def __init__(self, stateful: Stateful, folder: Path, run: str = "") -> None:
