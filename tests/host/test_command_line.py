@@ -223,6 +223,23 @@ def test_a_socket_that_was_removed_is_made_anew(rig: Rig) -> None:
     assert socket.stat().st_ino == made
 
 
+@pytest.mark.expected_log("is not there, and cannot be made anew")
+def test_a_daemon_lives_on_where_its_socket_cannot_be_looked_at(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    aside = rig.directory.rename(rig.directory.with_name("aside"))
+    rig.directory.touch()
+    try:
+        for _ in range(3):
+            rig.server.mend()
+    finally:
+        rig.directory.unlink()
+        aside.rename(rig.directory)
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["Not a directory"]
+    rig.server.mend()
+    assert rig.command("jobs")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -159,6 +160,35 @@ def test_a_tunnel_that_is_up_and_brings_nothing_is_made_anew(
         assert [end.ended for end in spawned] == [True, True, False]
     finally:
         device.stop()
+
+
+@pytest.mark.expected_log("is up and brings nothing: it is made anew")
+def test_a_device_that_never_sends_anything_is_tried_less_and_less_and_told_once(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    brings, spawned = itertools.chain(5 * [0], [1], itertools.repeat(0)), list[tuple[float, Endpoint]]()
+
+    def spawn_up(*_: object, **__: object) -> Endpoint:
+        spawned.append((time.monotonic(), Endpoint("up", brings=next(brings))))
+        return spawned[-1][1]
+
+    def no_control(deadline: Deadline) -> None:
+        raise ConnectionLost("no answer")
+
+    monkeypatch.setattr(devices, "spawn_endpoint", spawn_up)
+    monkeypatch.setattr(devices, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(devices, "STALLED_SECONDS", 0.02)
+    monkeypatch.setattr(device, "control", no_control)
+    device.start()
+    try:
+        eventually(lambda: len(spawned) == 6 and spawned[-1][1].packets > 3, "the sixth goes on")
+        assert len(caplog.records) == 1
+        spawned[-1][1].brings = 0
+        eventually(lambda: len(caplog.records) == 2, "what stalls after that is told")
+    finally:
+        device.stop()
+    waits = [later - sooner for (sooner, _), (later, _) in itertools.pairwise(spawned[:6])]
+    assert all(wait >= 0.02 * 2**number for number, wait in enumerate(waits))
 
 
 def test_an_agent_that_cannot_be_reached_is_told_once(

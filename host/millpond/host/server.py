@@ -88,7 +88,7 @@ class DaemonServer:
         self._folders = HandedFolders(fleet.test_data, files)
         self._group = group
         self._places = UserPlaces(os.geteuid(), most_places())
-        self._acceptor = self._listen()
+        self._acceptor, self._told = self._listen(), ""
 
     def _listen(self) -> Acceptor:
         mode = 0o600 if self._group is None else 0o660
@@ -98,13 +98,16 @@ class DaemonServer:
 
     def mend(self) -> None:
         """Listen on a new socket if something has removed the file of the old one."""
-        with contextlib.suppress(FileNotFoundError):
-            if self._fleet.socket.stat().st_ino == self._file:
-                return
+        told, self._told = self._told, ""
         try:
+            with contextlib.suppress(FileNotFoundError):
+                if self._fleet.socket.stat().st_ino == self._file:
+                    return
             replaced, self._acceptor = self._acceptor, self._listen()
         except OSError as error:
-            log.warning("%s was removed, and cannot be made anew: %s", self._fleet.socket, error.strerror)
+            self._told = error.strerror or str(error)
+            if self._told != told:
+                log.warning("%s is not there, and cannot be made anew: %s", self._fleet.socket, self._told)
             return
         replaced.close()
         log.warning("%s was removed: there is a new one", self._fleet.socket)

@@ -59,8 +59,10 @@ _REVOKED = "its certificate is revoked"
 LIMITS = Limits(head=4 << 20, payload=1 << 34)
 STALLED_SECONDS = 20.0
 """For so long the link of a tunnel may be up and bring no packet of the device, while sessions fail. A device
-without an agent answers, too, so that after it a pump on either side must stand still.
+without an agent answers, too, so that after it a pump on either side must stand still, or the device drops
+all: each further tunnel that brings nothing has twice the time.
 """
+_MOST_DOUBLED = 6
 _LONG = 200
 """Most characters of a text that a device says of itself, or an endpoint of its tunnel."""
 
@@ -93,7 +95,7 @@ class Device:
         self._channels_lock = threading.Lock()
         self._stop = threading.Event()
         self._end: EndpointHandle | None = None
-        self._heard = time.monotonic()
+        self._heard, self._brought = time.monotonic(), _Brought()
         self._told = (DeviceState.ABSENT, "")
         self._power = DevicePower(config.watts, emulated=config.board == EMULATED)
         self._thread = threading.Thread(target=self._run, name=f"device {self.name}", daemon=True)
@@ -222,13 +224,14 @@ class Device:
 
     def _run_sessions(self, end: EndpointHandle) -> None:
         """Run sessions until the endpoint has died, brings nothing any more, or is to be stopped."""
-        brought = _Brought()
+        self._brought.begin()
         while end.alive:
             self._run_session(end)
             if self._stop.is_set() or self._refusal():
                 return
-            if brought.nothing_for(STALLED_SECONDS, end):
-                log.warning("the tunnel of %s is up and brings nothing: it is made anew", self.name)
+            if self._brought.nothing_for_long(end):
+                if self._brought.stalls == 1:
+                    log.warning("the tunnel of %s is up and brings nothing: it is made anew", self.name)
                 return
         reason = f"the tunnel cannot go on: {end.status.get('reason', 'its end on the host has died')}"
         self._transition(DeviceEvent.LOST, reason)
@@ -280,7 +283,7 @@ class Device:
             self._transition(DeviceEvent.OTHER_VERSION, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
         except (ConnectionLost, DeadlineExceeded) as error:
-            self._transition(DeviceEvent.LOST, fault or self._mend_interface() or str(error))
+            self._transition(DeviceEvent.LOST, fault or str(error))
             self._stop.wait(RETRY_SECONDS)
         except RemoteError as error:
             self._transition(DeviceEvent.NOT_TRUSTED, str(error))
@@ -355,17 +358,27 @@ class Device:
 
 
 class _Brought:
-    """Watches whether an endpoint brings packets of its device while sessions fail."""
+    """Watches whether the endpoints of a device bring its packets while sessions fail. ``stalls`` counts
+    those in a row that have brought none.
+    """
 
     def __init__(self) -> None:
-        self._packets, self._since = -1, time.monotonic()
+        self.stalls, self._packets, self._since = 0, 0, 0.0
 
-    def nothing_for(self, seconds: float, end: EndpointHandle) -> bool:
-        """Return whether a link that is up has brought no packet for so long."""
-        packets = end.counts[1].packets
+    def begin(self) -> None:
+        """Begin with another endpoint."""
+        self._packets, self._since = 0, time.monotonic()
+
+    def nothing_for_long(self, end: EndpointHandle) -> bool:
+        """Return whether a link that is up has brought no packet for too long."""
+        packets, now = end.counts[1].packets, time.monotonic()
+        if packets != self._packets:
+            self.stalls = 0
         if packets != self._packets or end.status.get("state") != "up":
-            self._packets, self._since = packets, time.monotonic()
-        return time.monotonic() - self._since > seconds
+            self._packets, self._since = packets, now
+        stalled = now - self._since > STALLED_SECONDS * 2 ** min(self.stalls, _MOST_DOUBLED)
+        self.stalls += stalled
+        return stalled
 
 
 def _repeated(status: DeviceStatus, event: DeviceEvent) -> bool:

@@ -23,16 +23,16 @@ AGAIN_SECONDS = 86400.0
 def warnings(fleet: Fleet, now: datetime.datetime) -> tuple[str, ...]:
     """Return a line for each certificate that has ended, or does so soon, with what to do."""
     authority = fleet.identity.authority
-    if _is_near(authority, now):
+    if told := _told(authority, now):
         return (
-            f"the fleet's authority {_told(authority, now)}, and all its certificates with it: "
+            f"the fleet's authority {told}, and all its certificates with it: "
             "make a new fleet with 'millpond init'",
         )
     devices = {one.name: fleet.device_directory(one.name) / "etc" / "cert.pem" for one in fleet.config.device}
     return tuple(
-        f"the certificate of {name} {_told(path, now)}: renew it with 'millpond renew {name}'"
+        f"the certificate of {name} {told}: renew it with 'millpond renew {name}'"
         for name, path in ({HOST: fleet.identity.certificate} | devices).items()
-        if _is_near(path, now)
+        if (told := _told(path, now))
     )
 
 
@@ -50,14 +50,11 @@ class ExpiryLog:
                 log.warning("%s", line)
 
 
-def _is_near(path: Path, now: datetime.datetime) -> bool:
-    end = _end(path, stamp(path))
-    return end is not None and end - now < WARNING
-
-
 def _told(path: Path, now: datetime.datetime) -> str:
+    """Return when the certificate in a file ends, "" if that is not soon, or there is none."""
     end = _end(path, stamp(path))
-    assert end
+    if end is None or end - now >= WARNING:
+        return ""
     return f"{'ended' if end <= now else 'ends'} on {end:%Y-%m-%d}"
 
 
