@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -335,3 +337,17 @@ def test_a_nodes_process_is_confined(nodes: Nodes) -> None:
     assert not (root / "volume").exists() and not (root / "flash").exists() and not (root / "home").exists()
     if os.geteuid() == 0:
         assert process.uids().real == 64005
+
+
+def test_several_threads_look_at_once_what_is_offered() -> None:
+    """The datapath's own barrier, with a lock that is held between calls, is for one thread."""
+    offered = OfferedExchange.make()
+    offered.offer(7)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            looked = [threads.submit(lambda: [7 in offered for _ in range(20_000)]) for _ in range(4)]
+    finally:
+        sys.setswitchinterval(before)
+    assert all(all(each.result()) for each in looked)

@@ -10,10 +10,15 @@ import weakref
 from collections.abc import Sequence
 
 from millpond.linux import memory
+from millpond.tunnel.ring.barrier import barrier_of_threads
 
 
 class OfferedExchange:
-    """The exchange whose update may leave at present, in memory that the agent writes and the node reads."""
+    """The exchange whose update may leave at present, in memory that the agent writes and the node reads. The
+    node copies values, and then looks whether they were offered all the time. For that each change of the
+    number lies between those of the values, and each look behind the copy, on processors too that reorder
+    loads and stores, such as ARM's.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -30,14 +35,19 @@ class OfferedExchange:
 
     def offer(self, exchange: int) -> None:
         """Let the update of an exchange leave."""
+        barrier_of_threads()
         self._number[0] = exchange + 1
 
     def withdraw(self) -> None:
         """Let no update leave."""
         self._number[0] = 0
+        barrier_of_threads()
 
     def __contains__(self, exchange: int) -> bool:
-        return self._number[0] == exchange + 1
+        barrier_of_threads()
+        found = self._number[0]
+        barrier_of_threads()  # what is copied next is no older than the number
+        return found == exchange + 1
 
 
 class NodeMemory:

@@ -26,3 +26,11 @@ def barrier() -> None:
     """
     _release()
     _acquire()
+
+
+def barrier_of_threads() -> None:
+    """Be a ``barrier`` for a process whose threads may call it at once: the lock is of this call alone."""
+    held = threading.Lock()
+    held.acquire()
+    held.release()
+    held.acquire()
