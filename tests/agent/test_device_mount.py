@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
 from millpond.linux.sockets import listen
 
+from ..starved import starved
 from ..waiting import eventually
 
 InNamespace = Callable[[Callable[[], None]], None]
@@ -155,6 +157,17 @@ def test_a_server_that_stands_still_is_noticed_and_restarted_alone(
         server.stop()
 
     in_namespace(body)
+
+
+def test_a_server_that_has_no_processor_is_kept(config: Path) -> None:
+    server = VolumeServer(read(config), config, LedgerCounters.in_memory())
+    eventually(lambda: server.is_well() and server.unanswered == 1, "the server answers")
+    with starved(server.process.pid):
+        for _ in range(40):
+            time.sleep(0.05)
+            assert server.is_well()
+    eventually(lambda: server.is_well() and server.unanswered <= 1, "it answers again")
+    server.stop()
 
 
 def test_a_job_that_starts_while_the_server_is_restarted_waits_for_it(

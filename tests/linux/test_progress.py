@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from millpond.linux import progress
-from millpond.linux.progress import HangDetector, processor_time
+from millpond.linux.progress import HangDetector, ProcessorShare, processor_time
 
+from ..starved import starved
 from ..waiting import eventually
 
 BUSY = "while True: pass"
@@ -75,8 +77,31 @@ def test_one_that_neither_computes_nor_reads_hangs(program: str, hangs: bool) ->
         assert detector.is_hung() == hangs
 
 
+def test_one_that_waits_for_a_processor_does_not_hang() -> None:
+    with child_of_a_child(BUSY) as pid:
+        eventually(lambda: (processor_time(pid) or 0) > START, "the child takes processor time")
+        with starved(pid):
+            detector, share = HangDetector(pid), ProcessorShare(pid)
+            share.is_lacking()
+            for _ in range(4):
+                time.sleep(LOOK)
+                assert not detector.is_hung()
+                assert share.is_lacking()
+
+
+def test_one_that_computes_or_is_stopped_lacks_no_processor() -> None:
+    with child_of_a_child(BUSY) as pid:
+        share = ProcessorShare(pid)
+        share.is_lacking()
+        eventually(lambda: not share.is_lacking(), "it has half of a processor")
+        for each in (child := psutil.Process(pid), *child.children(recursive=True)):
+            each.suspend()
+        eventually(lambda: not progress.is_runnable(pid), "it has stopped")
+        assert not share.is_lacking()
+
+
 def test_where_the_kernel_counts_nothing_nobody_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_of_one", lambda _pid: 0)
+    monkeypatch.setattr(progress, "_of_one", lambda _pid: (0, 0))
     detector = HangDetector(os.getpid())
     assert processor_time(os.getpid()) is None
     assert not any(detector.is_hung() for _ in range(3))

@@ -31,13 +31,16 @@ from millpond.linux.confinement import landlock
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.files import storage_id
+from millpond.linux.progress import ProcessorShare
 from millpond.linux.sockets import QUESTION, listen, send_descriptors
 
 log = logging.getLogger(__name__)
 _RESTART_SECONDS, _PAUSE = 5.0, 0.05
 _MOST_ANSWERS = 1 << 10
 _SILENT_LOOKS = 8
-"""A server that leaves so many questions in a row unanswered, one a second, stands still."""
+"""A server that leaves so many questions in a row unanswered, one a second, stands still. Seconds in which it
+waits for a processor do not count.
+"""
 _STARTING_LOOKS = 600  # it counts all files for a quota before it answers the first one
 _MOUNT_SECONDS = 120.0  # a journal may have to be replayed by a slow board
 
@@ -150,6 +153,7 @@ class VolumeServer:
             new.replace(lock_socket(config))  # one without a socket would have delegated nothing
             descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno(), leases.fileno()]
             self.process = start(sandbox, [*module, *map(str, descriptors)], pass_fds=descriptors)
+        self._share = ProcessorShare(self.process.pid)
 
     @property
     def alive(self) -> bool:
@@ -172,7 +176,7 @@ class VolumeServer:
                 return False
             with contextlib.suppress(OSError):
                 self._socket.send(QUESTION)
-            self.unanswered += 1
+            self.unanswered += not (self.unanswered > 0 and self._share.is_lacking())
             return True
 
     def restart(self) -> None:

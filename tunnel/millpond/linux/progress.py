@@ -45,11 +45,13 @@ class HangDetector:
 
     def is_hung(self) -> bool:
         """Return whether the process has made no progress since the last call, or for READ_SECONDS if it
-        reads.
+        reads. One that waits for a processor does not hang.
         """
         now = processor_time(self._pid)
         if now is None or now != self._seen:
             self._seen, self._since = now, time.monotonic()
+            return False
+        if is_runnable(self._pid):
             return False
         return not _is_reading(self._pid) or time.monotonic() - self._since > READ_SECONDS
 
@@ -62,9 +64,37 @@ def processor_time(pid: int) -> int | None:
     kernel does not tell (it may count nothing: all figures are 0), or there is no such process.
     """
     try:
-        return sum(_of_one(process) for process in _family(pid)) or None
+        return sum(sum(_of_one(process)) for process in _family(pid)) or None
     except (OSError, ValueError, psutil.Error):
         return None
+
+
+def is_runnable(pid: int) -> bool:
+    """Return whether a thread of a process or of its descendants runs, or waits for a processor."""
+    with contextlib.suppress(OSError, psutil.Error):
+        for process in _family(pid):
+            stats = [(task / "stat").read_bytes() for task in Path(f"/proc/{process}/task").iterdir()]
+            if any(stat.rpartition(b")")[2].split()[0] == b"R" for stat in stats):
+                return True
+    return False
+
+
+class ProcessorShare:
+    """Watches whether a process and its descendants have the processor time that they want."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._ran, self._at = pid, 0, 0.0
+
+    def is_lacking(self) -> bool:
+        """Return whether the process is runnable, and has run for less than half of the time since the last
+        call. False where the kernel does not tell.
+        """
+        ran, now = 0, time.monotonic()
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            ran = sum(_of_one(process)[0] for process in _family(self._pid))
+        had, self._ran = ran - self._ran, ran
+        seconds, self._at = now - self._at, now
+        return ran > 0 and had < 0.5e9 * seconds and is_runnable(self._pid)
 
 
 def _is_reading(pid: int) -> bool:
@@ -81,9 +111,8 @@ def _family(pid: int) -> list[int]:
     return [process.pid for process in (top, *top.children(recursive=True))]
 
 
-def _of_one(pid: int) -> int:
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        ran, waited, _ = (task / "schedstat").read_text().split()
-        total += int(ran) + int(waited)
-    return total
+def _of_one(pid: int) -> tuple[int, int]:
+    """Return the nanoseconds that the threads of a process have run, and have waited."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    found = [(task / "schedstat").read_text().split() for task in tasks]
+    return sum(int(one[0]) for one in found), sum(int(one[1]) for one in found)
