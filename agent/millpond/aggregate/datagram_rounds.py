@@ -22,7 +22,7 @@ from millpond.aggregate.messages import FetchSums, JoinRound
 from millpond.aggregate.progress import STALL_SECONDS, expect
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import KEY_SIZE, MOST_CLIENTS, VectorPlan, values_at
-from millpond.aggregate.udp.exchange import NoClientLeft, aggregate, exchange
+from millpond.aggregate.udp.exchange import NoClientLeft, aggregate, exchange, ignore
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError, RemoteError
 from millpond.wire.channel import Channel
@@ -142,7 +142,7 @@ class DatagramRounds:
                 update,
                 deadline=deadline,
                 abandoned=abandoned,
-                repaired=self._repaired if leaves else lambda _size: None,
+                repaired=self._repaired if leaves else ignore,
             )
         return done.mean
 

@@ -79,7 +79,7 @@ def open_socket(address: tuple[str, int], receive_buffer: int = RECEIVE_BUFFER) 
     return connection
 
 
-def _ignore(_size: int) -> None:
+def ignore(_size: int) -> None:
     """Count nothing."""
 
 
@@ -94,7 +94,7 @@ def aggregate(
     engine: EngineName = "auto",
     with_mean: bool = True,
     abandoned: threading.Event | None = None,
-    repaired: Callable[[int], None] = _ignore,
+    repaired: Callable[[int], None] = ignore,
 ) -> AggregatedRound:
     """Sum the clients' vectors and send them the mean. Clients without END by the deadline are left out;
     ``stall`` seconds without a datagram of a client do the same. ``rate`` is the LAN's, in bytes per second,
@@ -131,7 +131,7 @@ def exchange(
     *,
     engine: EngineName = "auto",
     abandoned: threading.Event | None = None,
-    repaired: Callable[[int], None] = _ignore,
+    repaired: Callable[[int], None] = ignore,
 ) -> ReceivedMean:
     """Send a client's vector and return the mean. ``values`` over ``weight`` stand where the mean does not
     come. The event ``abandoned`` ends the round within a second. However the round ends, ``repaired`` is told

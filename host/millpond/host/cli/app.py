@@ -309,14 +309,19 @@ def umount(
 
 
 def _mounted_elsewhere(fleet_directory: Path) -> str:
-    """Return where the fleet's volumes are mounted, as the end of a message."""
+    """Return where users have mounted the fleet's volumes, as the end of a message."""
     from millpond.fs.mount.stats_socket import read_stats
 
     try:
-        found = read_stats(directory.read(fleet_directory).mount_stats)
+        fleet = directory.read(fleet_directory)
+        found = read_stats(fleet.mount_stats)
     except (MillpondError, OSError):  # it can be unmounted without the fleet
         return ""
-    places = ", ".join(f"{mount.device} at {mount.mountpoint}" for mount in found)
+    places = ", ".join(
+        f"{mount.device} at {mount.mountpoint}"
+        for mount in found
+        if mount.mountpoint != str(fleet.mountpoint(mount.device))  # the daemon's own, for jobs
+    )
     return f"; mounted: {places}" if places else ""
 
 

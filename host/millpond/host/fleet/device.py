@@ -376,7 +376,7 @@ class _Brought:
             self.stalls = 0
         if packets != self._packets or end.status.get("state") != "up":
             self._packets, self._since = packets, now
-        stalled = now - self._since > STALLED_SECONDS * 2 ** min(self.stalls, _MOST_DOUBLED)
+        stalled: bool = now - self._since > STALLED_SECONDS * 2 ** min(self.stalls, _MOST_DOUBLED)
         self.stalls += stalled
         return stalled
 

@@ -13,7 +13,7 @@ import math
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,7 +25,6 @@ from millpond.host.jobs.training.collection import Collection
 from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.profiler import Profiler
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
-from millpond.host.jobs.training.shards import Shard
 from millpond.host.model.data_costs import DataCosts
 from millpond.host.workers.dispatcher import (
     LONGEST_SECONDS,
@@ -60,8 +59,8 @@ class SampleSupply(Protocol):
         """The epoch in whose order the samples are dealt."""
 
     @property
-    def left(self) -> Mapping[Shard, int]:
-        """The numbers of samples of the epoch that no worker has taken, by shard."""
+    def left(self) -> Sized:
+        """The shards of which samples of the epoch are left that no worker has taken."""
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """Return samples for these batches, by rank and folder; empty where there are none."""
