@@ -25,11 +25,11 @@ from millpond.host.api.daemon import Curves
 from millpond.host.jobs.training.checkpoints import (
     BEST,
     STAGED,
+    BestModel,
     CheckpointWriter,
     SavedCheckpoint,
     TrainingProgress,
     newest,
-    settle_best,
 )
 from millpond.host.jobs.training.scores import Best
 from millpond.host.jobs.training.shards import Shard, Shards
@@ -140,16 +140,49 @@ def test_a_damaged_one_is_passed_over_for_an_older_one(tmp_path: Path) -> None:
         newest(tmp_path, TENSORS, 2, LOG)
 
 
+def stage(folder: Path, number: int) -> Best:
+    """The model of a round that is about to be recorded as the best."""
+    (folder / STAGED.format(number)).write_text(f"of round {number}")
+    return Best(number, number / 10)
+
+
+def found(folder: Path) -> str:
+    """What is in the place of the best model, and how many others there are."""
+    others = len(list(folder.iterdir())) - 1
+    return f"{(folder / BEST).read_text()}, {others} others"
+
+
 def test_the_best_model_is_that_of_the_best_round_on_record(tmp_path: Path) -> None:
     """The daemon may be ended between a model and the record of its round."""
     (tmp_path / BEST).write_text("of round 1")
-    (tmp_path / STAGED.format(4)).write_text("of round 4")
-    settle_best(tmp_path, Best(1, 0.5))
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["of round 1"]
-    (tmp_path / STAGED.format(4)).write_text("of round 4")
-    settle_best(tmp_path, Best(4, 0.6))
-    settle_best(tmp_path, Best(4, 0.6))
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(BEST, "of round 4")]
+    stage(tmp_path, 4)
+    kept = BestModel(tmp_path, Best(1, 0.1))
+    assert found(tmp_path) == "of round 1, 0 others"
+    best = stage(tmp_path, 4)
+    kept.settle(best)
+    kept.settle(best)
+    BestModel(tmp_path, best)
+    assert found(tmp_path) == "of round 4, 0 others"
+
+
+def test_the_best_model_is_that_of_its_round_after_later_ones_were_dropped(tmp_path: Path) -> None:
+    """Their models were better, but a job that resumed before them comes to other ones."""
+    kept = BestModel(tmp_path, stage(tmp_path, 1))
+    kept.checkpoint(1)
+    for number in (2, 3):
+        kept.settle(stage(tmp_path, number))
+    assert found(tmp_path) == "of round 3, 2 others"
+    again = BestModel(tmp_path, Best(1, 0.1))
+    assert found(tmp_path) == "of round 1, 0 others"
+    best = stage(tmp_path, 2)
+    again.settle(best)
+    for number in (2, 3):
+        assert found(tmp_path) == "of round 2, 1 others"
+        again.checkpoint(number)
+    again.settle(best)
+    assert found(tmp_path) == "of round 2, 0 others"
+    BestModel(tmp_path, None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_any_safetensors_library_reads_it(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.epoch import Epoch
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
 from millpond.host.jobs.training.membership import BAN_SECONDS, LOSSES, Membership, MemberState
-from millpond.host.jobs.training.round_planner import RoundPlanner
+from millpond.host.jobs.training.round_planner import RoundPlanner, RoundSchedule
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.model.jobs import JobRow
@@ -202,7 +202,8 @@ def test_an_evaluation_that_is_longer_than_limits_wait_is_progress(
     """Before: its time counted as one without a quorum: a device that was lost just then ended the job."""
     nothing = cast(Any, SimpleNamespace(begin=bool, add=lambda *_: False, is_due=lambda _: True, prune=bool))
     nothing.best = nothing.standing = None
-    trainer._shards = trainer._board = trainer._checkpoints = nothing
+    nothing.settle = lambda _best: None
+    trainer._shards = trainer._board = trainer._checkpoints = trainer._best = nothing
     trainer._admission = cast(Admission, SimpleNamespace(take_events=tuple))
     fake = SimpleNamespace(energy=bool, add_round=lambda *_: None, changed=bool, store=None)
     fake.store = fake
@@ -228,8 +229,8 @@ def test_an_evaluation_that_is_longer_than_limits_wait_is_progress(
 @pytest.mark.parametrize("most_late", [False, True])
 def test_devices_that_take_part_and_are_late_have_longer(trainer: Trainer, most_late: bool) -> None:
     """A job whose longer deadlines help nothing names the deadline as its fault."""
-    trainer._planner = RoundPlanner(["csd0"], 60.0)
-    trainer._planner.most_late = most_late
+    schedule = trainer._schedule = RoundSchedule(trainer._job, ["csd0"])
+    schedule.planner.most_late = most_late
     trainer._group.reasons = ""  # type: ignore[misc]
     trainer._membership.join(0)
     trainer._progressed -= 3600.0

@@ -22,7 +22,7 @@ from millpond.train.state.layout import Tensor
 
 _OPTIMIZER = "optimizer:"
 BEST, STAGED = "best.safetensors", "best-of-{}.safetensors"
-"""The best model of the rounds that are recorded, and one whose round is about to be."""
+"""The best model of the rounds that are recorded, and one whose round is about to be, or was the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,42 @@ class CheckpointWriter:
         checkpoint.save(path, whole)
 
 
+class BestModel:
+    """Keeps the ``best`` model of a job's recorded rounds in its place. The one before it is kept, too, until
+    no job that resumes, behind one of the last two checkpoints, computes the round of the best again.
+    """
+
+    def __init__(self, directory: Path, best: Best | None) -> None:
+        self._directory, self._place = directory, directory / BEST
+        self._best: Best | None = None
+        self._final = (0, 0)  # rounds before the last two checkpoints
+        self.settle(best)
+        if not best:
+            self._place.unlink(missing_ok=True)
+        self._drop_others()
+
+    def settle(self, best: Best | None) -> None:
+        """Put the best model in its place once its round is recorded."""
+        if best and (staged := self._staged(best)).exists():
+            if self._best and self._place.exists():
+                self._place.replace(self._staged(self._best))
+            staged.replace(self._place)
+        self._best = best
+        if best and best.round <= self._final[0]:
+            self._drop_others()
+
+    def checkpoint(self, after: int) -> None:
+        """Note that there is a checkpoint after a round."""
+        self._final = self._final[1], after
+
+    def _staged(self, best: Best) -> Path:
+        return self._directory / STAGED.format(best.round)
+
+    def _drop_others(self) -> None:
+        for other in self._directory.glob(STAGED.format("*")):
+            other.unlink(missing_ok=True)
+
+
 def newest(
     directory: Path, tensors: tuple[Tensor, ...], recorded: int, log: logging.Logger
 ) -> SavedCheckpoint | None:
@@ -124,14 +160,6 @@ def newest(
     if fault:
         raise fault
     return None
-
-
-def settle_best(directory: Path, best: Best | None) -> None:
-    """Put the best model in its place once its round is recorded; remove others that wait for theirs."""
-    if best and (staged := directory / STAGED.format(best.round)).exists():
-        staged.replace(directory / BEST)
-    for other in directory.glob(STAGED.format("*")):
-        other.unlink(missing_ok=True)
 
 
 def _load(path: Path, tensors: tuple[Tensor, ...]) -> SavedCheckpoint:

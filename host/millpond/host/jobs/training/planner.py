@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from millpond.host.jobs.training.membership import Membership
+from millpond.host.jobs.training.shards import Shards
 from millpond.train.balance.controller import BatchPlan, deadline_of
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.balance.equal_time import LEAST_BATCH, Cohort, Measured, kinds_of
@@ -165,3 +167,22 @@ class Planner:
             present=np.array([rank in self._present for rank in self._known]),
             probes=False,  # a worker without a batch computes in the background, and is measured so
         )
+
+
+class StepSchedule:
+    """Schedules synchronous steps: each takes a batch of every worker, until an epoch's samples are used."""
+
+    most_late = False
+    """A step's deadline follows from its plan alone."""
+
+    def __init__(self, spec: SynchronousSpec, names: Sequence[str]) -> None:
+        self.shards = Shards(len(names))
+        self.planner = Planner(spec, names, self.shards.spread)
+
+    def choose(self, _number: int, _membership: Membership) -> Callable[[Sequence[int]], bool]:
+        """Return whether given ranks are enough for a step to count: any are."""
+        return bool
+
+    def left_out(self, _membership: Membership) -> set[int]:
+        """Return the ranks whose absence says nothing of them: none."""
+        return set()

@@ -12,14 +12,17 @@ exchange, which ends with the first few answers, says nothing of the deadline.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
+from millpond.host.jobs.training.membership import Membership
+from millpond.host.jobs.training.shards import WholeShards
 from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.determinism import seeds
+from millpond.train.job.spec import Job
 
 FIRST_DEADLINE = 60.0
 """Seconds of an automatic deadline at least, until two workers have been measured."""
@@ -94,6 +97,36 @@ class RoundPlanner:
         """The plan in one line."""
         found = zip(self._names, self._samples.tolist(), strict=True)
         return ", ".join(f"{name} {samples} samples" for name, samples in found if samples)
+
+
+class RoundSchedule:
+    """Schedules rounds of a job: each is an epoch of one exchange, in which the devices that were chosen for
+    it train on all of their samples.
+    """
+
+    def __init__(self, job: Job, names: Sequence[str]) -> None:
+        self._spec, self._seed = job.averaging, job.seed
+        self.shards = WholeShards(len(names))
+        self.planner = RoundPlanner(names, self._spec.deadline, self._spec.buffer)
+
+    @property
+    def most_late(self) -> bool:
+        """Whether the next exchange is longer, since most workers have missed the last one's deadline."""
+        return self.planner.most_late
+
+    def choose(self, number: int, membership: Membership) -> Callable[[Sequence[int]], bool]:
+        """Choose the devices of a round. Returns whether given ranks are enough for it to count."""
+        spec, devices = self._spec, membership.joined_devices
+        chosen = selected(devices, spec.fraction, spec.least, self._seed, number)
+        self.planner.choose([rank for rank in devices if rank not in chosen])
+        if spec.buffer:
+            return lambda _ranks: membership.is_quorum(membership.joined)
+        asked = None if spec.fraction == 1.0 else chosen
+        return lambda ranks: membership.is_quorum(ranks, asked)
+
+    def left_out(self, membership: Membership) -> set[int]:
+        """Return the ranks whose absence from the last round says nothing of them."""
+        return {*self.planner.left_out, *(membership.joined if self._spec.buffer else ())}
 
 
 def automatic_deadline(seconds: Floats) -> float:

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,10 @@ from millpond.host.jobs import energy as job_energy
 from millpond.host.jobs.attempts import TRIES, Attempts
 from millpond.host.jobs.context import JobContext, JobFailed, Traffic, since
 from millpond.host.jobs.energy import Readings
-from millpond.host.jobs.training import checkpoints
 from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.checkpoints import (
+    STAGED,
+    BestModel,
     CheckpointWriter,
     SavedCheckpoint,
     TrainingProgress,
@@ -39,10 +40,10 @@ from millpond.host.jobs.training.epoch import Epoch, round_summary, summary
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
 from millpond.host.jobs.training.late_policy import LatePolicy
 from millpond.host.jobs.training.membership import Membership, MemberState
-from millpond.host.jobs.training.planner import Planner
-from millpond.host.jobs.training.round_planner import RoundPlanner, selected
+from millpond.host.jobs.training.planner import StepSchedule
+from millpond.host.jobs.training.round_planner import RoundSchedule
 from millpond.host.jobs.training.scores import ScoreBoard, Scores, described, scores_of
-from millpond.host.jobs.training.shards import Shards, WholeShards
+from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import START_SECONDS, WorkerGroup
 from millpond.host.model.energy import describe
 from millpond.host.model.failures import MACHINE_MEMORY, diverged, too_few
@@ -136,10 +137,11 @@ class Trainer:
         for line in self._server.description(self._job.work.local_layers):
             self.log.info("%s", line)
         names = self._group.names
-        self._shards = WholeShards(len(names)) if self._rounds else Shards(len(names))
-        combine, spec = self._server.ready.combine, self._job.averaging
-        planner = RoundPlanner(names, spec.deadline, spec.buffer) if self._rounds else None
-        self._planner = planner or Planner(self._steps, names, self._shards.spread)
+        self._schedule: RoundSchedule | StepSchedule = (
+            RoundSchedule(self._job, names) if self._rounds else StepSchedule(self._steps, names)
+        )
+        self._shards: Shards = self._schedule.shards
+        combine = self._server.ready.combine
         repeats, local = bool(self._late.buffer), self._server.ready.local
         if self._late.discounted and (fault := unfit_for_lateness(combine, local, repeats=repeats)):
             raise JobFailed(f"federated: strategy: {fault}")  # of a class of the user's own
@@ -165,7 +167,7 @@ class Trainer:
             self._group,
             self._engine,
             self._shards,
-            self._planner,
+            self._schedule.planner,
             self._membership,
             self.log,
         )
@@ -232,14 +234,14 @@ class Trainer:
             raise JobFailed(few)
         late = self._rounds and self._membership.is_quorum(self._membership.joined)
         # Those that take part have longer next time.
-        goes_on = late and isinstance(self._planner, RoundPlanner) and self._planner.most_late
+        goes_on = late and self._schedule.most_late
         if time.monotonic() - self._progressed > wait and not goes_on:
             raise JobFailed(f"for {wait:g} s (limits.wait), {LATE if late else few}")
 
     def _train(self, done: list[Round]) -> None:
         scores = [(round_.round, round_.scores) for round_ in done]
         self._board = ScoreBoard.of(self._job.evaluate, self._steps.epochs, scores)
-        checkpoints.settle_best(self._directory, self._board.best)
+        self._best = BestModel(self._directory, self._board.best)
         self._saved_at, self._reported_at, self._plan_unreported = time.monotonic(), 0.0, False
         self._pause = REPORT_SECONDS
         self._traffic = self._context.traffic()
@@ -260,9 +262,9 @@ class Trainer:
         """Run one exchange. Returns whether the epoch goes on."""
         if not self._can_begin():
             return True
-        planner, state = self._planner, self._server.state
+        planner, state = self._schedule.planner, self._server.state
         number, seed = self._step + 1, self._job.seed
-        enough = self._choose(number) if self._rounds else bool
+        enough = self._schedule.choose(number, self._membership)
         saves = self._rounds or (self._is_save_due and not self._checkpoints.busy)
         outcome = self._engine.run(number, seed, state, planner, planner.background, enough, recorded=saves)
         for loss in outcome.lost:
@@ -281,19 +283,8 @@ class Trainer:
         self._report_plan(outcome.new_plan)
         if saves:  # the workers know of no other
             self._checkpoints.save(self._snapshot(copied=True))
-            self._saved_at = time.monotonic()
+            self._note_saved()
         return bool(outcome.samples or outcome.lost or self._engine.outstanding()) or self._await_absent()
-
-    def _choose(self, number: int) -> Callable[[Sequence[int]], bool]:
-        """Choose the devices of a round. Returns whether given ranks are enough for it to count."""
-        spec, devices = self._job.averaging, self._membership.joined_devices
-        chosen = selected(devices, spec.fraction, spec.least, self._job.seed, number)
-        assert isinstance(self._planner, RoundPlanner)
-        self._planner.choose([rank for rank in devices if rank not in chosen])
-        if self._late.buffer:
-            return lambda _ranks: self._membership.is_quorum(self._membership.joined)
-        asked = None if spec.fraction == 1.0 else chosen
-        return lambda ranks: self._membership.is_quorum(ranks, asked)
 
     def _note_missing(self, outcome: ExchangeOutcome) -> None:
         for rank in outcome.missing:
@@ -346,8 +337,9 @@ class Trainer:
         """Log a new plan, at growing intervals: short steps make more plans than a log should hold."""
         self._plan_unreported = self._plan_unreported or new
         due = time.monotonic() - self._reported_at > self._pause
-        if self._plan_unreported and due and self._planner.plan.batches.any():
-            text = f"step {self._step}: new plan: {self._planner.description}"
+        planner = self._schedule.planner
+        if self._plan_unreported and due and planner.plan.batches.any():
+            text = f"step {self._step}: new plan: {planner.description}"
             self._admission.note("plan", "", text)
             self.log.info("%s", text)
             self._plan_unreported, self._reported_at = False, time.monotonic()
@@ -384,6 +376,10 @@ class Trainer:
     @property
     def _is_save_due(self) -> bool:
         return time.monotonic() - self._saved_at > self._steps.checkpoint
+
+    def _note_saved(self) -> None:
+        self._saved_at = time.monotonic()
+        self._best.checkpoint(self._epoch.number - 1)
 
     def _snapshot(self, *, copied: bool = False) -> SavedCheckpoint:
         self._catch_up()
@@ -422,16 +418,16 @@ class Trainer:
             epoch.data,
         )
         if self._board.add(epoch.number, scores):
-            self._save_model(checkpoints.STAGED.format(epoch.number))
+            self._save_model(STAGED.format(epoch.number))
         self._epoch = Epoch(epoch.number + 1)
         self._shards.begin(self._epoch.number)
         # A round that was recorded is final, but one whose state is not here: that is computed again.
         saves = self._rounds and (self._is_save_due or not self._is_behind)
         if saves:
             self._checkpoints.save_now(self._snapshot())
-            self._saved_at = time.monotonic()
+            self._note_saved()
         self._context.store.add_round(self._row.id, result, self._board.standing)
-        checkpoints.settle_best(self._directory, self._board.best)
+        self._best.settle(self._board.best)
         if saves or not self._rounds:
             self._checkpoints.prune()
         self._report(result)
@@ -462,8 +458,7 @@ class Trainer:
     def _missing(self) -> dict[str, str]:
         """Return the workers that took no part, or left samples, with the reason or the samples."""
         if self._rounds:
-            left_out = set(self._planner.left_out if isinstance(self._planner, RoundPlanner) else ())
-            left_out |= self._membership.joined if self._late.buffer else set()
+            left_out = self._schedule.left_out(self._membership)
             absent = {
                 name: self._reasons.get(name) or self._group.supervisor(rank).reason
                 for rank, name in enumerate(self._group.names)
