@@ -172,14 +172,17 @@ class Team:
         rest: Sequence[int] = (),
         enough: Callable[[Sequence[int]], bool] = bool,
         *,
-        recorded: bool = False,
+        recorded: int | None = None,
+        records: bool = True,
     ) -> ExchangeOutcome:
         """Run an exchange; its mean says which samples were counted, and agrees with its outcome."""
         self.exchanges += 1
         beside = np.array(rest or np.zeros_like(policy.plan.batches), np.int64)
         state = zero_state(self.size)
         self.states.append(state)
-        outcome = self.engine.run(self.exchanges, 7, state, policy, beside, enough, recorded=recorded)
+        outcome = self.engine.run(
+            self.exchanges, 7, state, policy, beside, enough, recorded=recorded, records=records
+        )
         if outcome.samples:
             sums = self.mean * outcome.samples
             often = np.rint(sums).astype(int)

@@ -66,13 +66,13 @@ def test_a_step_waits_for_all_and_its_mean_is_over_samples(make: Make) -> None:
     assert not outcome.lost
 
 
-def test_workers_are_told_which_exchanges_a_host_may_resume_behind(make: Make) -> None:
+def test_workers_are_told_behind_which_exchange_a_host_may_resume(make: Make) -> None:
     team = make(10, 10)
-    team.run(Given(4, 4))
-    team.run(Given(4, 4), recorded=True)
-    team.run(Given(4, 4))  # the last of the epoch
+    told = [(0, False), (0, True), (2, False)]
+    for recorded, records in told:
+        team.run(Given(4, 4), recorded=recorded, records=records)
     for worker in team.workers.values():
-        assert [work.recorded for work in worker.asked] == [False, True, True]
+        assert [(work.recorded, work.records) for work in worker.asked] == told
 
 
 def test_at_its_deadline_a_step_goes_on_without_who_is_late(make: Make) -> None:

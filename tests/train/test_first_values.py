@@ -234,10 +234,10 @@ class Counted(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.zeros(1))
 
-    def advance(self, kept: PrivateState, exchange: int, *, recorded: bool) -> int:
-        kept.begin(exchange, exchange)
+    def advance(self, kept: PrivateState, exchange: int, recorded: int, *, records: bool = False) -> int:
+        kept.begin(exchange, exchange, recorded)
         self.count += 1
-        kept.save(exchange, exchange, recorded=recorded)
+        kept.save(exchange, exchange, records=records)
         return int(self.count)
 
 
@@ -246,17 +246,36 @@ def test_a_host_resumes_behind_the_last_exchange_that_it_has_recorded(tmp_path: 
     """Steps were done since, of which the host knows nothing; with a power cut the flash neither."""
     head = Counted()
     kept = PrivateState(head, tmp_path, "job 1")
-    for exchange in range(1, 8):
-        assert head.advance(kept, exchange, recorded=exchange in (2, 4)) == exchange
+    for exchange, recorded in ((1, 0), (2, 0), (3, 2), (4, 2), (5, 4), (6, 4), (7, 4)):
+        assert head.advance(kept, exchange, recorded, records=exchange in (2, 4)) == exchange
     if cut:
         os.truncate(tmp_path / "state-latest.safetensors", 0)
     head = Counted()
     kept = PrivateState(head, tmp_path, "job 1")
     assert int(head.count) == (4 if cut else 7)
-    assert head.advance(kept, 5, recorded=False) == 5
-    assert head.advance(kept, 6, recorded=True) == 6
-    assert head.advance(kept, 5, recorded=False) == 5  # the record of 6 was damaged
-    assert head.advance(kept, 5, recorded=False) == 5  # and 5 did not count
+    assert head.advance(kept, 5, 4) == 5
+    assert head.advance(kept, 6, 4, records=True) == 6
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    assert head.advance(kept, 5, 4) == 5  # the record of 6 was damaged
+    assert head.advance(kept, 5, 4) == 5  # and 5 did not count
+
+
+@pytest.mark.parametrize("asked_again", [8, 10])
+def test_a_device_without_a_task_in_the_recorded_exchange_goes_back_to_its_last_one(
+    tmp_path: Path, asked_again: int
+) -> None:
+    """Its samples of an epoch were used before those of others."""
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    for exchange, recorded in ((1, 0), (2, 0), (3, 0), (8, 5), (9, 5)):
+        head.advance(kept, exchange, recorded)
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    assert head.advance(kept, asked_again, 5) == 4
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    assert head.advance(kept, asked_again + 1, asked_again) == 5  # of a job that had ended, for example
 
 
 def test_only_what_is_recorded_waits_for_the_flash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,8 +284,16 @@ def test_only_what_is_recorded_waits_for_the_flash(tmp_path: Path, monkeypatch: 
     kept = PrivateState(head, tmp_path, "job 1")
     monkeypatch.setattr(os, "fsync", synced.append)
     for exchange in range(1, 21):
-        head.advance(kept, exchange, recorded=exchange % 10 == 0)
+        head.advance(kept, exchange, (exchange - 1) // 10 * 10, records=exchange % 10 == 0)
     assert len(synced) == 4  # the file, and its folder
+
+
+def test_made_up_samples_and_scores_change_no_state(tmp_path: Path) -> None:
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    head.count += 1
+    kept.restore()
+    assert head.advance(kept, 1, 0) == 1
 
 
 def test_a_state_that_is_not_of_tensors_is_refused(tmp_path: Path) -> None:

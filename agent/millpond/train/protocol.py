@@ -170,8 +170,9 @@ class Work(Message):
     ``draws`` for these; ``state`` is the number of the state in shared memory. With ``spread``, its digest,
     the state has come to an agent over the reduction nodes, and there is no payload. ``coming`` are the
     ranges of the exchanges after this one, if batches stay as they are: streamed samples are fetched ahead.
-    If the exchange is to be ``recorded``, a host may resume behind it: what the device keeps for itself is
-    on its flash before the update is told.
+    If the host ``records`` the exchange, it may resume behind it: what the device keeps for itself is on its
+    flash before the update is told. ``recorded`` is the last one before it that the host has, None for the
+    one before.
     """
 
     exchange: int
@@ -184,7 +185,8 @@ class Work(Message):
     draws: int = 0
     spread: str = ""
     coming: tuple[tuple[Ranges, ...], ...] = ()
-    recorded: bool = True
+    recorded: int | None = None
+    records: bool = True
 
     @property
     def samples(self) -> int:

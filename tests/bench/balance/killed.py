@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -36,11 +36,6 @@ class Witness:
     def epoch(self) -> int:
         """See SampleSupply."""
         return self._supply.epoch
-
-    @property
-    def left(self) -> Collection[object]:
-        """See SampleSupply."""
-        return self._supply.left
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""

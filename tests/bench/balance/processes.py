@@ -171,7 +171,7 @@ class Endless:
 
     def __init__(self, samples: int) -> None:
         self._samples, self._at = samples, 0
-        self.epoch, self.left = 1, ("samples",)
+        self.epoch = 1
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""

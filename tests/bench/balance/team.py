@@ -48,7 +48,7 @@ def emulation(factor: float, planned: float) -> str:
 class Endless:
     """A ``SampleSupply`` that never comes to an end; all its samples are alike."""
 
-    epoch, left = 1, ("samples",)
+    epoch = 1
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,15 @@ class Stateful(Protocol):
         """Take a state that ``state_dict`` has returned."""
 
 
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        with reading():  # a process that waits for a slow flash is not hung
+            yield
+    except (OSError, safetensors.SafetensorError) as error:
+        raise LocalError(f"the task's state cannot be written: {error}") from None
+
+
 class PrivateState:
     """Keeps the state of ``stateful`` in ``folder``: that of the last two exchanges of a ``run`` that its
     host has recorded, and the latest. A host resumes behind an exchange that it has recorded, and an exchange
@@ -57,22 +67,28 @@ class PrivateState:
             with contextlib.suppress(_Unreadable):  # nobody has waited until the flash had it
                 self._exchange, self._seeds = self._load(self._latest)
 
-    def begin(self, exchange: int, seed: int) -> None:
-        """Go back to the state before an exchange if it is asked for again. Raises LocalError."""
+    def begin(self, exchange: int, seed: int, recorded: int | None = None) -> None:
+        """Begin an exchange, before which the host has ``recorded`` that one last, by default the one before.
+        Goes back if it is asked for again, and in a new process to what was recorded. Raises LocalError.
+        """
+        behind = exchange - 1 if recorded is None else recorded
         again = exchange == self._exchange and seed in self._seeds
         if again and seed == self._seeds[-1] and self._began is not None:
             self._take(self._began)
-        elif again or exchange < self._exchange:
-            self._go_back(exchange)
+        elif again or (self._began is None and behind < self._exchange != exchange):
+            self._go_back(behind)
             self._exchange, self._seeds = exchange, []
+        elif self._recorded < self._exchange <= behind:  # this worker had no task in the recorded exchange
+            with _writing():
+                self._keep(self._latest, self._exchange)
         self._began = self._now
 
-    def _go_back(self, exchange: int) -> None:
-        """Take the newest recorded state before ``exchange``, and drop those after it."""
+    def _go_back(self, behind: int) -> None:
+        """Take the newest recorded state of exchanges up to ``behind``, and drop those after it."""
         self._latest.unlink(missing_ok=True)
-        if self._recorded >= exchange and not self._before.exists():
+        if self._recorded > behind and not self._before.exists():
             self._path.unlink()
-        elif self._recorded >= exchange:
+        elif self._recorded > behind:
             self._before.replace(self._path)
         if self._path.exists():
             self._recorded, _ = self._load(self._path)
@@ -100,29 +116,34 @@ class PrivateState:
             return 0, []
         return int(about.get("exchange", 0)), [int(seed) for seed in about.get("seeds", "").split()]
 
-    def save(self, exchange: int, seed: int, *, recorded: bool = True) -> None:
-        """Write the state after an exchange; on the flash when this returns if it is to be ``recorded``.
-        Raises LocalError.
+    def restore(self) -> None:
+        """Undo what has changed since the last exchange: made-up samples, and scores, teach nothing."""
+        self._take(self._now)
+
+    def save(self, exchange: int, seed: int, *, records: bool = True) -> None:
+        """Write the state after an exchange; it is on the flash when this returns if the host ``records`` the
+        exchange. Raises LocalError.
         """
         new = self._path.with_name(f".{_FILE}.new")
         before = self._seeds if exchange == self._exchange else []
         seeds = before if before[-1:] == [seed] else [*before, seed]
         about = {"run": self._run, "exchange": str(exchange), "seeds": " ".join(map(str, seeds))}
-        try:
-            with reading():  # a process that waits for a slow flash is not hung
-                tensors = self._tensors()
-                save_file(tensors, new, about)
-                self._latest.unlink(missing_ok=True)
-                if not recorded:
-                    new.replace(self._latest)  # in place of another, ext4 would begin to write it
-                else:
-                    if exchange != self._recorded and self._path.exists():
-                        self._path.replace(self._before)
-                    replace_durably(new, self._path)
-                    self._recorded = exchange
-        except (OSError, safetensors.SafetensorError) as error:
-            raise LocalError(f"the task's state cannot be written: {error}") from None
+        with _writing():
+            tensors = self._tensors()
+            save_file(tensors, new, about)
+            self._latest.unlink(missing_ok=True)
+            if records:
+                self._keep(new, exchange)
+            else:
+                new.replace(self._latest)  # in place of another, ext4 would begin to write it
         self._exchange, self._seeds, self._now = exchange, seeds, tensors
+
+    def _keep(self, file: Path, exchange: int) -> None:
+        """Make a file the newest recorded state. Raises OSError."""
+        if exchange != self._recorded and self._path.exists():
+            self._path.replace(self._before)
+        replace_durably(file, self._path)
+        self._recorded = exchange
 
     def _tensors(self) -> _Tensors:
         found = self._stateful.state_dict()

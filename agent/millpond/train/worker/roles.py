@@ -169,10 +169,12 @@ class TrainingRole:
             return None
         trains = not (message.held_out or message.synthetic)
         if self._private and trains:
-            self._private.begin(message.exchange, message.seed)
+            self._private.begin(message.exchange, message.seed, message.recorded)
         update = self._trainer.run(message, _numbered(self._mapped(), message.state))
         if self._private and trains:
-            self._private.save(message.exchange, message.seed, recorded=message.recorded)
+            self._private.save(message.exchange, message.seed, records=message.records)
+        elif self._private:
+            self._private.restore()
         return update, b""
 
     def _mapped(self) -> list[Vector]:

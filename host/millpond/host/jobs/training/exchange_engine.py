@@ -13,7 +13,7 @@ import math
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,10 +57,6 @@ class SampleSupply(Protocol):
     @property
     def epoch(self) -> int:
         """The epoch in whose order the samples are dealt."""
-
-    @property
-    def left(self) -> Sized:
-        """The shards of which samples of the epoch are left that no worker has taken."""
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """Return samples for these batches, by rank and folder; empty where there are none."""
@@ -155,15 +151,17 @@ class ExchangeEngine:
         background: Ints,
         enough: Callable[[Sequence[int]], bool] = bool,
         *,
-        recorded: bool = True,
+        recorded: int | None = None,
+        records: bool = True,
     ) -> ExchangeOutcome:
         """Run one exchange from ``state``. Updates are only fetched if the ranks that have answered are
         ``enough``; else their samples are requeued. ``background`` are batches for workers too slow to have
-        one in the plan: an exchange with a deadline waits for them only if no other worker has a task. Where
-        it is to be ``recorded``, and at the end of an epoch, workers make durable what they keep. An
+        one in the plan: an exchange with a deadline waits for them only if no other worker has a task. An
         outcome without samples and losses means that no present worker can read the samples that are left.
+        Workers are told whether the host ``records`` the exchange, and which it has ``recorded`` before.
         """
-        run = _Run(number, seed, state, policy, time.monotonic(), recorded=recorded)
+        run = _Run(number, seed, state, policy, time.monotonic())
+        run.recorded, run.records = recorded, records
         self._reduction.begin(number, state.values)
         self._measured[:] = math.nan
         self._collection.begin(run.began + run.plan.deadline)
@@ -264,7 +262,6 @@ class ExchangeEngine:
         wanted = np.zeros_like(batches)
         wanted[ranks] = batches[ranks]
         dealt = self.supply.deal(wanted.tolist()) if wanted.any() else []
-        recorded = run.recorded or not self.supply.left
         coming = self._coming(run.plan.batches.tolist()) if dealt and self._coming else ()
         for rank in ranks if dealt else ():
             if any(dealt[rank]):
@@ -272,7 +269,15 @@ class ExchangeEngine:
                 seed = seeds.derive(run.seed, str(rank), run.number, run.begun[rank])
                 run.begun[rank] += 1
                 later = tuple(found for each in coming if any(found := each[rank]))
-                work = Work(run.number, seed, self.supply.epoch, dealt[rank], coming=later, recorded=recorded)
+                work = Work(
+                    run.number,
+                    seed,
+                    self.supply.epoch,
+                    dealt[rank],
+                    coming=later,
+                    recorded=run.recorded,
+                    records=run.records,
+                )
                 task = Assignment(work, run.state)
                 self.dispatchers[rank].begin(task, run.task_seconds)
                 self._collection.ask(rank)
@@ -372,18 +377,10 @@ class ExchangeEngine:
 class _Run:
     """The state of one exchange."""
 
-    def __init__(
-        self,
-        number: int,
-        seed: int,
-        state: ModelState,
-        policy: BatchPolicy,
-        began: float,
-        *,
-        recorded: bool,
-    ) -> None:
+    def __init__(self, number: int, seed: int, state: ModelState, policy: BatchPolicy, began: float) -> None:
         self.number, self.seed, self.state, self.began = number, seed, state, began
-        self.recorded = recorded
+        self.recorded: int | None = None
+        self.records = True
         self.plan = policy.plan
         self.answers: list[WorkerAnswer] = []
         self.begun: Counter[int] = Counter()  # tasks, by rank

@@ -175,7 +175,7 @@ class Trainer:
         self._checkpoints = CheckpointWriter(self._directory, self._job.name, self._server.tensors, self.log)
         self._closers.append(self._checkpoints.wait)
         self._epoch = Epoch()
-        self._step, self._state_checked = 0, True
+        self._step, self._recorded, self._state_checked = 0, 0, True
         self._contributors: list[str] = []
         self._reasons: dict[str, str] = {}
         self._absent_since: dict[str, float] = {}
@@ -184,7 +184,7 @@ class Trainer:
         progress = saved.progress
         self._server.restore(saved.state, saved.momentum_tensors, saved.momentum)
         self._shards.resume(progress.place)
-        self._step = progress.step
+        self._step = self._recorded = progress.step
         counted = Counter(progress.counted)
         self._epoch = Epoch(
             progress.place.epoch,
@@ -266,7 +266,10 @@ class Trainer:
         number, seed = self._step + 1, self._job.seed
         enough = self._schedule.choose(number, self._membership)
         saves = self._rounds or (self._is_save_due and not self._checkpoints.busy)
-        outcome = self._engine.run(number, seed, state, planner, planner.background, enough, recorded=saves)
+        recorded = None if self._rounds else self._recorded
+        outcome = self._engine.run(
+            number, seed, state, planner, planner.background, enough, recorded=recorded, records=saves
+        )
         for loss in outcome.lost:
             self._reasons[loss.dispatcher.worker.name] = loss.reason
             self._admission.lost(loss)
@@ -378,7 +381,7 @@ class Trainer:
         return time.monotonic() - self._saved_at > self._steps.checkpoint
 
     def _note_saved(self) -> None:
-        self._saved_at = time.monotonic()
+        self._saved_at, self._recorded = time.monotonic(), self._step
         self._best.checkpoint(self._epoch.number - 1)
 
     def _snapshot(self, *, copied: bool = False) -> SavedCheckpoint:
