@@ -293,6 +293,35 @@ def test_a_script_in_a_folder_finds_what_lies_there(agent: Agent, name: str, mod
 
 
 @pytest.mark.parametrize(
+    ("module", "line", "code"),
+    [
+        ("json.tool", '{"a": 1}', 0),
+        ("absent", "millpond: 'absent' is not here: send a module of your own by --file absent.py", 1),
+        ("json.absent", "millpond: 'json.absent' is not here:", 1),
+    ],
+)
+def test_a_module_that_is_installed_is_run(agent: Agent, module: str, line: str, code: int) -> None:
+    name, files = f"{module.replace('.', '/')}.py", {"in.json": b'{"a":1}'}
+    arguments = ("in.json", "--no-indent")
+    host, _ = agent.serve(Launch(name, arguments, files, 0, 1, "127.0.0.1", 2950, "127.0.0.1", module=module))
+    with host:
+        lines, found = said(host)
+    assert found == code and any(one.startswith(line) for one in lines), lines
+
+
+def test_the_traceback_of_a_module_begins_in_it_or_in_its_package(agent: Agent) -> None:
+    broken = {"pkg/__init__.py": b"", "pkg/__main__.py": b"1 / 0\n", "bad/__init__.py": b"[][1]\n"}
+    cases = (("pkg", "pkg/__main__.py", "ZeroDivision"), ("bad.x", "bad/x.py", "IndexError"))
+    for module, name, last in cases:
+        host, _ = agent.serve(replace(script(""), script=name, files=broken, module=module))
+        with host:
+            lines, found = said(host)
+        file = next(file for file, code in broken.items() if code and file.startswith(module[:3]))
+        assert found == 1 and any(f'{file}", line 1' in line for line in lines), lines
+        assert any(line.startswith(last) for line in lines) and not any("runpy" in line for line in lines)
+
+
+@pytest.mark.parametrize(
     ("code", "hint"),
     [
         ("import helpers.deep", "'helpers' is not here: send a module of your own by --file helpers.py"),

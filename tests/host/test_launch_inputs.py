@@ -90,9 +90,12 @@ def test_what_cannot_be_sent_is_named(given: Path, tmp_path: Path, monkeypatch: 
     for name in ("pkg/train.py", "pkg/tool/__main__.py"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
-    assert module_file("pkg.train") == Path("pkg/train.py")
-    assert module_file("pkg.tool") == Path("pkg/tool/__main__.py")
+    assert module_file("pkg.train") == (Path("pkg/train.py"), True)
+    assert module_file("pkg.tool") == (Path("pkg/tool/__main__.py"), True)
     assert read_files(Path("pkg/train.py"), [Path("pkg")])[0] == "pkg/train.py"
     assert read_files(tmp_path / "pkg/train.py", ())[0] == "pkg/train.py"
-    with pytest.raises(LocalError, match="there is neither pkg/none"):
-        module_file("pkg.none")
+    assert module_file("pkg.none") == (Path("pkg/none.py"), False)
+    assert read_files(Path("pkg/none.py"), [Path("pkg/train.py")], installed=True) == (
+        "pkg/none.py",
+        {"pkg/train.py": b""},
+    )

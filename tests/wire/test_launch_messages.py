@@ -61,6 +61,7 @@ def test_files_that_cannot_lie_beside_each_other_are_refused() -> None:
             check_files("a.py", {"a.py": b"", name: b""})
     with pytest.raises(ConfigError, match="not among its files"):
         check_files("b.py", {"a.py": b""})
+    check_files("b.py", {"a.py": b""}, installed=True)
     with pytest.raises(ConfigError, match="'data' cannot be a file and the folder of 'data/b'"):
         check_files("a.py", {"a.py": b"", "data": b"", "data/b": b""})
     with pytest.raises(ConfigError, match="4097 files; 4096 are possible"):

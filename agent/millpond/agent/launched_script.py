@@ -105,7 +105,8 @@ class LaunchedScripts:
             self._shared.serve(request, host, issue)
 
     def _serve(self, request: Launch, host: Channel, inputs: _Inputs) -> None:
-        check_files(request.script, request.files)
+        installed = bool(request.module) and not request.confined
+        check_files(request.script, request.files, installed=installed)
         check_start(request.processes, dict(request.variables))
         if request.confined or self._config.privacy.launch == "private":
             check_launch(self._config.policy, self._config.name, request)

@@ -7,6 +7,7 @@ import atexit
 import builtins
 import contextlib
 import functools
+import importlib.util
 import io
 import os
 import pwd
@@ -35,6 +36,8 @@ _NO_NETWORK = (
 )
 _SETTLE_SECONDS = 0.2
 _INTERRUPTED = 130
+_BEFORE_A_SCRIPT = (__file__, "<frozen ", str(importlib.util.__file__))
+"""The beginnings of the names of files whose code is run before a script's own."""
 
 
 def run_script(launch: Launch, folder: Path, interface: str, requests: int, local: int) -> NoReturn:
@@ -115,7 +118,9 @@ def _run(launch: Launch, folder: Path, group: int | None) -> int:
     sys.modules["__main__"] = module
     try:
         if launch.module:
-            runpy._run_module_as_main(launch.module, alter_argv=False)  # type: ignore[attr-defined]
+            if not importlib.util.find_spec(launch.module):
+                raise ModuleNotFoundError(f"No module named '{launch.module}'", name=launch.module)
+            runpy._run_module_as_main(launch.module)  # type: ignore[attr-defined]
         else:
             exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - what it is for
     except SystemExit as end:
@@ -123,7 +128,7 @@ def _run(launch: Launch, folder: Path, group: int | None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - a script may raise anything
-        _show(error, path, launch)
+        _show(error, launch)
         if group is not None:
             _report(error, group, folder)
         return 1
@@ -137,10 +142,12 @@ def _code(end: SystemExit) -> int:
     return 1
 
 
-def _show(error: BaseException, path: Path, launch: Launch) -> None:
-    """Print the traceback, from the script's own first line on, and what can be done about it."""
+def _show(error: BaseException, launch: Launch) -> None:
+    """Print the traceback, from the first line of the script or its package on, and what can be done about
+    it.
+    """
     trace: TracebackType | None = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename != str(path):
+    while trace and trace.tb_frame.f_code.co_filename.startswith(_BEFORE_A_SCRIPT):
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
     if hint := _hint(error, launch):

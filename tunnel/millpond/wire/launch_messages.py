@@ -46,11 +46,12 @@ class Launch(Message):
     allows, if there are none); ``signature`` is of an owner of the device. At the end come the files that the
     script has saved, up to ``most_saved`` bytes; their number alone if that is 0.
 
-    The script is run as the ``module`` of that name, if there is one, by so many ``processes``, which share
-    the worker's folder; with ``shared`` processors, those of several workers' machine, each has one thread.
-    It has ``variables`` in its environment. With ``inputs``, InputParts and InputsEnd follow. If it
-    ``tells_ports``, its first process sends Listening whenever these change. If it ``shares`` a folder with
-    the others, see ShareFolder, that is at SHARED_PLACE.
+    The script is run as the ``module`` of that name, if there is one, which may be installed rather than one
+    of the files, by so many ``processes``, which share the worker's folder; with ``shared`` processors, those
+    of several workers' machine, each has one thread. It has ``variables`` in its environment. With
+    ``inputs``, InputParts and InputsEnd follow. If it ``tells_ports``, its first process sends Listening
+    whenever these change. If it ``shares`` a folder with the others, see ShareFolder, that is at
+    SHARED_PLACE.
 
     Answered by any number of Outputs, then Exited, SavedParts, and at last AllSaved. The script runs for as
     long as this connection is open.
@@ -190,23 +191,23 @@ def check_path(path: str) -> None:
         raise ConfigError(f"'{path:.80}' is no name of a file")
 
 
-def check_files(script: str, files: Mapping[str, bytes]) -> None:
-    """Check the files of a script. Raises ConfigError for names that lead outside of its folder or that
-    cannot be beside each other, and for too many bytes.
+def check_files(script: str, files: Mapping[str, bytes], *, installed: bool = False) -> None:
+    """Check the files of a script, which itself may be ``installed`` where it runs. Raises ConfigError for
+    names that lead outside of its folder or that cannot be beside each other, and for too many bytes.
     """
-    check_names(script, files)
+    check_names(script, files, installed=installed)
     check_size(len(files), sum(len(name.encode()) + len(content) for name, content in files.items()))
 
 
-def check_names(script: str, names: Collection[str]) -> None:
+def check_names(script: str, names: Collection[str], *, installed: bool = False) -> None:
     """Check the names of a script's files, see ``check_files``."""
-    for name in names:
+    for name in (script, *names):
         check_path(name)
     for name in names:
         for folder in map(str, PurePosixPath(name).parents):
             if folder in names:
                 raise ConfigError(f"'{folder:.80}' cannot be a file and the folder of '{name:.80}'")
-    if script not in names:
+    if script not in names and not installed:
         raise ConfigError(f"the script '{script:.80}' is not among its files")
 
 

@@ -105,7 +105,10 @@ def launch(
     left, as_json = list(arguments or ()), output is Format.JSON
     if script == Path("-m") and left:  # behind --
         module, script = True, Path(left.pop(0))
-    name, sent = read_files(module_file(str(script)) if module else script, files or ())
+    file, here = module_file(str(script)) if module else (script, True)
+    if not here and private:
+        raise LocalError(f"-m {script}: {file} is not here; a private launch has no installed modules")
+    name, sent = read_files(file, files or (), installed=not here)
     as_module = str(script) if module else ""
     if digest:
         _show_digest(script_digest(name, sent, left, as_module), as_json=as_json)

@@ -14,23 +14,26 @@ from millpond.wire.launch_messages import SAVED_PART, check_files, check_names, 
 _CACHES = "__pycache__"
 
 
-def read_files(script: Path, paths: Sequence[Path]) -> tuple[str, dict[str, bytes]]:
-    """Return the script's name and the files to send, by their names in the workers' folder: their paths
-    below the current folder, or their own names if they lie elsewhere; of folders all that they hold. Nothing
-    is read before names and sizes have been checked. Raises LocalError, OSError.
+def read_files(
+    script: Path, paths: Sequence[Path], *, installed: bool = False
+) -> tuple[str, dict[str, bytes]]:
+    """Return the script's name and the files to send, without the script's own if it is ``installed`` there,
+    by their names in the workers' folder: their paths below the current folder, or their own names if they
+    lie elsewhere; of folders all that they hold. Nothing is read before names and sizes have been checked.
+    Raises LocalError, OSError.
     """
     own = name_of(script)
-    found = {own: script}
+    found = {} if installed else {own: script}
     for path in paths:
         for name, file in _named(path):
             if name in found and not found[name].samefile(file):
                 raise LocalError(f"two files are named '{name}'")
             found[name] = file
             check_size(len(found), 0)
-    check_names(own, found)
+    check_names(own, found, installed=installed)
     check_size(len(found), sum(len(name.encode()) + path.stat().st_size for name, path in found.items()))
     files = {name: path.read_bytes() for name, path in found.items()}
-    check_files(own, files)
+    check_files(own, files, installed=installed)
     return own, files
 
 
@@ -41,13 +44,13 @@ def name_of(path: Path) -> str:
     return (whole.relative_to(here) if inside else Path(whole.name)).as_posix()
 
 
-def module_file(name: str) -> Path:
-    """Return the file of the module that ``python -m name`` would run here. Raises LocalError."""
+def module_file(name: str) -> tuple[Path, bool]:
+    """Return the file of the module that ``python -m name`` would run here, and whether it is here: otherwise
+    it is installed where it runs.
+    """
     path = Path(*name.split("."))
-    for file in (path.with_name(f"{path.name}.py"), path / "__main__.py"):
-        if file.is_file():
-            return file
-    raise LocalError(f"-m {name}: there is neither {path}.py nor {path}/__main__.py in this folder")
+    files = (path.with_name(f"{path.name}.py"), path / "__main__.py")
+    return next(((file, True) for file in files if file.is_file()), (files[0], False))
 
 
 def _named(path: Path) -> Iterator[tuple[str, Path]]:

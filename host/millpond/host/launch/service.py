@@ -111,7 +111,8 @@ class LaunchService:
             self._run(request, folder, inputs, client)
 
     def _run(self, request: StartLaunch, folder: int | None, inputs: LaunchInputs, client: Channel) -> None:
-        check_files(request.script, request.files)
+        installed = bool(request.module) and not request.confined
+        check_files(request.script, request.files, installed=installed)
         check_start(request.processes, dict(request.variables))
         names = self._names(request)
         inputs.check([*([HOST] if request.host else []), *names])
