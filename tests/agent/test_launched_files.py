@@ -146,7 +146,8 @@ Path("run/new").write_text("x")
 
 
 def test_a_script_has_the_files_and_wheels_that_it_was_sent(agent: Agent) -> None:
-    host, _ = agent.serve(replace(script(USING, most_saved=1 << 20), inputs=True))
+    variables = (("PYTHONPATH", "run"),)
+    host, _ = agent.serve(replace(script(USING, most_saved=1 << 20), inputs=True, variables=variables))
     with host:
         send(host, "run/model.bin", bytes(3 * SAVED_PART + 1))
         send(host, "extra-1-py3-none-any.whl", wheel(extra="WORD = 'word'\n"), is_wheel=True)

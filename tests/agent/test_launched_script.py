@@ -270,6 +270,33 @@ def test_a_worker_has_several_processes_that_end_together(
     assert found == code and {"0 0 3", "1 1 3", "2 2 3"} <= set(lines)
 
 
+READ_AT_THE_START = """
+import logging, os, subprocess, sys, tempfile, time, warnings
+import sibling
+print(os.path.relpath(tempfile.gettempdir()), time.tzname[0], sibling.__name__)
+warnings.warn("unseen")
+code = "import sibling; print(sibling.__name__)"
+print(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
+import torch
+print(logging.getLogger("torch._dynamo").level)
+"""
+
+
+def test_variables_that_python_reads_when_it_starts_have_their_effect(agent: Agent) -> None:
+    variables = (
+        ("TMPDIR", "own"),
+        ("TZ", "JST-9"),
+        ("PYTHONPATH", "own"),
+        ("PYTHONWARNINGS", "ignore"),
+        ("TORCH_LOGS", "+dynamo"),
+    )
+    launch = replace(script(READ_AT_THE_START), variables=variables)
+    host, _ = agent.serve(replace(launch, files=dict(launch.files) | {"own/sibling.py": b""}))
+    with host:
+        lines, found = said(host)
+    assert (lines[:3], found) == (["own JST sibling", "b'sibling\\n'", "10"], 0)
+
+
 RELATIVE = {
     "pkg/__init__.py": b"",
     "pkg/near.py": b"NEAR = 'near'\n",

@@ -14,9 +14,12 @@ import pwd
 import runpy
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -60,11 +63,13 @@ def run_script(launch: Launch, folder: Path, interface: str, requests: int, loca
 def _prepare(launch: Launch, folder: Path, interface: str, requests: int, local: int) -> None:
     os.chdir(folder)
     user = pwd.getpwuid(os.getuid()).pw_name
+    wheels = os.environ.get("PYTHONPATH", "")
     os.environ.update({"USER": user, "LOGNAME": user} | environment(launch, interface, local))
     os.environ[GROUP_CHANNEL if launch.confined else REQUESTS_CHANNEL] = str(requests)
     path = folder / launch.script
     sys.argv = [str(path) if launch.module else launch.script, *launch.arguments]
     sys.path.insert(0, str(folder if launch.module else path.parent))
+    _take_effect(dict(launch.variables), wheels)
     lines = launch.processes > 1  # otherwise parts of several processes' lines would make one
     sys.stdout, sys.stderr = _stream(1, lines), _stream(2, lines)
     if numpy := sys.modules.get("numpy"):
@@ -80,6 +85,22 @@ def _prepare(launch: Launch, folder: Path, interface: str, requests: int, local:
         else:
             _settle_before_the_end(torch.distributed)
     Path("/proc/self/comm").write_text(path.name[-15:])
+
+
+def _take_effect(variables: Mapping[str, str], wheels: str) -> None:
+    """Do with the user's variables what Python and torch do when they start, which was before; programs that
+    the script starts find the ``wheels``, too.
+    """
+    tempfile.tempdir = None  # of TMPDIR
+    time.tzset()
+    if given := variables.get("PYTHONPATH"):
+        sys.path[1:1] = [str(Path(entry).absolute()) for entry in given.split(os.pathsep) if entry]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (given, wheels)))
+    if filters := variables.get("PYTHONWARNINGS"):
+        sys.warnoptions[:0] = filters.split(",")
+        warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
+    if "TORCH_LOGS" in variables and (logs := sys.modules.get("torch._logging")):
+        logs._init_logs()
 
 
 def _refuse_network(*_: Any, **__: Any) -> NoReturn:
