@@ -354,6 +354,8 @@ def test_the_traceback_of_a_module_begins_in_it_or_in_its_package(agent: Agent) 
         ("import helpers.deep", "'helpers' is not here: send a module of your own by --file helpers.py"),
         ("from . import helper", "relative imports are for modules: -m a"),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "nccl needs a GPU on each worker"),
+        ("import torch\ntorch.cuda.set_device(0)", "there is no CUDA here: ask the script for the CPU"),
+        ("import torch\ntorch.zeros(1).to('cuda:0')", "there is no CUDA here: ask the script for the CPU"),
     ],
 )
 def test_what_a_script_needs_here_is_told_in_a_line(agent: Agent, code: str, hint: str) -> None:

@@ -184,8 +184,11 @@ def _hint(error: BaseException, launch: Launch) -> str:
         )
     if isinstance(error, ImportError) and "no known parent package" in str(error):
         return f"relative imports are for modules: -m {launch.script.removesuffix('.py').replace('/', '.')}"
-    if "NCCL" in str(error) and not sys.modules["torch"].cuda.is_available():
-        return "nccl needs a GPU on each worker: init_process_group('gloo') works without"
+    if (torch := sys.modules.get("torch")) and not torch.cuda.is_available():
+        if "NCCL" in str(error):
+            return "nccl needs a GPU on each worker: init_process_group('gloo') works without"
+        if "cuda" in str(error).lower():
+            return "there is no CUDA here: ask the script for the CPU, as by an option such as --device cpu"
     return ""
 
 
