@@ -10,7 +10,7 @@ import pytest
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.host.api.launch import LaunchSaved, StartLaunch, WorkerEnd
-from millpond.host.cli.launch import _about_privacy
+from millpond.host.cli.launch import _about_privacy, _about_variables
 from millpond.host.cli.launch import launch as launch_command
 from millpond.host.cli.launch_files import read_files
 from millpond.host.terminal.output_folder import OutputFolder
@@ -113,6 +113,20 @@ def test_where_a_private_script_prints_is_told_as_a_command(devices: tuple[str, 
     lines = list(_about_privacy(start, ends))
     assert len(lines) == told
     assert all("'millpond logs --device csd3 launch-a.py'" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ((("PYTHONHASHSEED", "0"), ("OMP_NUM_THREADS", "4")), []),
+        ((("PYTHONHASHSEED", "7"), ("LD_PRELOAD", "x.so"), ("A", "b")), ["PYTHONHASHSEED, LD_PRELOAD"]),
+    ],
+)
+def test_variables_that_come_too_late_are_named(
+    variables: tuple[tuple[str, str], ...], told: list[str]
+) -> None:
+    lines = list(_about_variables(StartLaunch("a.py", (), {"a.py": b""}, (), True, variables=variables)))
+    assert [line.partition(":")[0] for line in lines] == told
 
 
 def test_the_digest_of_a_module_is_not_that_of_the_file_as_a_script(

@@ -32,6 +32,8 @@ from millpond.wire.launch_messages import script_digest
 
 MOST_LINES = 100_000
 """Lines of output in a JSON document: the last ones."""
+_TOO_LATE = ("LD_", "MALLOC_", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONDEVMODE")
+"""The beginnings of variables that take effect before a program begins."""
 Events = Iterable[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]
 
 
@@ -169,7 +171,11 @@ def _run(start: StartLaunch, events: Events, output: Path | None, *, as_json: bo
         folder = stack.enter_context(OutputFolder(output)) if output else None
         ended = _show(events, folder, as_json=as_json)
     if not as_json:
-        for line in [*_about_files(ended.workers, output), *_about_privacy(start, ended.workers)]:
+        for line in [
+            *_about_variables(start),
+            *_about_files(ended.workers, output),
+            *_about_privacy(start, ended.workers),
+        ]:
             print(f"millpond: {line}", file=sys.stderr)
     return ended
 
@@ -207,6 +213,16 @@ def _about_files(workers: Sequence[WorkerEnd], output: Path | None) -> Iterator[
     elif files:
         names = ", ".join(worker.name for worker in workers if worker.files)
         yield f"{count} written by the script on {names}: gone; --output DIR brings such files back"
+
+
+def _about_variables(start: StartLaunch) -> Iterator[str]:
+    """Yield which of the user's variables the script itself has begun without."""
+    late = [name for name, _ in start.variables if name.startswith(_TOO_LATE)]
+    if names := [name for name in late if (name, "0") not in start.variables]:
+        yield (
+            f"{', '.join(names)}: without effect on the script itself, a fork of a process that began before;"
+            " its hashes are those of PYTHONHASHSEED=0"
+        )
 
 
 def _about_privacy(start: StartLaunch, workers: Sequence[WorkerEnd]) -> Iterator[str]:
