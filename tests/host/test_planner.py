@@ -233,6 +233,22 @@ def test_who_is_too_slow_sits_out_and_works_beside() -> None:
     assert not made.background.any()
 
 
+@pytest.mark.parametrize("spec", [SynchronousSpec(steps=16), SynchronousSpec(global_batch=20)])
+def test_who_works_beside_has_a_part_of_a_step_that_is_smaller_than_workers_like(
+    spec: SynchronousSpec,
+) -> None:
+    """Else its sum outweighs many steps, comes after all of them, and a change of its speed shows late."""
+    shards = Shards(4)
+    shards.begin(1)
+    made = Planner(spec, NAMES, shards.spread)
+    for rank, measured in enumerate([HOST, *DEVICES]):
+        shards.add(rank, [Shard(NAMES[rank], False, 80)])
+        made.join(rank, measured, PLENTY, 320)
+    observe(made, {3: 400.0})
+    assert sum(planned(made)) <= 20 and planned(made)[3] == 0
+    assert made.background.tolist() == [0, 0, 0, 5]
+
+
 @pytest.mark.parametrize("policy", ["balance", "fixed"])
 def test_a_slow_worker_is_in_the_global_batch_of_steps_that_wait_for_all(policy: PolicyName) -> None:
     """Else a step had more samples than the job asks for, and an epoch fewer steps."""
@@ -296,3 +312,12 @@ def test_nobody_sits_out_of_steps_that_are_shorter_than_what_a_clock_tells() -> 
     for _ in range(5):
         made.observe(made.plan.batches, np.array([0.004, 0.02, 0.05, 0.02]), WITHOUT_LOAD)
     assert all(planned(made))
+    for _ in range(40):  # by others on the processor, as much as scheduling may add
+        made.observe(made.plan.batches, np.array([0.004, 0.04, 0.04, 0.04]), WITHOUT_LOAD)
+    assert all(planned(made)) and not made.background.any()
+
+
+def test_no_speed_is_told_of_steps_that_are_shorter_than_what_a_clock_tells() -> None:
+    made = Planner(SynchronousSpec(), NAMES)
+    made.join(0, profile("host", 0.00001, 0.0005), PLENTY, PLENTY)
+    assert made.description == "a step of 64 samples takes less than 0.05 s: host 64 samples (100%)"

@@ -10,9 +10,9 @@ greatest speed in sum, sets it, as in the paper, unless the time of another's ca
 where no kind outweighs all others. A host of 33.4 images/s that is interrupted takes 10.9 s for its batch;
 with 4 devices of 2.78, whose caps take 5.4 s, its T reaches 0.80 of the speeds that are there, theirs 0.97.
 
-T is SHORTEST at least. What a step costs besides its computation, and by how much that varies, is some
-milliseconds on a shared processor: below that a slow worker cannot be told from one that was disturbed, and a
-device whose smallest batch takes longer than the largest of another would sit out for nothing.
+T is SHORTEST at least. Below what scheduling alone may add to a step, a slow worker cannot be told from one
+that was disturbed, and a device whose smallest batch takes longer than the largest of another would sit out
+for nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from statistics import median
 import numpy as np
 
 from millpond.train.balance.curve import Bools, Curve, Floats, Ints
+from millpond.train.balance.slowness import JITTER
 
 LEAST_BATCH = 2
 """BatchNorm has no variance of one sample: a worker without the time for two sits out."""
 
-SHORTEST = 0.02
+SHORTEST = JITTER
 """Seconds of a step, below which no difference between workers is believed."""
 
 WORTH_IT = 1.005

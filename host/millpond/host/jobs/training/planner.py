@@ -12,7 +12,7 @@ from millpond.host.jobs.training.membership import Membership
 from millpond.host.jobs.training.shards import Shards
 from millpond.train.balance.controller import BatchPlan, deadline_of
 from millpond.train.balance.curve import Floats, Ints
-from millpond.train.balance.equal_time import LEAST_BATCH, Cohort, Measured, kinds_of
+from millpond.train.balance.equal_time import LEAST_BATCH, SHORTEST, Cohort, Measured, kinds_of
 from millpond.train.balance.policy import Elastic, policy_of
 from millpond.train.balance.profiling import Profile
 from millpond.train.job.spec import SynchronousSpec
@@ -47,7 +47,7 @@ class Planner:
         plan = self._policy.plan
         batches[self._known], times[self._known] = plan.batches, plan.times
         if self._waits_for_all:
-            batches += self._equal_parts()
+            batches += self._equal_parts(int(plan.batches.sum()))
         elif self._spread is None:
             return replace(plan, batches=batches, times=times)
         if self._spread is not None:
@@ -83,19 +83,22 @@ class Planner:
         becomes fast again is noticed. Steps that wait for all workers have no background: there these batches
         are in the plan, and so in its total.
         """
-        return np.zeros(len(self._names), np.int64) if self._waits_for_all else self._equal_parts()
+        if self._policy is None or self._waits_for_all:
+            return np.zeros(len(self._names), np.int64)
+        return self._equal_parts(min(int(self._policy.plan.batches.sum()), self._target))
 
     @property
     def _waits_for_all(self) -> bool:
         return self._policy is not None and self._policy.plan.deadline == float("inf")
 
-    def _equal_parts(self) -> Ints:
-        """Return an equal part of a step for each present worker without a batch in the policy's plan."""
+    def _equal_parts(self, samples: int) -> Ints:
+        """Return an equal part of a step of ``samples`` for each present worker without a batch in the
+        policy's plan.
+        """
         parts = np.zeros(len(self._names), np.int64)
         if self._policy is not None:
-            batches = self._policy.plan.batches
-            equal = max(LEAST_BATCH, int(batches.sum()) // max(1, len(self._present)))
-            sit_out = (batches == 0) & [rank in self._present for rank in self._known]
+            equal = max(LEAST_BATCH, samples // max(1, len(self._present)))
+            sit_out = (self._policy.plan.batches == 0) & [rank in self._present for rank in self._known]
             parts[self._known] = np.where(sit_out, np.minimum(self._caps, equal), 0)
         return parts
 
@@ -111,7 +114,9 @@ class Planner:
 
     @property
     def description(self) -> str:
-        """The plan in one line: seconds of a step, each worker's batch and share, samples per second."""
+        """The plan in one line: seconds of a step and samples per second, unless it is too short;
+        each worker's batch and share.
+        """
         plan, slowness = self.plan, self._slowness()
         seconds, total = float(plan.times.max(initial=0.0)), int(plan.batches.sum())
         if not total and self._policy is not None and self._policy.plan.batches.any():
@@ -123,8 +128,10 @@ class Planner:
             batch, slow = int(plan.batches[rank]), slowness.get(rank, 1.0)
             does = f"{batch} samples ({batch / total:.0%})" if batch else "sits out"
             parts.append(f"{self._names[rank]} {does}{f', {slow:.2f} times as slow' if slow > 1.05 else ''}")
-        speed = total / seconds
-        return f"a step of {total} samples takes {seconds:.3f} s, {speed:.1f} per second: {'; '.join(parts)}"
+        told = f"{seconds:.3f} s, {total / seconds:.1f} per second"
+        if seconds < SHORTEST:
+            told = f"less than {SHORTEST} s"
+        return f"a step of {total} samples takes {told}: {'; '.join(parts)}"
 
     @property
     def _target(self) -> int:
