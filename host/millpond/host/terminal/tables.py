@@ -236,8 +236,7 @@ class JobView:
         waiting = Spinner("dots", "waiting for the workers")
         with Live(waiting, console=self._console) as live:
             result = self._follow(progresses, live)
-            if not self._rounds:
-                live.update("")
+            live.update(self._table_of(self._lines) if self._rounds else "")  # what stays has all rounds
             return result
 
     def _follow(self, progresses: Iterable[JobProgress], live: Live | None) -> tuple[JobInfo, list[Round]]:
@@ -263,7 +262,8 @@ class JobView:
         cells = self._cells(result)
         if live:
             self._lines.append(cells)
-            live.update(self._last_rounds(self._console.height))
+            room = self._console.height - 2  # below the head and above the cursor: a live view shows no more
+            live.update(self._table_of(self._lines[-max(1, room) :]))
             return
         headings = [str(column.header) for column in self._table.columns]
         widths = [max(len(heading), 9) for heading in headings[:-1]] + [0]
@@ -271,12 +271,10 @@ class JobView:
             line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             self._console.print(line.rstrip(), soft_wrap=True)
 
-    def _last_rounds(self, height: int) -> Table:
-        """Return the table of the rounds for which a terminal has room, below the head and above the cursor:
-        a live view shows no more.
-        """
+    def _table_of(self, lines: Iterable[list[str]]) -> Table:
+        """Return the table of some rounds' cells."""
         table = self._new_table()
-        for cells in self._lines[-max(1, height - 2) :]:
+        for cells in lines:
             table.add_row(*cells)
         return table
 
