@@ -325,6 +325,29 @@ def test_one_thread_at_a_time_reads_a_data_set_that_does_not_say_otherwise(work:
     assert part.mixed == 0 and len(part.threads) == 1 and "MainThread" not in part.threads
 
 
+class Together(Seeking):
+    """A data set whose first read takes until another thread reads, too."""
+
+    thread_safe = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._others = threading.Event()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.threads.add(threading.current_thread().name)
+        if len(self.threads) > 1:
+            self._others.set()
+        assert self._others.wait(30)
+        return torch.full((2, 3), float(index)), index % 3
+
+
+def test_several_threads_read_a_data_set_that_says_so() -> None:
+    part = Together()
+    trained(part=part, prefetch=8, passes=1, batch=4)
+    assert len(part.threads) > 1
+
+
 @pytest.mark.parametrize("kind", [LabelledImages, ParquetRows, TarSamples])
 def test_the_data_sets_of_millpond_are_read_by_several_threads(kind: Any) -> None:
     part = kind.__new__(kind)
