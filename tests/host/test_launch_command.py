@@ -137,5 +137,6 @@ def test_the_digest_of_a_module_is_not_that_of_the_file_as_a_script(
     launch_command(Path("own"), ["x"], module=True, digest=True)
     launch_command(Path("-m"), ["own", "x"], digest=True)
     files = {"own.py": b""}
-    of_module = script_digest("own.py", files, ["x"], "own")
-    assert capsys.readouterr().out.split() == [script_digest("own.py", files, ["x"]), of_module, of_module]
+    of_script, of_module = (script_digest("own.py", files, ["x"], module) for module in ("", "own"))
+    assert capsys.readouterr().out.split() == [of_script, of_module, of_module]
+    assert of_script != of_module
