@@ -10,15 +10,13 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from millpond.base.errors import LocalError
 from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round, Standing
 from millpond.host.store.store import Store
-from millpond.train.job.check import check
-from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
+from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
 from ..job_files import described
 from .stored import jobs_of
@@ -159,129 +157,6 @@ def test_jobs_end_in_an_order_that_no_clock_changes(path: Path) -> None:
     store.end_job(4, JobState.DONE)
     assert order() == [3, 1, 2, 4]
     store.close()
-    with sqlite3.connect(path) as db:
-        db.executescript(AS_VERSION_4)
-        db.execute("UPDATE jobs SET ended = id")
-    db.close()
-    store = Store(path)
-    assert order() == [1, 2, 3, 4], "those of before are ordered by time"
-    store.close()
-
-
-VERSION_1 = """
-CREATE TABLE jobs (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, job TEXT NOT NULL, code TEXT NOT NULL,
-    plan TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
-    model TEXT NOT NULL DEFAULT '', created REAL NOT NULL, ended REAL) STRICT;
-CREATE TABLE rounds (
-    job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, accuracy REAL NOT NULL, loss REAL,
-    seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL, PRIMARY KEY (job, round)) STRICT;
-PRAGMA user_version = 1;
-"""
-
-AS_VERSION_4 = """
-ALTER TABLE jobs DROP COLUMN ended_as;
-ALTER TABLE jobs DROP COLUMN standing;
-PRAGMA user_version = 4;
-"""
-AS_VERSION_3 = f"""{AS_VERSION_4}
-ALTER TABLE jobs DROP COLUMN pruned;
-ALTER TABLE jobs DROP COLUMN owner;
-PRAGMA user_version = 3;
-"""
-AS_VERSION_2 = f"{AS_VERSION_3} PRAGMA user_version = 2;"
-
-
-@pytest.mark.parametrize("kind", ["rounds", "steps"])
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_jobs_and_rounds_of_version_1_are_those_of_today(path: Path, kind: str, name: str) -> None:
-    server = {"optimizer": name, "learning_rate": 0.25, "momentum": 0.5}
-    found = {
-        "name": "digits",
-        "data": {"private": "private/x", "test": "/test", "public": None, "format": "npy", "classes": []},
-        "model": {"factory": "m:build", "files": ["m.py"], "arguments": {"width": 3}, "signature": ""},
-        "seed": 0,
-        "train": {"optimizer": name, "learning_rate": 0.1, "momentum": 0.9, "batch": 8, "epochs": 1},
-        "federated": {"rounds": 7, "target": 0.7, "quorum": 0.5, "server": server},
-        "synchronous": {"epochs": 9, "target": 0.8} if kind == "steps" else None,
-        "limits": {"wait": 300.0, "clip": None},
-    }
-    detail = {"workers": {"csd0": 10}, "missing": {"csd1": "gone"}, "tunnel": {"csd0": [1, 2]}}
-    with sqlite3.connect(path) as db:
-        db.executescript(VERSION_1)
-        db.execute(
-            "INSERT INTO jobs (name, job, code, state, created) VALUES ('digits', ?, ?, 'running', 1.0)",
-            (json.dumps(found), json.dumps({"m.py": "its text"})),
-        )
-        for number, loss in ((1, 1.25), (2, None)):
-            values = (number, loss, json.dumps(detail))
-            db.execute("INSERT INTO rounds VALUES (1, ?, 0.5, ?, 2.0, 10, ?)", values)
-    db.close()
-    for _ in range(2):  # what was migrated is not migrated again
-        store = Store(path)
-        (row,) = jobs_of(store)
-        assert row.files == {}
-        first = Round(1, ROUND.scores, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2)})
-        second = dataclasses.replace(first, round=2, scores={"host": {"accuracy": 0.5, "loss": None}})
-        assert store.rounds(1) == [first, second]
-        store.close()
-        job = check(row.job, "the job")
-        assert (job.code.arguments, job.evaluate) == (
-            {"width": 3},
-            EvaluationSpec(target=0.8 if kind == "steps" else 0.7),
-        )
-        if kind == "rounds":
-            momentum = {"momentum": 0.5} if name == "sgd" else {}
-            optimizer = {"name": name, **momentum}
-            strategy = {"name": "fedopt", "learning_rate": 0.25, "optimizer": optimizer}
-            assert job.strategy == strategy
-        assert job.work.optimizer == OptimizerSpec(name, 0.1, {"momentum": 0.9} if name == "sgd" else {})
-
-
-@pytest.mark.parametrize(
-    ("federated", "strategy"),
-    [
-        (None, {"name": "fedavg"}),
-        ({"server": {}}, {"name": "fedopt", "optimizer": {"name": "SGD"}, "learning_rate": 1.0}),
-        (
-            {"server": {"name": "Adam", "learning_rate": 0.01, "betas": [0.8, 0.9]}},
-            {"name": "fedopt", "optimizer": {"name": "Adam", "betas": [0.8, 0.9]}, "learning_rate": 0.01},
-        ),
-    ],
-)
-def test_the_server_of_a_job_of_version_2_is_a_strategy(
-    path: Path, federated: dict[str, Any] | None, strategy: dict[str, Any]
-) -> None:
-    store = Store(path)
-    store.add_job(JOB, {})
-    store.close()
-    with sqlite3.connect(path) as db:
-        (text,) = db.execute("SELECT job FROM jobs").fetchone()
-        db.execute("UPDATE jobs SET job = ?", (json.dumps(json.loads(text) | {"federated": federated}),))
-        db.executescript(AS_VERSION_2)
-    db.close()
-    for _ in range(2):
-        store = Store(path)
-        assert check(jobs_of(store)[0].job, "the job").strategy == strategy
-        store.close()
-
-
-def test_a_job_of_version_3_has_its_files_and_no_owner(path: Path) -> None:
-    store = Store(path)
-    store.add_job(JOB, FILES)
-    store.add_round(1, ROUND)
-    store.end_job(1, JobState.DONE, model="model.safetensors")
-    (before,) = jobs_of(store)
-    store.close()
-    with sqlite3.connect(path) as db:
-        db.executescript(AS_VERSION_3)
-    db.close()
-    for _ in range(2):
-        store = Store(path)
-        assert jobs_of(store) == [before]
-        assert (before.pruned, before.owner) == (None, None)
-        assert store.rounds(1) == [ROUND]
-        store.close()
 
 
 def test_a_pruned_job_has_no_model_and_its_files_are_of_no_use(store: Store) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..conftest import InNamespace
 from ..waiting import eventually
 from .daemon_rig import Rig, open_rig, rig
 from .stored import jobs_of
-from .test_store import AS_VERSION_2, FILES, JOB, ROUND
+from .test_store import FILES, JOB
 
 __all__ = ["open_rig", "rig"]
 DAMAGE = {
@@ -100,35 +99,19 @@ def test_a_round_that_cannot_be_read_is_named(open_rig: Callable[[], Rig]) -> No
     assert "round 2 of job 1 cannot be read" in rig.command("jobs", "compare", "1")[2]
 
 
-@pytest.mark.expected_log("schema 99")
-def test_a_newer_schema_that_has_all_columns_is_used_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.db"
-    Store(path).close()
-    execute(
-        path, "ALTER TABLE jobs ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'", "PRAGMA user_version = 99"
-    )
-    store = Store(path)
-    assert store.job(store.add_job(JOB, FILES)) == jobs_of(store)[0]
-    store.add_round(1, ROUND)
-    assert store.rounds(1) == [ROUND]
-    store.close()
-    with sqlite3.connect(path) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (99,)
-        assert db.execute("SELECT colour FROM jobs").fetchall() == [("red",)]
-    db.close()
-
-
-@pytest.mark.expected_log("schema 99")
-def test_with_tables_of_another_version_the_daemon_starts_without_jobs(open_rig: Callable[[], Rig]) -> None:
+@pytest.mark.expected_log("its tables are of version")
+@pytest.mark.parametrize("version", [4, 99])
+def test_with_tables_of_another_version_the_daemon_starts_without_jobs(
+    open_rig: Callable[[], Rig], version: int
+) -> None:
     rig = open_rig()
     rig.submit()
-    before = "ALTER TABLE jobs RENAME COLUMN job TO definition"
-    execute(rig.directory / "fleet.db", before, "PRAGMA user_version = 99")
+    execute(rig.directory / "fleet.db", f"PRAGMA user_version = {version}")
     rig = open_rig()
     for command in (("jobs",), ("train", str(rig.write_job("again")), "--detach")):
         code, _, err = rig.command(*command)
         assert code == 2 and err.count("\n") == 1
-        assert "fleet.db: its schema 99 is of a newer version of millpond, this one knows" in err
+        assert f"fleet.db: its tables are of version {version}, and this millpond has version" in err
 
 
 @pytest.mark.expected_log("there are no jobs: .*not a database")
@@ -143,25 +126,6 @@ def test_the_daemon_starts_beside_a_file_that_is_no_database(tmp_path: Path) -> 
     finally:
         store.close()
     assert path.read_bytes() == b"torn by a power cut " * 1000
-
-
-def test_what_was_there_before_a_migration_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.db"
-    store = Store(path)
-    store.add_job(JOB, {})
-    store.close()
-    assert [each.name for each in tmp_path.iterdir()] == ["fleet.db"]
-    with sqlite3.connect(path) as db:
-        db.executescript(AS_VERSION_2)
-    db.close()
-    execute(path, "UPDATE jobs SET job = json_set(job, '$.federated', json('{}'))")
-    Store(path).close()
-    kept = tmp_path / "fleet.db.v2"
-    assert kept.stat().st_mode & 0o777 == 0o600
-    with sqlite3.connect(kept) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
-        assert json.loads(db.execute("SELECT job FROM jobs").fetchone()[0])["federated"] == {}
-    db.close()
 
 
 @pytest.mark.expected_log("No space left|disk is full|disk I/O error|queued jobs cannot begin|unable to open")

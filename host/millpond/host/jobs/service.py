@@ -178,8 +178,6 @@ class JobService:
         """
         context = limited(self._context, self._names(row.job))
         try:
-            if lost := _lost_files(row):
-                raise LocalError(lost)
             running = _Running(row, context, context.fleet.job_directory(row.id) / "job.log")
         except (LocalError, OSError) as error:
             if is_lack(error):
@@ -295,8 +293,6 @@ class JobService:
             if rounds is not None and last and rounds < last[-1].round:
                 raise Refused("", "state", f"job {number} has done {last[-1].round} already, not {rounds}")
             _check_kept(row)
-            if lost := _lost_files(row):
-                raise Refused("", "state", f"job {number}: {lost}")
             self._check_devices(row.job)
             self._store.restart_job(number, row.job if rounds is None else longer(row.job, rounds))
         self._begin_queued()
@@ -483,10 +479,3 @@ def _check_kept(row: JobRow) -> JobRow:
     if row.pruned is not None:
         raise Refused("", "state", f"job {row.id}: its files are pruned")
     return row
-
-
-def _lost_files(row: JobRow) -> str:
-    """Return what is wrong with a job whose files were in the database of version 1, "" for others."""
-    if row.files or not row.job.code.files:
-        return ""
-    return "its files were not kept when the fleet's database was brought up to date; submit it anew"
