@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from millpond.nvmet.vendor_commands import WINDOW
+from nvmet.vendor_commands import WINDOW
 
 from ..tunnel.conftest import End, Namespace, Program, _libc, counted_end, eventually
 from ..tunnel.test_endpoints import expected
@@ -68,7 +68,7 @@ class Rack:
 
     def target(self, *options: str) -> End:
         """A target that listens."""
-        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.nvmet"]
+        argv = [sys.executable, "-P", "-W", "error", "-m", "nvmet"]
         argv += ["--listen", f"127.0.0.1:{PORT}", "--backing", str(self.backing), "--nqn", NQN]
         argv += ["--host-nqn", "nqn.2014-08.org.nvmexpress:uuid:6d696c6c-706f-4e64-8000-000000000001"]
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE}/30", "--name", "csd0", *options]

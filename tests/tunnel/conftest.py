@@ -65,6 +65,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engines", each_with_itself(), indirect=True)
 
 
+WITH_TARGET = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+"""The environment of programs, in which ``nvmet`` is found."""
+
+
 class Program:
     """A child process whose output lines are collected."""
 
@@ -84,6 +88,7 @@ class Program:
             argv,
             pass_fds=pass_fds,
             preexec_fn=enter,
+            env=WITH_TARGET,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

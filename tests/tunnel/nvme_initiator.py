@@ -22,8 +22,6 @@ from pathlib import Path
 
 from millpond.base.errors import ConnectionLost
 from millpond.linux import sockets
-from millpond.nvmet.commands import ENTRY, SGL_IN_CAPSULE, SGL_TRANSPORT, Admin, Fabrics
-from millpond.nvmet.subsystem import CONNECT_DATA
 from millpond.tunnel.datapath.stats_shm import make_stats
 from millpond.tunnel.endpoint.status import StatusWriter
 from millpond.tunnel.endpoint.supervisor import Endpoint, EndpointConfig
@@ -31,6 +29,8 @@ from millpond.tunnel.ring.link_params import LinkParameters
 from millpond.tunnel.ring.nvme_defs import CAP, CC, CSTS
 from millpond.tunnel.transports.nvme.ioctl import CommandOutcome, VendorCommand
 from millpond.tunnel.transports.nvme.transport import NvmeTransport
+from nvmet.commands import ENTRY, SGL_IN_CAPSULE, SGL_TRANSPORT, Admin, Fabrics
+from nvmet.subsystem import CONNECT_DATA
 
 NQN, HOST_NQN, HOST_ID = "nqn.2014-08.test:csd0", "nqn.2014-08.test:host", bytes(range(16))
 OTHER_HOST_NQN = "nqn.2014-08.test:other-host"

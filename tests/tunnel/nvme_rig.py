@@ -6,17 +6,17 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from millpond.nvmet.commands import Admin, Fabrics
-from millpond.nvmet.controller import Target
-from millpond.nvmet.identify import TargetIdentity
-from millpond.nvmet.namespace import Namespace
-from millpond.nvmet.queue import Queue
-from millpond.nvmet.stats import CommandStats
-from millpond.nvmet.subsystem import Subsystem
-from millpond.nvmet.vendor_commands import VendorCommands
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.link_params import LinkParameters, parse
 from millpond.tunnel.ring.nvme_defs import CC, Opcode
+from nvmet.commands import Admin, Fabrics
+from nvmet.controller import Target
+from nvmet.identify import TargetIdentity
+from nvmet.namespace import Namespace
+from nvmet.queue import Queue
+from nvmet.stats import CommandStats
+from nvmet.subsystem import Subsystem
+from nvmet.vendor_commands import VendorCommands
 
 from .nvme_initiator import ENABLE, HOST_ID, HOST_NQN, ICREQ, NQN, OTHER_HOST_NQN, capsule, connect_data
 

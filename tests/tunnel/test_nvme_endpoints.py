@@ -40,7 +40,7 @@ class Fabric:
         dialler.says("listening")
 
     def target(self, *options: str) -> End:
-        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.nvmet"]
+        argv = [sys.executable, "-P", "-W", "error", "-m", "nvmet"]
         argv += [
             "--listen",
             f"127.0.0.1:{PORT}",

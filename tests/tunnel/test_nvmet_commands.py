@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.nvmet.commands import Admin, Fabrics, Io
-from millpond.nvmet.errors import FabricsViolation
-from millpond.nvmet.pdu import MAX_TRANSFER
-from millpond.nvmet.vendor_commands import WINDOW
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.nvme_defs import CAP, CC, CSTS, VS, Opcode
 from millpond.tunnel.transports.nvme.resequencer import MODULUS, Resequencer
+from nvmet.commands import Admin, Fabrics, Io
+from nvmet.errors import FabricsViolation
+from nvmet.pdu import MAX_TRANSFER
+from nvmet.vendor_commands import WINDOW
 
 from .nvme_initiator import HOST_NQN, OTHER_HOST_NQN, capsule
 from .nvme_rig import BLOCK, BLOCKS, IDLE, OFFER, Rig, collect, feed, replies, run

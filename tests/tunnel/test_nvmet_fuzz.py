@@ -10,12 +10,12 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.nvmet import pdu
-from millpond.nvmet.commands import ENTRY, Admin, Fabrics, Io
-from millpond.nvmet.errors import FabricsViolation
-from millpond.nvmet.pdu import MAX_TRANSFER, PduReader
-from millpond.nvmet.queue import MAX_BACKLOG, Queue
 from millpond.tunnel.ring.nvme_defs import Opcode
+from nvmet import pdu
+from nvmet.commands import ENTRY, Admin, Fabrics, Io
+from nvmet.errors import FabricsViolation
+from nvmet.pdu import MAX_TRANSFER, PduReader
+from nvmet.queue import MAX_BACKLOG, Queue
 
 from ..effort import scaled
 from .nvme_initiator import ICREQ, capsule, connect_data

@@ -21,13 +21,13 @@ import psutil
 import pytest
 
 from millpond.base.errors import ConnectionLost
-from millpond.nvmet.commands import Admin, Fabrics, Io
-from millpond.nvmet.server import HANDSHAKE_SECONDS
 from millpond.tunnel.ring.link_params import LinkParameters
 from millpond.tunnel.ring.nvme_defs import CC, Opcode
+from nvmet.commands import Admin, Fabrics, Io
+from nvmet.server import HANDSHAKE_SECONDS
 
 from ..waiting import eventually
-from .conftest import DEVICE_ADDRESS, INTERFACE, End, Namespace
+from .conftest import DEVICE_ADDRESS, INTERFACE, WITH_TARGET, End, Namespace
 from .nvme_initiator import (
     ENABLE,
     HOST_ID,
@@ -43,7 +43,7 @@ from .nvme_initiator import (
 INITIATOR = Path(__file__).with_name("nvme_initiator.py")
 HASTY = """
 import sys
-from millpond.nvmet import __main__, server
+from nvmet import __main__, server
 server.HANDSHAKE_SECONDS = 1.0
 sys.exit(__main__.main())
 """
@@ -61,7 +61,7 @@ class Served:
         self.backing = folder / "backing"
         self.backing.write_bytes(random.Random(1).randbytes(4 * MB))
         reader, writer = os.pipe()
-        argv = [sys.executable, "-P", "-W", "error", *(program or ("-m", "millpond.nvmet"))]
+        argv = [sys.executable, "-P", "-W", "error", *(program or ("-m", "nvmet"))]
         argv += [
             "--nqn",
             NQN,
@@ -304,9 +304,9 @@ def test_a_silent_host_is_given_up_and_another_served(served: Served) -> None:
 
 
 def test_wrong_arguments_are_told(served: Served, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "millpond.nvmet", "--interface", "x", "--address", "10.0.0.1/30"]
+    argv = [sys.executable, "-m", "nvmet", "--interface", "x", "--address", "10.0.0.1/30"]
     unlisted = [*argv, "--listen", "127.0.0.1:0", "--backing", str(served.backing)]
-    result = subprocess.run(unlisted, capture_output=True, timeout=20, text=True, check=False)
+    result = subprocess.run(unlisted, capture_output=True, timeout=20, text=True, env=WITH_TARGET)
     assert result.returncode == 2 and "--host-nqn" in result.stderr  # it serves nobody who is not listed
     argv += ["--host-nqn", HOST_NQN]
     for wrong, code in (
@@ -316,5 +316,5 @@ def test_wrong_arguments_are_told(served: Served, tmp_path: Path) -> None:
         (["--listen", "127.0.0.1:0", "--backing", str(served.backing), "--idle", "30"], 2),
         (["--listen", "127.0.0.1:0", "--backing", str(served.backing), "--address", "10.0.0.1/24"], 2),
     ):
-        result = subprocess.run([*argv, *wrong], capture_output=True, timeout=20, text=True, check=False)
+        result = subprocess.run([*argv, *wrong], capture_output=True, timeout=20, text=True, env=WITH_TARGET)
         assert result.returncode == code and "Traceback" not in result.stderr

@@ -99,7 +99,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if not 0 < len(arguments.interface.encode()) < 16:
         raise ValueError(f"an interface name has 1 to 15 bytes, not {arguments.interface!r}")
     if arguments.nvme and arguments.role == "device":
-        raise ValueError("--nvme is for a host; its device runs millpond.nvmet or is a real controller")
+        raise ValueError("--nvme is for a host; its device is a controller")
     address = ipaddress.ip_interface(arguments.address)
     peer_of(address)
     if arguments.peers:

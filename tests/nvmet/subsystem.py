@@ -7,9 +7,9 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from millpond.nvmet.commands import Admin, Command, CommandAnswer, Fabrics, TargetStatus
-from millpond.nvmet.controller import NvmeController, Target
-from millpond.nvmet.queue import ADMIN_QUEUE, Queue
+from nvmet.commands import Admin, Command, CommandAnswer, Fabrics, TargetStatus
+from nvmet.controller import NvmeController, Target
+from nvmet.queue import ADMIN_QUEUE, Queue
 
 CONNECT_DATA = struct.Struct("<16sH238x256s256s256x")
 """Host ID, controller ID, subsystem NQN, host NQN."""

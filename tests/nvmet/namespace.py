@@ -6,10 +6,10 @@ from __future__ import annotations
 import struct
 from typing import Protocol
 
-from millpond.nvmet.commands import Command, CommandAnswer, Io, TargetStatus
-from millpond.nvmet.identify import NAMESPACE, TargetIdentity
-from millpond.nvmet.pdu import MAX_TRANSFER
-from millpond.nvmet.stats import CommandStats
+from nvmet.commands import Command, CommandAnswer, Io, TargetStatus
+from nvmet.identify import NAMESPACE, TargetIdentity
+from nvmet.pdu import MAX_TRANSFER
+from nvmet.stats import CommandStats
 
 _ALL_NAMESPACES = 0xFFFFFFFF
 _FORCE_UNIT_ACCESS = 1 << 30

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from millpond.nvmet.commands import Io
 from millpond.tunnel.ring.nvme_defs import Opcode
+from nvmet.commands import Io
 
 
 class CommandStats:

@@ -9,12 +9,12 @@ import socket
 import time
 from itertools import islice
 
-from millpond.nvmet.errors import FabricsViolation
-from millpond.nvmet.interface import Interface
-from millpond.nvmet.pdu import terminate
-from millpond.nvmet.queue import MAX_BACKLOG, Queue
-from millpond.nvmet.subsystem import Subsystem
-from millpond.nvmet.vendor_commands import VendorCommands
+from nvmet.errors import FabricsViolation
+from nvmet.interface import Interface
+from nvmet.pdu import terminate
+from nvmet.queue import MAX_BACKLOG, Queue
+from nvmet.subsystem import Subsystem
+from nvmet.vendor_commands import VendorCommands
 
 log = logging.getLogger(__name__)
 

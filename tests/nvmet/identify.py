@@ -8,8 +8,8 @@ import struct
 import uuid
 from dataclasses import dataclass
 
-from millpond.nvmet.pdu import IO_CAPSULE_DATA
 from millpond.tunnel.ring.nvme_defs import VERSION_1_4
+from nvmet.pdu import IO_CAPSULE_DATA
 
 MODEL = "millpond computational storage"
 NAMESPACE = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: run a device's NVMe/TCP target as a process of its own, ``python -m millpond.nvmet``."""
+"""Entry: run a device's NVMe/TCP target as a process of its own, ``PYTHONPATH=tests python -m nvmet``."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pathlib import Path
 from millpond.base.errors import LocalError
 from millpond.linux.signals import stop_descriptor
 from millpond.linux.syscalls import die_with_parent
-from millpond.nvmet.backing import BackingFile
-from millpond.nvmet.controller import Target
-from millpond.nvmet.identify import TargetIdentity, default_nqn
-from millpond.nvmet.interface import Interface
-from millpond.nvmet.namespace import Namespace
-from millpond.nvmet.server import TargetServer
-from millpond.nvmet.stats import CommandStats
-from millpond.nvmet.subsystem import Subsystem
-from millpond.nvmet.vendor_commands import VendorCommands
 from millpond.tunnel.addresses import peer_of
 from millpond.tunnel.datapath.confinement import confine_endpoint
 from millpond.tunnel.datapath.stats_shm import make_stats
 from millpond.tunnel.endpoint.status import StatusWriter
 from millpond.tunnel.errors import Orphaned
 from millpond.tunnel.ring.link_params import DEFAULT_MTU, LinkParameters
+from nvmet.backing import BackingFile
+from nvmet.controller import Target
+from nvmet.identify import TargetIdentity, default_nqn
+from nvmet.interface import Interface
+from nvmet.namespace import Namespace
+from nvmet.server import TargetServer
+from nvmet.stats import CommandStats
+from nvmet.subsystem import Subsystem
+from nvmet.vendor_commands import VendorCommands
 
-log = logging.getLogger("millpond.nvmet")
+log = logging.getLogger("nvmet")
 
 _QUEUE_ENTRIES = 128
 _IDLE_SECONDS = 10.0
@@ -43,9 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     die_with_parent(signal.SIGKILL)
     parser = _parser()
     arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s millpond.nvmet {arguments.interface}: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s nvmet {arguments.interface}: %(message)s")
     try:
         own = _check(arguments)
     except ValueError as error:
@@ -63,9 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m millpond.nvmet", description="A device's NVMe/TCP target."
-    )
+    parser = argparse.ArgumentParser(prog="python -m nvmet", description="A device's NVMe/TCP target.")
     parser.add_argument(
         "--listen", required=True, help="address and port, such as 127.0.0.1:4420; port 0: any"
     )

@@ -15,14 +15,14 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from millpond.base.errors import VersionMismatch
-from millpond.nvmet.commands import Command, CommandAnswer, TargetStatus
-from millpond.nvmet.queue import MAX_BACKLOG, Queue
-from millpond.nvmet.stats import CommandStats
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.layout import ADMIN_BUFFER
 from millpond.tunnel.ring.link_params import MAX_MTU, LinkParameters, generation_after, negotiate, parse
 from millpond.tunnel.ring.nvme_defs import Opcode
 from millpond.tunnel.transports.nvme.resequencer import MODULUS, Resequencer
+from nvmet.commands import Command, CommandAnswer, TargetStatus
+from nvmet.queue import MAX_BACKLOG, Queue
+from nvmet.stats import CommandStats
 
 WINDOW = 64
 """Packets that a SEND may be ahead of a missing one."""

@@ -13,7 +13,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from millpond.nvmet.errors import FabricsViolation, FatalError
+from nvmet.errors import FabricsViolation, FatalError
 
 COMMON = struct.Struct("<BBBBI")
 DATA = struct.Struct("<BBBBIHHIIxxxx")

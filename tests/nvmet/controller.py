@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.nvmet import identify
-from millpond.nvmet.commands import Admin, Command, CommandAnswer, Fabrics, Io, TargetStatus
-from millpond.nvmet.identify import ASYNC_EVENTS, NAMESPACE, TargetIdentity
-from millpond.nvmet.namespace import Namespace
-from millpond.nvmet.queue import Queue
-from millpond.nvmet.vendor_commands import VendorCommands
 from millpond.tunnel.ring.nvme_defs import CAP, CC, CC_ENABLE, CSTS, CSTS_READY, VERSION_1_4, VS, Opcode
+from nvmet import identify
+from nvmet.commands import Admin, Command, CommandAnswer, Fabrics, Io, TargetStatus
+from nvmet.identify import ASYNC_EVENTS, NAMESPACE, TargetIdentity
+from nvmet.namespace import Namespace
+from nvmet.queue import Queue
+from nvmet.vendor_commands import VendorCommands
 
 _SHUTDOWN = 3 << 14
 _SHUTDOWN_COMPLETE = 2 << 2

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from millpond.nvmet import pdu
-from millpond.nvmet.commands import (
+from nvmet import pdu
+from nvmet.commands import (
     SGL_IN_CAPSULE,
     TO_CONTROLLER,
     TO_HOST,
@@ -17,8 +17,8 @@ from millpond.nvmet.commands import (
     TargetStatus,
     parse,
 )
-from millpond.nvmet.errors import FabricsViolation, FatalError
-from millpond.nvmet.pdu import MAX_TRANSFER, Pdu, PduReader, PduType
+from nvmet.errors import FabricsViolation, FatalError
+from nvmet.pdu import MAX_TRANSFER, Pdu, PduReader, PduType
 
 ADMIN_QUEUE = 0
 MAX_BACKLOG = 1 << 20
