@@ -19,9 +19,10 @@ from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.layout import ADMIN_BUFFER
 from millpond.tunnel.ring.link_params import MAX_MTU, LinkParameters, generation_after, negotiate, parse
 from millpond.tunnel.ring.nvme_defs import Opcode
-from millpond.tunnel.transports.nvme.resequencer import MODULUS, Resequencer
+from millpond.tunnel.transports.nvme.ioctl import MODULUS
 from nvmet.commands import Command, CommandAnswer, TargetStatus
 from nvmet.queue import MAX_BACKLOG, Queue
+from nvmet.resequencer import Resequencer
 from nvmet.stats import CommandStats
 
 WINDOW = 64

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.nvme_defs import CAP, CC, CSTS, VS, Opcode
-from millpond.tunnel.transports.nvme.resequencer import MODULUS, Resequencer
+from millpond.tunnel.transports.nvme.ioctl import MODULUS
 from nvmet.commands import Admin, Fabrics, Io
 from nvmet.errors import FabricsViolation
 from nvmet.pdu import MAX_TRANSFER
+from nvmet.resequencer import Resequencer
 from nvmet.vendor_commands import WINDOW
 
 from .nvme_initiator import HOST_NQN, OTHER_HOST_NQN, capsule

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.aggregate.udp.aggregator import Aggregator, ClientHead
-from millpond.aggregate.udp.datagrams import DatagramKind, VectorPlan, client_key, parse
+from millpond.aggregate.udp.datagrams import DatagramKind, VectorPlan, parse
 from millpond.aggregate.udp.outgoing import RoundSide, SealedDatagram, datagrams_of
 from millpond.aggregate.udp.participant import Participant
 from millpond.aggregate.udp.sums import BlockSums, ClientVectors
 
-JOB_KEY = bytes(range(32))
 HUB = "aggregator"
 DELAY = 0.0005
 Vector = NDArray[np.float32]
@@ -34,10 +33,15 @@ class Faults:
     jitter: float = 0.0
 
 
+def client_key(client: int) -> bytes:
+    """Return the key that a client shares with the aggregator."""
+    return bytes(range(client, client + 32))
+
+
 def heads_of(vectors: Sequence[Vector], weights: Sequence[float]) -> list[ClientHead]:
     """Return what a control session would have said of them."""
     return [
-        ClientHead(client_key(JOB_KEY, client), weight, float(np.abs(vector).max()))
+        ClientHead(client_key(client), weight, float(np.abs(vector).max()))
         for client, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
     ]
 

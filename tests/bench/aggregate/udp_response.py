@@ -20,15 +20,18 @@ import numpy as np
 from bench.aggregate.udp_lan import Lan, address
 from bench.aggregate.udp_peers import TcpServer, Vector, tcp_exchange
 from millpond.aggregate.udp.aggregator import ClientHead
-from millpond.aggregate.udp.datagrams import VectorPlan, client_key
+from millpond.aggregate.udp.datagrams import KEY_SIZE, VectorPlan
 from millpond.aggregate.udp.exchange import aggregate, exchange, open_socket
 from millpond.base.deadline import Deadline
 
 KINDS = ("udp", "udp-measured", "udp-lossy", "tcp", "tcp-pipelined")
 PORT = 7000
-_JOB_KEY = bytes(range(32))
 _SECONDS = 120.0
 _Word = dict[str, Any]
+
+
+def _key_of(client: int) -> bytes:
+    return bytes([client + 1]) * KEY_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +136,7 @@ def _live(lan: Lan, setting: Setting, number: int, channel: socket.socket) -> No
 
 def _server(setting: Setting, channel: socket.socket) -> Callable[[str, int], _Word]:
     datagrams = open_socket((address(0), PORT))
-    heads = [
-        ClientHead(client_key(_JOB_KEY, client), 1.0, setting.largest) for client in range(setting.clients)
-    ]
+    heads = [ClientHead(_key_of(client), 1.0, setting.largest) for client in range(setting.clients)]
     found: list[TcpServer] = []
     with socket.create_server((address(0), PORT), backlog=64) as listener:
         channel.send(b"ready")
@@ -158,7 +159,7 @@ def _server(setting: Setting, channel: socket.socket) -> Callable[[str, int], _W
 def _client(setting: Setting, client: int, channel: socket.socket) -> Callable[[str, int], _Word]:
     datagrams, values = open_socket((address(client + 1), 0)), setting.vector(client)
     connection = socket.create_connection((address(0), PORT))
-    key, hub = client_key(_JOB_KEY, client), (address(0), PORT)
+    key, hub = _key_of(client), (address(0), PORT)
     channel.send(b"ready")
 
     def run(kind: str, number: int) -> _Word:

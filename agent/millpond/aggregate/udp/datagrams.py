@@ -32,7 +32,6 @@ FROM_AGGREGATOR = 8
 own.
 """
 _PLAN = struct.Struct("<QII")
-_KEY_LABEL = b"millpond-udp-1"
 
 
 class DatagramKind(IntEnum):
@@ -103,18 +102,6 @@ class Datagram:
 def values_at(mtu: int, ip_version: int = 4) -> int:
     """Return how many float32 values a datagram carries without fragments."""
     return (min(mtu - IP_HEADERS[ip_version], LARGEST_DATAGRAM) - OVERHEAD) // 4
-
-
-def client_key(job_key: bytes, client: int) -> bytes:
-    """Derive the key of one client from the job's. A client is given its own alone, so it cannot speak for
-    others.
-
-    Raises ValueError for a key that is not of 32 bytes.
-    """
-    if len(job_key) != KEY_SIZE:
-        raise ValueError(f"a key has {KEY_SIZE} bytes, not {len(job_key)}")
-    label = _KEY_LABEL + struct.pack("<H", client)
-    return hashlib.blake2b(label, key=job_key, digest_size=KEY_SIZE).digest()
 
 
 def digest(payload: bytes | memoryview) -> bytes:

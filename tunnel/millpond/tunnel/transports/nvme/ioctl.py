@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from millpond.base.errors import ConnectionLost
 
+MODULUS = 1 << 32
+"""Of generations and sequence numbers in vendor commands."""
 _CLASS = Path("/sys/class/nvme-generic")
 _MODEL = "millpond"
 IO_REQUEST = 0xC0504E48

@@ -26,12 +26,12 @@ from millpond.tunnel.ring.nvme_defs import Opcode, Status
 from millpond.tunnel.transports.base import Wait
 from millpond.tunnel.transports.nvme.ioctl import (
     IO_REQUEST,
+    MODULUS,
     CommandOutcome,
     NvmeDevice,
     VendorCommand,
     find_device,
 )
-from millpond.tunnel.transports.nvme.resequencer import MODULUS
 
 SENDERS, RECEIVERS = 4, 8
 WAIT_MS = 1000

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millpond.tunnel.errors import LinkViolation
-
-MODULUS = 1 << 32
+from millpond.tunnel.transports.nvme.ioctl import MODULUS
 
 
 class Resequencer:
