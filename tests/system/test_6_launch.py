@@ -396,7 +396,7 @@ def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
         (("--nonsense", "--", "SCRIPT"), "No such option: --nonsense"),
         (("--env", "A", "--", "SCRIPT"), "this is not NAME=VALUE"),
         (("--nproc-per-node", "0", "--", "SCRIPT"), "a worker has 1 to 256 processes"),
-        (("-m", "no.such"), "there is neither no/such.py nor no/such/__main__.py"),
+        (("--private", "-m", "no.such"), "no/such.py is not here; a private launch has no installed modules"),
         (("--private", "--env", "A=b", "--", "SCRIPT"), "--private is for a script and its files alone"),
         (("--private", "--shared", "OTHER", "--", "SCRIPT"), "leave --shared out"),
         (("--shared", "BIG", "--", "SCRIPT"), "big"),
