@@ -30,6 +30,7 @@ MILLPOND = (sys.executable, "-m", "millpond.host.main")
         ("exit 147", 147, ""),  # as SIGSTOP would be: nothing stops
         ("exit 255", 255, ""),
         ("kill -s KILL $$", 137, "Killed\n"),
+        ("kill -s INT $$", 130, ""),
         ("kill -s TERM 0; sleep 60", 143, ""),
         ("kill -s KILL 0", -9, ""),
     ],

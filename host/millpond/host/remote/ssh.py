@@ -48,12 +48,13 @@ _SIGNAL_ALL = (
 
 # The SSH server hangs up on no command without a terminal when its connection is lost: here the kernel does,
 # when the connection's process ends. What has a session of its own (setsid) goes on. Standard input goes by
-# descriptor 3, since dash gives /dev/null as descriptor 0 to what runs in the background. This shell survives
-# what ends all others of its process group (kill 0), to tell of it.
+# descriptor 3, since dash gives /dev/null as descriptor 0 to what runs in the background, and SIGINT and
+# SIGQUIT are ignored there until env resets them. This shell survives what ends all others of its process
+# group (kill 0), to tell of it.
 _TIED = (
     'exec setpriv --pdeathsig HUP sh -c \'hang_up() { trap "" HUP; kill -s HUP -- -$$; }; '
     "trap hang_up HUP; trap : INT QUIT TERM PIPE USR1 USR2 ALRM; "
-    'exec 3<&0; "${SHELL:-sh}" -c "$1" <&3 3<&- & child=$!; exec <&- 3<&-; '
+    'exec 3<&0; env --default-signal "${SHELL:-sh}" -c "$1" <&3 3<&- & child=$!; exec <&- 3<&-; '
     "wait $child; code=$?; while kill -s 0 $child 2>/dev/null; do wait $child; code=$?; done; "
     "exit $code' run "
 )
