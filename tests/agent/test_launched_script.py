@@ -352,6 +352,10 @@ def test_the_traceback_of_a_module_begins_in_it_or_in_its_package(agent: Agent) 
     ("code", "hint"),
     [
         ("import helpers.deep", "'helpers' is not here: send a module of your own by --file helpers.py"),
+        (
+            "import os; os.mkdir('pkg'); from pkg import near",
+            "'pkg' is here in part: send all of it by --file pkg",
+        ),
         ("from . import helper", "relative imports are for modules: -m a"),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "nccl needs a GPU on each worker"),
         ("import torch\ntorch.cuda.set_device(0)", "there is no CUDA here: ask the script for the CPU"),

@@ -182,6 +182,8 @@ def _hint(error: BaseException, launch: Launch) -> str:
         return (
             f"'{error.name}' is not here: send a module of your own by --file {file}.py, others by --wheels"
         )
+    if isinstance(error, ImportError) and error.name and _is_namespace(error.name):
+        return f"'{error.name}' is here in part: send all of it by --file {error.name.replace('.', '/')}"
     if isinstance(error, ImportError) and "no known parent package" in str(error):
         return f"relative imports are for modules: -m {launch.script.removesuffix('.py').replace('/', '.')}"
     if (torch := sys.modules.get("torch")) and not torch.cuda.is_available():
@@ -190,6 +192,12 @@ def _hint(error: BaseException, launch: Launch) -> str:
         if "cuda" in str(error).lower():
             return "there is no CUDA here: ask the script for the CPU, as by an option such as --device cpu"
     return ""
+
+
+def _is_namespace(name: str) -> bool:
+    """Return whether ``name`` is a package without a file, as one whose ``__init__.py`` was not sent."""
+    package = sys.modules.get(name)
+    return hasattr(package, "__path__") and getattr(package, "__file__", None) is None
 
 
 def _report(error: BaseException, group: int, folder: Path) -> None:

@@ -174,7 +174,11 @@ class LaunchService:
     def _reserve(self, names: Sequence[str]) -> Iterator[None]:
         with self._lock:
             if busy := self._reserved.intersection(names):
-                raise Refused("", "state", f"{', '.join(sorted(busy))}: in another launch already")
+                raise Refused(
+                    "",
+                    "state",
+                    f"{', '.join(sorted(busy))}: in another launch already; 'millpond devices' tells which",
+                )
             self._reserved.update(names)
         try:
             yield
