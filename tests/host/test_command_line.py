@@ -286,3 +286,35 @@ def test_a_full_disk_below_the_output_is_one_line(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=environment
         )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and error in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("cp", "{file}", "csd0:"), "csd0:: a device takes files below csd0:public/ alone"),
+        (("cp", "{file}", "csd0:data/x"), "csd0:data/x: a device takes files below csd0:public/ alone"),
+        (
+            ("emulate", "--", "no such; command"),
+            "'no such; command' is no command: sh -c takes a line of them",
+        ),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_begun(
+    command: Command, rig: Rig, tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    (tmp_path / "file").touch()
+    found = [word.format(file=tmp_path / "file") for word in words]
+    fleet = ("--fleet", str(tmp_path))
+    assert command(found[0], *fleet, *found[1:]) == (2, "", f"millpond: {told}\n")
+
+
+def test_a_folder_that_a_mount_has_made_does_not_outlive_its_failure(
+    command: Command, rig: Rig, tmp_path: Path
+) -> None:
+    fleet = ("--fleet", str(tmp_path))
+    places = tmp_path / "places"
+    (places / "there").mkdir(parents=True)
+    for name in ("new", "there"):
+        code, _, told = command("mount", *fleet, "csd9", str(places / name))
+        assert code == 2 and "'csd9'" in told
+    assert [each.name for each in places.iterdir()] == ["there"]

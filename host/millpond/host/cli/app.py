@@ -6,7 +6,9 @@ A command imports what it alone needs itself: numpy, paramiko and the daemon tak
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +17,7 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.base.schema import dump
-from millpond.base.text import escaped
+from millpond.base.text import escaped, printable
 from millpond.base.version import VERSION
 from millpond.host.cli import flash, fleet_changes, jobs, launch, new, remote, sign, update
 from millpond.host.cli.data import check as data_check
@@ -128,6 +130,8 @@ def emulate(
     from millpond.host.emulation import machine, qemu_devices
     from millpond.host.fleet import provisioning
 
+    if command and not shutil.which(command[0]):
+        raise LocalError(f"'{printable(command[0])}' is no command: sh -c takes a line of them")
     if not (fleet_directory / "fleet.toml").exists():
         provisioning.create(fleet_directory, "emulated", [f"csd{number}" for number in range(3)])
     found = qemu_devices.ensure(directory.read(fleet_directory), qemu, image)
@@ -257,7 +261,7 @@ def mount(
     from millpond.fs.store.layout import PUBLIC
     from millpond.host.fleet import mounts as volume_mounts
 
-    place = _free_place(mountpoint)
+    place, is_new = _free_place(mountpoint)
     argv = volume_mounts.command(fleet_directory.absolute(), device, place, timeout, uid, gid)
     process = subprocess.Popen(
         argv,
@@ -269,6 +273,9 @@ def mount(
     )
     if fault := volume_mounts.fault_of(process):
         mounts.unmount_dead(place)  # that of a process that had to be killed
+        if is_new:
+            with contextlib.suppress(OSError):
+                place.rmdir()
         raise (LocalError if process.returncode == LOCAL else RemoteError)(fault)
     if output is Format.JSON:
         public = str(mountpoint / PUBLIC)
@@ -277,9 +284,9 @@ def mount(
         print(f"the public part of {device} is at {mountpoint / PUBLIC}")
 
 
-def _free_place(mountpoint: Path) -> Path:
-    """Return a mount point as the kernel names it, made if need be and without a dead mount. Raises
-    LocalError.
+def _free_place(mountpoint: Path) -> tuple[Path, bool]:
+    """Return a mount point as the kernel names it, without a dead mount, and whether it had to be made.
+    Raises LocalError.
     """
     from millpond.fs.fuse import mounts
 
@@ -288,8 +295,9 @@ def _free_place(mountpoint: Path) -> Path:
     place = mounts.place_of(mountpoint)
     mounts.unmount_dead(place)
     mounts.require_no_volume(place)
+    is_new = not place.exists()
     place.mkdir(parents=True, exist_ok=True)
-    return place
+    return place, is_new
 
 
 @app.command()
@@ -393,7 +401,13 @@ app.command()(remote.logs)
 
 @app.command()
 def simulate(
-    file: Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Workers, their curves and loads.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FLEET.toml",
+            help="Workers, their curves and loads, as in agent/examples/fleet-36.toml; or [tiers].",
+        ),
+    ],
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Simulate synchronous training on a fleet whose devices are busy now and then, or, with a table [tiers],

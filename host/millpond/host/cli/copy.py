@@ -22,7 +22,7 @@ from millpond.base.text import printable
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import BackingBulk
-from millpond.fs.store.layout import PRIVATE
+from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import causes
 from millpond.host.connection import DaemonConnection
@@ -62,13 +62,18 @@ def endpoint(text: str, devices: Sequence[str]) -> CopyEndpoint:
     return CopyEndpoint(text, "", _from_root(Path(text)))
 
 
-def _check_public(at: CopyEndpoint) -> None:
-    """Raise LocalError for the private part of a device: no user of the host sees that it exists."""
-    if at.device and at.path.split("/")[0] == PRIVATE:
+def _check_public(at: CopyEndpoint, *, is_target: bool) -> None:
+    """Raise LocalError for the private part of a device: no user of the host sees that it exists; and for a
+    target outside its public part.
+    """
+    part = at.path.split("/")[0]
+    if at.device and part == PRIVATE:
         way = f"tar c FOLDER | millpond run --admin {at.device} -- tar x -C /volume/{PRIVATE}"
         raise LocalError(
             f"{at.text}: only the device's owner reaches its private part, by the admin key: {way}"
         )
+    if at.device and is_target and part != PUBLIC:
+        raise LocalError(f"{at.text}: a device takes files below {at.device}:{PUBLIC}/ alone")
 
 
 def _from_root(path: Path) -> str:
@@ -121,7 +126,7 @@ def _run(
     destination, origins = endpoint(target, names), [endpoint(source, names) for source in sources]
     for source in origins:
         for at in (source, destination):
-            _check_public(at)
+            _check_public(at, is_target=at is destination)
         if bool(source.device) == bool(destination.device):
             raise LocalError(
                 f"{source.text} and {destination.text}: one must be on a device, the other on this machine"

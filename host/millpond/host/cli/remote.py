@@ -91,7 +91,8 @@ def run(
         ),
     ] = None,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Passed to a shell there.")
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="Joined, and passed to a shell there, as by ssh."),
     ] = None,
     everywhere: Annotated[bool, typer.Option("--all", help="On all devices of the fleet.")] = False,
     admin: AdminOption = False,
