@@ -23,6 +23,13 @@ main()
 """
 
 
+def test_ctrl_c_is_set_up_before_anything_that_takes_long_is_imported() -> None:
+    before = "import sys, millpond.host.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", before], capture_output=True, text=True, check=True)
+    found = {name for name in done.stdout.split() if name.startswith("millpond")}
+    assert found == {"millpond", "millpond.host", "millpond.host.main"}
+
+
 @pytest.fixture(scope="module")
 def loaded() -> set[str]:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)

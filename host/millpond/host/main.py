@@ -4,13 +4,13 @@
 import signal
 import sys
 
-from millpond.host.cli import exits
-from millpond.host.terminal import streams
-
 
 def main() -> None:
     """Load the command line, while Ctrl-C just ends the process, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from millpond.host.cli import exits
+    from millpond.host.terminal import streams
+
     streams.prepare()
     if sys.argv[1:2] == ["cp"]:
         from millpond.host import quick_copy
