@@ -13,7 +13,7 @@ import pytest
 from millpond.base.errors import ConfigError
 from millpond.host.cli import app
 from millpond.host.client import DaemonClient
-from millpond.host.fleet import directory, provisioning
+from millpond.host.fleet import directory, provisioning, renewal
 from millpond.host.model.jobs import JobState
 from millpond.host.store.store import Store
 from millpond.linux.file_lock import locked
@@ -55,6 +55,19 @@ def test_a_device_is_removed_where_no_daemon_runs(tmp_path: Path, remove: Comman
     assert (devices(tmp_path), hosts(tmp_path)) == (["csd0"], ["csd0"])
     code, error = remove()
     assert code == 2 and "no device 'csd1' in this fleet; it has csd0" in error
+
+
+@pytest.mark.parametrize("is_revoked", [False, True])
+def test_a_removed_device_has_a_good_certificate_unless_it_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_revoked: bool
+) -> None:
+    provisioning.create(tmp_path, "farm", ("csd0", "csd1"))
+    if is_revoked:
+        renewal.revoke(directory.read(tmp_path), "csd1")
+    monkeypatch.setattr(sys, "argv", ["millpond", "remove", "--fleet", str(tmp_path), "csd1"])
+    with pytest.raises(SystemExit):
+        app.main()
+    assert ("Its certificate stays good" in capsys.readouterr().out) is not is_revoked
 
 
 @pytest.mark.parametrize("done", ["fleet.toml", "known_hosts", "both"])

@@ -51,7 +51,7 @@ def remove(
 ) -> None:
     """Remove a device from the fleet, also from the daemon if one runs, unless a job or a launch uses it."""
     from millpond.host import removal
-    from millpond.host.fleet import provisioning
+    from millpond.host.fleet import provisioning, revocation
 
     found = directory.read(fleet_directory)
     text = provisioning.without(found, device)
@@ -65,7 +65,8 @@ def remove(
     print(f"{device} is no longer in the fleet. Left are:")
     print(f"  {left}: its identity and keys here, and of an emulated device its flash")
     print("  on the device: its private data, agent.toml and keys, and what jobs kept there")
-    print(f"Its certificate stays good until 'millpond revoke {device}' (SECURITY.md)")
+    if not revocation.is_revoked(found, device):
+        print(f"Its certificate stays good until 'millpond revoke {device}' (SECURITY.md)")
 
 
 def revoke(
