@@ -278,6 +278,32 @@ def test_a_device_without_a_task_in_the_recorded_exchange_goes_back_to_its_last_
     assert head.advance(kept, asked_again + 1, asked_again) == 5  # of a job that had ended, for example
 
 
+@pytest.mark.parametrize("failed", [(4,), (4, 6)])
+def test_a_host_resumes_behind_an_exchange_after_which_it_could_record_none(
+    tmp_path: Path, failed: tuple[int, ...]
+) -> None:
+    """Its disk was full: each time it has told the device to keep the state."""
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    for exchange, recorded in ((1, 0), (2, 0), (3, 2), (4, 2), (5, 2), (6, 2), (7, 2)):
+        head.advance(kept, exchange, recorded, records=exchange in (2, *failed))
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    assert head.advance(kept, 3, 2) == 3
+
+
+def test_a_job_that_begins_anew_begins_with_all_that_an_earlier_one_has_left(tmp_path: Path) -> None:
+    """Its last exchanges were behind the last recorded one."""
+    head = Counted()
+    kept = PrivateState(head, tmp_path, "job 1")
+    for exchange, recorded in ((1, 0), (2, 1), (3, 1)):
+        head.advance(kept, exchange, recorded, records=exchange == 1)
+    for _ in range(2):  # its host was ended before it had recorded anything
+        head = Counted()
+        kept = PrivateState(head, tmp_path, "job 2")
+        assert [head.advance(kept, exchange, 0) for exchange in (1, 2)] == [4, 5]
+
+
 def test_only_what_is_recorded_waits_for_the_flash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     head = Counted()

@@ -57,35 +57,38 @@ class PrivateState:
         self._path, self._before, self._latest = (folder / name for name in (_FILE, _BEFORE, _LATEST))
         self._first = self._now = self._tensors()
         self._began: _Tensors | None = None  # what the last exchange has begun with, if in this process
-        self._exchange, self._seeds, self._recorded = 0, list[int](), 0
+        self._exchange, self._seeds, self._recorded, self._behind = 0, list[int](), 0, 0
         if not self._path.exists() and self._before.exists():  # it was ended between the two files
             self._before.replace(self._path)
         if self._path.exists():
             self._exchange, self._seeds = self._load(self._path)
             self._recorded = self._exchange
+        self._is_ahead = False  # whether the latest is newer than what is recorded
         if self._latest.exists():
             with contextlib.suppress(_Unreadable):  # nobody has waited until the flash had it
                 self._exchange, self._seeds = self._load(self._latest)
+                self._is_ahead = True
 
     def begin(self, exchange: int, seed: int, recorded: int | None = None) -> None:
         """Begin an exchange, before which the host has ``recorded`` that one last, by default the one before.
         Goes back if it is asked for again, and in a new process to what was recorded. Raises LocalError.
         """
-        behind = exchange - 1 if recorded is None else recorded
+        behind = self._behind = exchange - 1 if recorded is None else recorded
         again = exchange == self._exchange and seed in self._seeds
         if again and seed == self._seeds[-1] and self._began is not None:
             self._take(self._began)
         elif again or (self._began is None and behind < self._exchange != exchange):
             self._go_back(behind)
             self._exchange, self._seeds = exchange, []
-        elif self._recorded < self._exchange <= behind:  # this worker had no task in the recorded exchange
-            with _writing():
+        elif self._is_ahead and self._exchange <= behind:
+            with _writing():  # this worker had no task in the recorded exchange, or in another run its last
                 self._keep(self._latest, self._exchange)
         self._began = self._now
 
     def _go_back(self, behind: int) -> None:
         """Take the newest recorded state of exchanges up to ``behind``, and drop those after it."""
         self._latest.unlink(missing_ok=True)
+        self._is_ahead = False
         if self._recorded > behind and not self._before.exists():
             self._path.unlink()
         elif self._recorded > behind:
@@ -136,14 +139,17 @@ class PrivateState:
                 self._keep(new, exchange)
             else:
                 new.replace(self._latest)  # in place of another, ext4 would begin to write it
+                self._is_ahead = True
         self._exchange, self._seeds, self._now = exchange, seeds, tensors
 
     def _keep(self, file: Path, exchange: int) -> None:
-        """Make a file the newest recorded state. Raises OSError."""
-        if exchange != self._recorded and self._path.exists():
+        """Make a file the newest recorded state, in place of one that the host could not record after all.
+        Raises OSError.
+        """
+        if exchange != self._recorded <= self._behind and self._path.exists():
             self._path.replace(self._before)
         replace_durably(file, self._path)
-        self._recorded = exchange
+        self._recorded, self._is_ahead = exchange, False
 
     def _tensors(self) -> _Tensors:
         found = self._stateful.state_dict()
