@@ -159,30 +159,46 @@ def test_the_best_model_is_that_of_the_best_round_on_record(tmp_path: Path) -> N
     kept = BestModel(tmp_path, Best(1, 0.1))
     assert found(tmp_path) == "of round 1, 0 others"
     best = stage(tmp_path, 4)
-    kept.settle(best)
-    kept.settle(best)
-    BestModel(tmp_path, best)
+    kept.settle(best, 0)
+    kept.settle(best, 0)
+    BestModel(tmp_path, best).end()
     assert found(tmp_path) == "of round 4, 0 others"
 
 
 def test_the_best_model_is_that_of_its_round_after_later_ones_were_dropped(tmp_path: Path) -> None:
     """Their models were better, but a job that resumed before them comes to other ones."""
     kept = BestModel(tmp_path, stage(tmp_path, 1))
-    kept.checkpoint(1)
     for number in (2, 3):
-        kept.settle(stage(tmp_path, number))
+        kept.settle(stage(tmp_path, number), 0)
     assert found(tmp_path) == "of round 3, 2 others"
     again = BestModel(tmp_path, Best(1, 0.1))
     assert found(tmp_path) == "of round 1, 0 others"
     best = stage(tmp_path, 2)
-    again.settle(best)
-    for number in (2, 3):
-        assert found(tmp_path) == "of round 2, 1 others"
-        again.checkpoint(number)
-    again.settle(best)
+    again.settle(best, 0)
+    again.settle(best, 1)
+    assert found(tmp_path) == "of round 2, 1 others"
+    again.settle(best, 2)
     assert found(tmp_path) == "of round 2, 0 others"
     BestModel(tmp_path, None)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_model_before_the_best_stays_while_the_newest_checkpoint_may_be_damaged(tmp_path: Path) -> None:
+    """A job resumes behind it, is ended again, and then has to resume behind the one before it."""
+    BestModel(tmp_path, stage(tmp_path, 1)).settle(stage(tmp_path, 3), 2)
+    BestModel(tmp_path, Best(3, 0.3))
+    BestModel(tmp_path, Best(1, 0.1))
+    assert found(tmp_path) == "of round 1, 0 others"
+
+
+@pytest.mark.expected_log("the checkpoint cannot be saved")
+def test_only_checkpoints_that_were_written_count(tmp_path: Path) -> None:
+    one = saver(tmp_path)
+    for step, limit in ((1, 1 << 20), (2, 1 << 20), (3, 300), (4, 300)):
+        with room_for(limit):
+            one.save(saved(step))
+            one.wait()
+    assert (one.recorded, one.final_round) == (2, 2)  # all are of epoch 3
 
 
 def test_any_safetensors_library_reads_it(tmp_path: Path) -> None:

@@ -52,10 +52,15 @@ class SavedCheckpoint:
 
 
 class CheckpointWriter:
-    """Writes checkpoints of a job to ``directory``. The newest file is whole whenever a write is cut."""
+    """Writes checkpoints of a job to ``directory``. The newest file is whole whenever a write is cut.
+    ``recorded`` is the number of steps before the newest: at first of the one behind which the job has
+    resumed.
+    """
 
     def __init__(self, directory: Path, job: str, tensors: tuple[Tensor, ...], log: logging.Logger) -> None:
         self._directory, self._job, self._tensors, self._log = directory, job, tensors, log
+        self.recorded = 0
+        self._rounds = (0, 0)  # before the last two
         self._thread: threading.Thread | None = None
         for part in directory.glob(".step-*.part"):  # left by a daemon that was killed
             part.unlink(missing_ok=True)
@@ -64,6 +69,11 @@ class CheckpointWriter:
     def busy(self) -> bool:
         """Whether the last checkpoint is still being written."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def final_round(self) -> int:
+        """The last round that no job computes again which resumes behind one of the last two checkpoints."""
+        return self._rounds[0]
 
     def save(self, saved: SavedCheckpoint) -> None:
         """Begin to write ``saved``, which must not change any more. The previous write must have ended."""
@@ -102,42 +112,45 @@ class CheckpointWriter:
         vector = np.concatenate([saved.state, saved.momentum]) if len(saved.momentum) else saved.state
         whole = Checkpoint(vector, self._tensors + named, self._job, saved.progress.place.epoch, about)
         checkpoint.save(path, whole)
+        self.recorded = saved.progress.step
+        self._rounds = self._rounds[1], saved.progress.place.epoch - 1
 
 
 class BestModel:
     """Keeps the ``best`` model of a job's recorded rounds in its place. The one before it is kept, too, until
-    no job that resumes, behind one of the last two checkpoints, computes the round of the best again.
+    its round is the ``final`` one, or before it: no job that resumes computes that again.
     """
 
     def __init__(self, directory: Path, best: Best | None) -> None:
         self._directory, self._place = directory, directory / BEST
         self._best: Best | None = None
-        self._final = (0, 0)  # rounds before the last two checkpoints
-        self.settle(best)
+        self.settle(best, 0)
         if not best:
             self._place.unlink(missing_ok=True)
-        self._drop_others()
+        self._drop(after=best.round if best else 0)
 
-    def settle(self, best: Best | None) -> None:
+    def settle(self, best: Best | None, final: int) -> None:
         """Put the best model in its place once its round is recorded."""
         if best and (staged := self._staged(best)).exists():
             if self._best and self._place.exists():
                 self._place.replace(self._staged(self._best))
             staged.replace(self._place)
         self._best = best
-        if best and best.round <= self._final[0]:
-            self._drop_others()
+        if best and best.round <= final:
+            self.end()
 
-    def checkpoint(self, after: int) -> None:
-        """Note that there is a checkpoint after a round."""
-        self._final = self._final[1], after
+    def end(self) -> None:
+        """Keep the best model alone."""
+        self._drop(after=0)
 
     def _staged(self, best: Best) -> Path:
         return self._directory / STAGED.format(best.round)
 
-    def _drop_others(self) -> None:
+    def _drop(self, after: int) -> None:
+        """Remove the other models, of rounds ``after`` that one."""
         for other in self._directory.glob(STAGED.format("*")):
-            other.unlink(missing_ok=True)
+            if int(other.stem.rpartition("-")[2]) > after:
+                other.unlink(missing_ok=True)
 
 
 def newest(

@@ -175,7 +175,7 @@ class Trainer:
         self._checkpoints = CheckpointWriter(self._directory, self._job.name, self._server.tensors, self.log)
         self._closers.append(self._checkpoints.wait)
         self._epoch = Epoch()
-        self._step, self._recorded, self._state_checked = 0, 0, True
+        self._step, self._state_checked = 0, True
         self._contributors: list[str] = []
         self._reasons: dict[str, str] = {}
         self._absent_since: dict[str, float] = {}
@@ -184,7 +184,7 @@ class Trainer:
         progress = saved.progress
         self._server.restore(saved.state, saved.momentum_tensors, saved.momentum)
         self._shards.resume(progress.place)
-        self._step = self._recorded = progress.step
+        self._step = self._checkpoints.recorded = progress.step
         counted = Counter(progress.counted)
         self._epoch = Epoch(
             progress.place.epoch,
@@ -252,6 +252,7 @@ class Trainer:
             done.append(self._end_epoch(metered))
         self._checkpoints.save_now(self._snapshot())
         self._checkpoints.prune(keep=1)
+        self._best.end()
 
     def _finished(self, done: list[Round]) -> bool:
         if (reason := self._board.end) and done:
@@ -266,7 +267,7 @@ class Trainer:
         number, seed = self._step + 1, self._job.seed
         enough = self._schedule.choose(number, self._membership)
         saves = self._rounds or (self._is_save_due and not self._checkpoints.busy)
-        recorded = None if self._rounds else self._recorded
+        recorded = None if self._rounds else self._checkpoints.recorded
         outcome = self._engine.run(
             number, seed, state, planner, planner.background, enough, recorded=recorded, records=saves
         )
@@ -286,7 +287,7 @@ class Trainer:
         self._report_plan(outcome.new_plan)
         if saves:  # the workers know of no other
             self._checkpoints.save(self._snapshot(copied=True))
-            self._note_saved()
+            self._saved_at = time.monotonic()
         return bool(outcome.samples or outcome.lost or self._engine.outstanding()) or self._await_absent()
 
     def _note_missing(self, outcome: ExchangeOutcome) -> None:
@@ -380,10 +381,6 @@ class Trainer:
     def _is_save_due(self) -> bool:
         return time.monotonic() - self._saved_at > self._steps.checkpoint
 
-    def _note_saved(self) -> None:
-        self._saved_at, self._recorded = time.monotonic(), self._step
-        self._best.checkpoint(self._epoch.number - 1)
-
     def _snapshot(self, *, copied: bool = False) -> SavedCheckpoint:
         self._catch_up()
         self._check_state()
@@ -428,9 +425,9 @@ class Trainer:
         saves = self._rounds and (self._is_save_due or not self._is_behind)
         if saves:
             self._checkpoints.save_now(self._snapshot())
-            self._note_saved()
+            self._saved_at = time.monotonic()
         self._context.store.add_round(self._row.id, result, self._board.standing)
-        self._best.settle(self._board.best)
+        self._best.settle(self._board.best, self._checkpoints.final_round)
         if saves or not self._rounds:
             self._checkpoints.prune()
         self._report(result)
