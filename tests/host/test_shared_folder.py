@@ -8,6 +8,8 @@ import errno
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,17 +22,20 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, ProtocolError, RemoteError
+from millpond.fs.mount import folder_server
 from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import DeviceConfig
-from millpond.host.launch.shared import SharedFolder
+from millpond.host.launch.shared import MOST_RELAYED, SharedFolder
 from millpond.launch.shared_mount import SharedMount
 from millpond.launch.sharing import SharedFolders
+from millpond.linux import sockets
 from millpond.linux.confinement import landlock
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Ticket
-from millpond.wire.launch_messages import ShareFolder
+from millpond.wire.launch_messages import EndSharing, ShareFolder
+from millpond.wire.messages import Ok
 from millpond.wire.relay import relay
 
 from ..waiting import eventually
@@ -264,3 +269,73 @@ def test_nothing_is_left_of_a_mount_that_is_killed(
 
     in_ranks(in_namespace, tmp_path, body)
     assert not list((tmp_path / "host").iterdir()) and not list((tmp_path / "device").iterdir())
+
+
+@dataclass
+class WantingDevice(NearDevice):
+    """A device that wants encrypted connections without end, and keeps its ends of them."""
+
+    wanted: int = 0
+    kept: list[socket.socket] = field(default_factory=list)
+
+    def _serve(self, sock: socket.socket) -> None:
+        with Channel(sock, "host") as host:
+            host.expect(ShareFolder, Deadline.after(10))
+            for _ in range(self.wanted):
+                host.send(Ticket(b"token", True), Deadline.after(10))
+            host.send(Ok(), Deadline.after(10))
+            host.expect(EndSharing, Deadline.after(30))
+            host.send(Ok(), Deadline.after(10))
+
+    def bulk(self, _token: bytes, _encrypted: bool, _deadline: Deadline) -> Channel:
+        near, far = socket.socketpair()
+        self.kept.append(far)
+        return Channel(near, self.name)
+
+
+def relays() -> int:
+    return sum("_relay" in thread.name for thread in threading.enumerate())
+
+
+def test_a_device_takes_a_bounded_number_of_the_hosts_threads_and_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    near = WantingDevice(tmp_path, wanted=MOST_RELAYED + 50)
+    with opened(tmp_path) as descriptor:
+        served = SharedFolder(descriptor, tmp_path / "host")
+    device = cast(Device, near)
+    with contextlib.closing(served), served.on_device(device, uuid.uuid4().hex):
+        assert len(near.kept) == near.wanted
+        assert [end.recv(1) for end in near.kept[-50:]] == [b""] * 50
+        eventually(lambda: relays() == MOST_RELAYED, "all others go on")
+        near.kept[0].close()
+        eventually(lambda: relays() < MOST_RELAYED, "a place is free")
+    assert caplog.text.count("one more was refused") == 1
+    for end in near.kept:
+        end.close()
+    eventually(lambda: not relays(), "all relays have ended")
+
+
+def test_clients_of_a_folder_cannot_fill_the_hosts_log(tmp_path: Path) -> None:
+    near, far = socket.socketpair()
+    with opened(tmp_path) as folder, near:
+        with far:
+            descriptors = (folder, far.fileno())
+            server = subprocess.Popen(
+                [sys.executable, "-m", folder_server.__name__, *map(str, descriptors)],
+                pass_fds=descriptors,
+                stderr=subprocess.PIPE,
+            )
+        with server:
+            for _ in range(folder_server.MOST_LINES + 100):
+                ours, theirs = socket.socketpair()
+                with ours, theirs:
+                    sockets.send_descriptors(near, [theirs.fileno()])
+                    ours.sendall(b"this is no message")
+                    theirs.close()
+                    while ours.recv(1 << 10):
+                        pass
+            near.close()
+            assert server.stderr
+            assert len(server.stderr.read().splitlines()) == folder_server.MOST_LINES

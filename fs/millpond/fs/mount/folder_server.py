@@ -8,6 +8,7 @@ Landlock restricts the process to what is below it, where the kernel can.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -28,6 +29,8 @@ from millpond.wire.channel import Channel
 
 log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 1024  # a busy mount has a hundred
+MOST_LINES = 1000
+"""Lines that the process logs: its clients could fill a disk with them."""
 
 
 def main(folder: str, connections: str) -> None:
@@ -35,6 +38,8 @@ def main(folder: str, connections: str) -> None:
     until its other end is closed.
     """
     logging.basicConfig(level=logging.INFO, format="shared folder: %(message)s")
+    lines = itertools.count()
+    logging.root.handlers[0].addFilter(lambda _line: next(lines) < MOST_LINES)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a service manager may send to all of a unit
     os.umask(0)  # files have exactly the mode that their client asks for

@@ -37,6 +37,8 @@ from millpond.wire.relay import is_readable, relay
 log = logging.getLogger(__name__)
 
 READY_SECONDS, END_SECONDS, DIAL_SECONDS, LOOK_SECONDS = 60.0, 10.0, 5.0, 0.1
+MOST_RELAYED = 256
+"""Encrypted connections of a device, each of which takes a thread here; a busy mount has a hundred."""
 
 
 class SharedFolder:
@@ -118,11 +120,14 @@ class SharedFolder:
 
 
 class _DeviceShare:
-    """Makes the connections that the mount of a ``device`` wants, and gives them to ``take``."""
+    """Makes the connections that the mount of a ``device`` wants, and gives them to ``take``. It logs the
+    first that fails alone: a device may want any number.
+    """
 
     def __init__(self, device: Device, agent: Channel, take: Callable[[socket.socket], None]) -> None:
         self._device, self._agent, self._take = device, agent, take
-        self.ending = False
+        self._places = threading.BoundedSemaphore(MOST_RELAYED)
+        self._unsaid, self.ending = threading.Lock(), False
 
     def until_ok(self, deadline: Deadline) -> None:
         """Serve the agent until it says Ok. Raises RemoteError."""
@@ -153,16 +158,26 @@ class _DeviceShare:
         try:
             channel = self._device.bulk(ticket.token, ticket.tls, Deadline.after(DIAL_SECONDS))
         except RemoteError as error:  # the mount asks again
-            log.info("%s: the shared folder: %s", self._device.name, printable(str(error)))
+            self._log(printable(str(error)))
             return
         if ticket.tls:
             serve_in_thread(channel.sock, self._relay)
         else:
             self._take(channel.sock)
 
+    def _log(self, text: str) -> None:
+        if self._unsaid.acquire(blocking=False):
+            log.info("%s: the shared folder: %s", self._device.name, text)
+
     def _relay(self, secure: socket.socket) -> None:
         with secure:
-            relay(secure, self._take)
+            if not self._places.acquire(blocking=False):
+                self._log(f"{MOST_RELAYED} encrypted connections are in use: one more was refused")
+                return
+            try:
+                relay(secure, self._take)
+            finally:
+                self._places.release()
 
 
 def _sandbox(folder: int) -> Sandbox:
