@@ -140,3 +140,5 @@ def test_the_digest_of_a_module_is_not_that_of_the_file_as_a_script(
     of_script, of_module = (script_digest("own.py", files, ["x"], module) for module in ("", "own"))
     assert capsys.readouterr().out.split() == [of_script, of_module, of_module]
     assert of_script != of_module
+    with pytest.raises(LocalError, match=r"-m other: other\.py is not here"):
+        launch_command(Path("other"), module=True, digest=True)  # nobody should sign it

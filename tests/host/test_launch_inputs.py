@@ -95,6 +95,9 @@ def test_what_cannot_be_sent_is_named(given: Path, tmp_path: Path, monkeypatch: 
     assert read_files(Path("pkg/train.py"), [Path("pkg")])[0] == "pkg/train.py"
     assert read_files(tmp_path / "pkg/train.py", ())[0] == "pkg/train.py"
     assert module_file("pkg.none") == (Path("pkg/none.py"), False)
+    for name in ("", ".", "pkg.", "pkg..train", "../pkg", "pkg/train", "/etc/passwd"):
+        with pytest.raises(LocalError, match="no name of a module"):
+            module_file(name)
     assert read_files(Path("pkg/none.py"), [Path("pkg/train.py")], installed=True) == (
         "pkg/none.py",
         {"pkg/train.py": b""},

@@ -108,7 +108,7 @@ def launch(
     if script == Path("-m") and left:  # behind --
         module, script = True, Path(left.pop(0))
     file, here = module_file(str(script)) if module else (script, True)
-    if not here and private:
+    if not here and (private or digest):
         raise LocalError(f"-m {script}: {file} is not here; a private launch has no installed modules")
     name, sent = read_files(file, files or (), installed=not here)
     as_module = str(script) if module else ""

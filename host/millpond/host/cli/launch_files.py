@@ -46,9 +46,12 @@ def name_of(path: Path) -> str:
 
 def module_file(name: str) -> tuple[Path, bool]:
     """Return the file of the module that ``python -m name`` would run here, and whether it is here: otherwise
-    it is installed where it runs.
+    it is installed where it runs. Raises LocalError for what is no name of a module.
     """
-    path = Path(*name.split("."))
+    parts = name.split(".")
+    if not all(parts) or "/" in name:
+        raise LocalError(f"-m {name}: this is no name of a module")
+    path = Path(*parts)
     files = (path.with_name(f"{path.name}.py"), path / "__main__.py")
     return next(((file, True) for file in files if file.is_file()), (files[0], False))
 

@@ -177,7 +177,7 @@ class EmulatedMachine:
 
     def _end(self, command: subprocess.Popen[bytes] | None) -> int:
         if command is None:
-            return 0
+            return 128 + self._interrupted if self._command else 0
         if not self._interrupted:
             code = command.wait()
             return 128 - code if code < 0 else code
