@@ -218,8 +218,9 @@ def test_what_understands_the_network_has_no_rights(
         uids = {process.uids().effective for process in processes_of(psutil.Process())}
         assert uids == {worker_user.UID, SCRIPT}
         for process in processes_of(psutil.Process()):
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            assert "CapPrm:\t0000000000000000" in status
+            for thread in process.threads():
+                status = Path(f"/proc/{process.pid}/task/{thread.id}/status").read_text()
+                assert "CapPrm:\t0000000000000000" in status and "NoNewPrivs:\t1" in status
 
     in_ranks(in_namespace, tmp_path, body)
 

@@ -57,6 +57,8 @@ def main(parent: str, mountpoint: str, name: str, user: str) -> int:
     die_with_parent(signal.SIGTERM)
     logging.basicConfig(level=logging.INFO, format=f"{name}: %(message)s")
     link, uid = socket.socket(fileno=int(parent)), int(user) if user else None
+    if uid is not None:  # else it may need fusermount's
+        no_new_privileges()  # which threads inherit: those of the mount run before it is ready
 
     def ready(_how: str) -> None:
         if uid is not None:
@@ -83,7 +85,6 @@ def _become(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    no_new_privileges()
     die_with_parent(signal.SIGTERM)  # a change of credentials clears it
 
 
