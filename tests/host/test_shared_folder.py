@@ -294,6 +294,24 @@ class WantingDevice(NearDevice):
         return Channel(near, self.name)
 
 
+class SilentDevice(NearDevice):
+    """A device whose agent stands still."""
+
+    def _serve(self, sock: socket.socket) -> None:
+        with Channel(sock, "host") as host:
+            host.expect(ShareFolder, Deadline.after(10))
+            host.sock.recv(1)
+
+
+def test_a_launch_that_is_over_waits_for_no_mount(tmp_path: Path) -> None:
+    with opened(tmp_path) as descriptor:
+        served = SharedFolder(descriptor, tmp_path / "host")
+    over = iter([False, False, True])
+    mounted = served.on_device(cast(Device, SilentDevice(tmp_path)), uuid.uuid4().hex, lambda: next(over))
+    with contextlib.closing(served), pytest.raises(RemoteError, match="the launch is over"):
+        mounted.__enter__()
+
+
 def relays() -> int:
     return sum("_relay" in thread.name for thread in threading.enumerate())
 

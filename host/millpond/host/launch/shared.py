@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import LocalError, MillpondError, ProtocolError, RemoteError
+from millpond.base.errors import ConnectionLost, LocalError, MillpondError, ProtocolError, RemoteError
 from millpond.base.text import printable
 from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
@@ -104,12 +104,16 @@ class SharedFolder:
         mount.hand_over(ours)
 
     @contextlib.contextmanager
-    def on_device(self, device: Device, run: str) -> Iterator[None]:
-        """Have a device mount the folder inside the context. Raises RemoteError."""
+    def on_device(
+        self, device: Device, run: str, is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[None]:
+        """Have a device mount the folder inside the context. Raises RemoteError, also when the launch
+        ``is_over`` before it has.
+        """
         with device.control(Deadline.after(READY_SECONDS)) as agent:
             share = _DeviceShare(device, agent, self._take)
             agent.send(ShareFolder(run, device.config.encrypt == "always"), Deadline.after(READY_SECONDS))
-            share.until_ok(Deadline.after(READY_SECONDS))
+            share.until_ok(Deadline.after(READY_SECONDS), is_over)
             thread = threading.Thread(target=share.serve, name=f"shared {device.name}", daemon=True)
             thread.start()
             try:
@@ -129,10 +133,12 @@ class _DeviceShare:
         self._places = threading.BoundedSemaphore(MOST_RELAYED)
         self._unsaid, self.ending = threading.Lock(), False
 
-    def until_ok(self, deadline: Deadline) -> None:
-        """Serve the agent until it says Ok. Raises RemoteError."""
-        while not self._is_ok(deadline):
-            pass
+    def until_ok(self, deadline: Deadline, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Serve the agent until it says Ok. Raises RemoteError, also when it ``is_over``."""
+        while not (is_readable(self._agent.sock, LOOK_SECONDS) and self._is_ok(deadline)):
+            deadline.remaining()
+            if is_over():
+                raise ConnectionLost("the launch is over")
 
     def serve(self) -> None:
         """Serve the agent until the mount is to end, and has ended; logs an end before that."""

@@ -334,7 +334,8 @@ def run_on_device(
     the launch is over. Returns as ``run_on_host``. Raises RemoteError, also when the launch is over.
     """
     run, shared = worker.launch.run, place.shared
-    with shared.on_device(device, run) if shared else contextlib.nullcontext():
+    is_over = over.__bool__
+    with shared.on_device(device, run, is_over) if shared else contextlib.nullcontext():
         return _run_on_device(worker, device, place.inputs, answer, observer, over)
 
 
