@@ -37,9 +37,14 @@ class DaemonConnection:
 
     LIMITS = Limits(head=1 << 20, payload=0)
 
-    def __init__(self, directory: Path, authority: Path | None = None) -> None:
-        """Connect to the daemon of the fleet in ``directory``, whose ``authority`` may be in another one."""
+    def __init__(
+        self, directory: Path, authority: Path | None = None, *, seconds: float = ANSWER_SECONDS
+    ) -> None:
+        """Connect to the daemon of the fleet in ``directory``, whose ``authority`` may be in another one; an
+        answer may take so many ``seconds``.
+        """
         self.fleet: Fleet = fleet.read(directory, authority)
+        self._seconds = seconds
         try:
             sock = sockets.connect(self.fleet.socket)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -102,7 +107,7 @@ class DaemonConnection:
 
     @property
     def _deadline(self) -> Deadline:
-        return Deadline.after(ANSWER_SECONDS)
+        return Deadline.after(self._seconds)
 
     def volume(self, device: str, deadline: Deadline) -> Channel:
         """Return an attached connection to the device's volume."""

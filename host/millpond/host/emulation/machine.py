@@ -33,6 +33,7 @@ from millpond.linux.network import loopback_up
 from millpond.linux.pid1 import reap_orphans
 
 TEND_SECONDS = 0.1
+LOOK_SECONDS = 1.0  # for which a daemon that does not answer keeps boards and Ctrl-C waiting
 RESTART_SECONDS = 2.0  # between two starts of a daemon that cannot run
 STOP_SECONDS = 20.0
 READY_SECONDS = 60.0  # a device that is not ready by then does not keep the command back
@@ -136,7 +137,7 @@ class EmulatedMachine:
         if self._prepares or time.monotonic() > self._started + READY_SECONDS:
             return True
         try:
-            with DaemonClient(self._fleet.directory) as client:
+            with DaemonClient(self._fleet.directory, seconds=LOOK_SECONDS) as client:
                 return not any(device.state in _STARTING for device in client.devices())
         except (LocalError, RemoteError):
             return False
