@@ -201,8 +201,8 @@ def test_an_evaluation_that_is_longer_than_limits_wait_is_progress(
 ) -> None:
     """Before: its time counted as one without a quorum: a device that was lost just then ended the job."""
     nothing = cast(Any, SimpleNamespace(begin=bool, add=lambda *_: False, is_due=lambda _: True, prune=bool))
-    nothing.best = nothing.standing = None
-    nothing.settle = lambda _best: None
+    nothing.best = nothing.standing = nothing.final_round = None
+    nothing.settle = lambda _best, _final: None
     trainer._shards = trainer._board = trainer._checkpoints = trainer._best = nothing
     trainer._admission = cast(Admission, SimpleNamespace(take_events=tuple))
     fake = SimpleNamespace(energy=bool, add_round=lambda *_: None, changed=bool, store=None)

@@ -279,19 +279,3 @@ def test_a_job_whose_device_is_gone_from_the_fleet_is_not_resumed(rig: Rig) -> N
     code, _, err = rig.command("resume", "1", "--detach")
     assert (code, err) == (2, "millpond: there is no device 'csd7'; the fleet has csd0, csd1, csd2\n")
     assert rig.info(1).state == "stopped"
-
-
-@pytest.mark.expected_log("job 1: the job cannot be started: its files were not kept")
-def test_a_job_that_lost_its_files_to_the_migration_says_so(open_rig: Callable[[], Rig]) -> None:
-    before = open_rig()
-    before.submit()
-    spec = before.jobs.record(1).job
-    before.finish(1)
-    lost = replace(spec, model=ModelSpec("m:build", files=("m.py",)))
-    before.store.restart_job(1, lost)
-    before.store.begin_job(1)
-    after = open_rig()
-    text = "its files were not kept when the fleet's database was brought up to date; submit it anew"
-    assert (after.info(1).state, after.info(1).error) == ("failed", f"the job cannot be started: {text}")
-    code, _, err = after.command("resume", "1", "--detach")
-    assert (code, err) == (2, f"millpond: job 1: {text}\n")

@@ -19,6 +19,8 @@ import pytest
 from millpond.images.format import locate
 from millpond.images.format.manifest import Manifest, SeedPlace, dumps
 
+from ..waiting import eventually
+
 MIB = 1 << 20
 SECTOR = 512
 SEED = SeedPlace(5 * MIB, MIB)
@@ -145,3 +147,12 @@ def mounted(device: Path, at: Path) -> Iterator[None]:
         yield
     finally:
         run("umount", at)
+        eventually(lambda: _is_free(device), "no other namespace has a copy of the mount")
+
+
+def _is_free(device: Path) -> bool:
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_EXCL))
+    except OSError:
+        return False
+    return True

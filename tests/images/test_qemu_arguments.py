@@ -35,8 +35,8 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QemuSpec:
     (tmp_path / "vars.fd").write_bytes(b"variables")
     monkeypatch.setattr(qemu, "FIRMWARE", (tmp_path / "none.fd", tmp_path / "code.fd"))
     monkeypatch.setattr(qemu, "VARIABLES", tmp_path / "vars.fd")
-    directory = tmp_path / "qemu0"
-    directory.mkdir()
+    directory = tmp_path / "fleet" / "qemu0"
+    directory.mkdir(parents=True)
     return QemuSpec("qemu0", directory, boards.read("qemu-virt"))
 
 

@@ -51,6 +51,7 @@ def main(folder: str, connections: str) -> None:
     serve_one = partial(_serve_one, threading.BoundedSemaphore(MOST_CONNECTIONS), SessionTable(tree))
     for connection in passed_connections(socket.socket(fileno=int(connections))):
         serve_in_thread(connection, serve_one)
+    os._exit(0)  # threads of a restricted process cannot be ended: the library for that lies out of its reach
 
 
 def _serve_one(places: threading.BoundedSemaphore, sessions: SessionTable, connection: socket.socket) -> None:
