@@ -113,6 +113,27 @@ class Endpoint:
         self.ended = True
 
 
+def silent_agent(
+    device: Device, monkeypatch: pytest.MonkeyPatch, brings: list[int]
+) -> list[tuple[float, Endpoint]]:
+    """Make the device's tunnels come up, each with so many packets at a look as ``brings`` says, the last
+    figure for all further ones; its agent never answers. Returns the tunnels, and when each was made.
+    """
+    spawned = list[tuple[float, Endpoint]]()
+
+    def spawn_up(*_: object, **__: object) -> Endpoint:
+        end = Endpoint("up", brings=brings[min(len(spawned), len(brings) - 1)])
+        spawned.append((time.monotonic(), end))
+        return end
+
+    def no_control(deadline: Deadline) -> None:
+        raise ConnectionLost("no answer")
+
+    monkeypatch.setattr(devices, "spawn_endpoint", spawn_up)
+    monkeypatch.setattr(device, "control", no_control)
+    return spawned
+
+
 def test_what_ended_a_tunnel_stays_the_reason_and_is_told_once(
     device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,23 +162,13 @@ def test_what_ended_a_tunnel_stays_the_reason_and_is_told_once(
 def test_a_tunnel_that_is_up_and_brings_nothing_is_made_anew(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brings, spawned = itertools.chain([0, 0], itertools.repeat(1)), []
-
-    def spawn_up(*_: object, **__: object) -> Endpoint:
-        spawned.append(Endpoint("up", brings=next(brings)))
-        return spawned[-1]
-
-    def no_control(deadline: Deadline) -> None:
-        raise ConnectionLost("no answer")
-
-    monkeypatch.setattr(devices, "spawn_endpoint", spawn_up)
+    spawned = silent_agent(device, monkeypatch, [0, 0, 1])
     monkeypatch.setattr(devices, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(devices, "STALLED_SECONDS", 0.05)
-    monkeypatch.setattr(device, "control", no_control)
     device.start()
     try:
-        eventually(lambda: len(spawned) == 3 and spawned[-1].packets > 30, "the third one goes on")
-        assert [end.ended for end in spawned] == [True, True, False]
+        eventually(lambda: len(spawned) == 3 and spawned[-1][1].packets > 30, "the third one goes on")
+        assert [end.ended for _, end in spawned] == [True, True, False]
     finally:
         device.stop()
 
@@ -166,19 +177,9 @@ def test_a_tunnel_that_is_up_and_brings_nothing_is_made_anew(
 def test_a_device_that_never_sends_anything_is_tried_less_and_less_and_told_once(
     device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    brings, spawned = itertools.chain(5 * [0], [1], itertools.repeat(0)), list[tuple[float, Endpoint]]()
-
-    def spawn_up(*_: object, **__: object) -> Endpoint:
-        spawned.append((time.monotonic(), Endpoint("up", brings=next(brings))))
-        return spawned[-1][1]
-
-    def no_control(deadline: Deadline) -> None:
-        raise ConnectionLost("no answer")
-
-    monkeypatch.setattr(devices, "spawn_endpoint", spawn_up)
+    spawned = silent_agent(device, monkeypatch, [*5 * [0], 1, 0])
     monkeypatch.setattr(devices, "RETRY_SECONDS", 0.001)
     monkeypatch.setattr(devices, "STALLED_SECONDS", 0.02)
-    monkeypatch.setattr(device, "control", no_control)
     device.start()
     try:
         eventually(lambda: len(spawned) == 6 and spawned[-1][1].packets > 3, "the sixth goes on")

@@ -77,6 +77,12 @@ def sleeper(writing: int) -> int:
     return 0
 
 
+def assert_all_gone(reading: int) -> None:
+    """Assert that the pipe ends: every process in the sandbox held its writing end."""
+    assert select.select([reading], [], [], SOON)[0]
+    assert os.read(reading, 1) == b""
+
+
 @needs_root
 def test_everything_dies_with_the_outermost_process(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
@@ -85,9 +91,7 @@ def test_everything_dies_with_the_outermost_process(pipe: tuple[int, int]) -> No
     assert os.read(reading, 5) == b"ready"
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    # Every process in the sandbox held the writing end; the end of file says that all are gone.
-    assert select.select([reading], [], [], SOON)[0]
-    assert os.read(reading, 1) == b""
+    assert_all_gone(reading)
 
 
 @needs_root
@@ -103,8 +107,7 @@ def test_it_dies_with_its_parent(pipe: tuple[int, int], uid: int | None) -> None
     assert os.read(reading, 5) == b"ready"
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert select.select([reading], [], [], SOON)[0]
-    assert os.read(reading, 1) == b""
+    assert_all_gone(reading)
 
 
 @needs_root
