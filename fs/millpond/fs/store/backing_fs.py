@@ -35,6 +35,7 @@ from millpond.fs.store.identity import FileIdentity, key_of
 from millpond.fs.store.layout import main_device
 from millpond.fs.store.mmap_writers import open_past_lease
 from millpond.fs.store.space_reservation import SpaceReservation, write_whole
+from millpond.fs.store.usage import statistics
 from millpond.fs.vfs.inode_api import (
     ROOT,
     AddEntry,
@@ -494,7 +495,4 @@ class BackingFs:
     def statfs(self) -> Statistics:
         """Return how full the file system below is."""
         root = self.top.encode()
-        s = os.statvfs(root + b"/" + self._public if self._public else root)
-        return Statistics(
-            s.f_bsize, s.f_frsize, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_namemax
-        )
+        return statistics(root + b"/" + self._public if self._public else root)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: counts how many bytes and files the parts of a volume take on the flash."""
+"""Edge: tells how full a file system is, and what the parts of a volume take on the flash."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from millpond.fs.store.layout import PRIVATE, PUBLIC
+from millpond.fs.vfs.path_api import Statistics
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -25,6 +26,14 @@ _Key = tuple[int, int]
 
 class _DirectoryMoved(Exception):
     """Raised when a directory's parent is not the one through which the walk came."""
+
+
+def statistics(path: bytes) -> Statistics:
+    """Return how full the file system at `path` is. Raises OSError."""
+    s = os.statvfs(path)
+    return Statistics(
+        s.f_bsize, s.f_frsize, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_namemax
+    )
 
 
 def private_bytes(backing: Path) -> int:
