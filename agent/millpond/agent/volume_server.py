@@ -27,7 +27,7 @@ from millpond.linux.confinement import landlock
 from millpond.linux.descriptors import allow_most
 from millpond.linux.files import boot_id
 from millpond.linux.malloc import trim_heap
-from millpond.linux.sockets import passed_connections, serve_in_thread
+from millpond.linux.sockets import serve_passed
 from millpond.wire.channel import Channel
 
 log = logging.getLogger(__name__)
@@ -61,9 +61,7 @@ def main(config: str, root: str, storage: str, descriptor: str, tally: str, lock
     threading.Thread(target=accept_all, args=(listener, sessions.delegations), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))
     trim_heap()
-    serve_one = partial(_serve_one, threading.BoundedSemaphore(_MOST_CONNECTIONS), sessions, gate)
-    for connection in passed_connections(agent):
-        serve_in_thread(connection, serve_one)
+    serve_passed(agent, _MOST_CONNECTIONS, partial(_serve, sessions, gate))
 
 
 def _tree(root: Path, quota: int | None) -> BackingFs:
@@ -77,20 +75,7 @@ def _tree(root: Path, quota: int | None) -> BackingFs:
     return bounded
 
 
-def _serve_one(
-    places: threading.BoundedSemaphore, sessions: SessionTable, gate: Gate, connection: socket.socket
-) -> None:
-    with connection:
-        if not places.acquire(blocking=False):
-            log.warning("connection refused: %d are in use", _MOST_CONNECTIONS)
-            return
-        try:
-            _serve(connection, sessions, gate)
-        finally:
-            places.release()
-
-
-def _serve(connection: socket.socket, sessions: SessionTable, gate: Gate) -> None:
+def _serve(sessions: SessionTable, gate: Gate, connection: socket.socket) -> None:
     with Channel(connection, "host", outlet=gate.outlet()) as channel:
         try:
             if error := serve(channel, sessions):

@@ -75,8 +75,14 @@ class SharedMount:
             self._process.wait(END_SECONDS)
 
 
+def clear(top: Path) -> None:
+    """Remove all places below ``top``, which a process that was killed has left."""
+    for left in top.glob("*"):
+        take_away(left)
+
+
 def take_away(place: Path) -> None:
-    """Remove a place and what is mounted there, also what a process that was killed has left."""
+    """Remove a place and what is mounted there."""
     with contextlib.suppress(OSError, LocalError):
         while unmount(place):
             pass

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, ProtocolError, Refused, RemoteError
-from millpond.launch.shared_mount import END_SECONDS, SharedMount, take_away
+from millpond.launch.shared_mount import END_SECONDS, SharedMount, clear
 from millpond.linux import sockets
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Ticket
@@ -37,8 +37,7 @@ class SharedFolders:
         self._top, self._user = top, user
         self._mounts: dict[str, SharedMount] = {}
         self._lock = threading.Lock()
-        for left in top.glob("*"):  # by an agent that was killed
-            take_away(left)
+        clear(top)
 
     def place(self, run: str) -> Path:
         """Return where the folder of a launch is mounted. Raises Refused."""

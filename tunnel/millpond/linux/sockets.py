@@ -166,6 +166,26 @@ def serve_in_thread(connection: socket.socket, serve: Callable[[socket.socket], 
         connection.close()
 
 
+def serve_passed(sock: socket.socket, most: int, serve: Callable[[socket.socket], None]) -> None:
+    """Serve each connection that the peer passes, in a thread of its own, until the peer closes its end; with
+    ``most`` in use, one more is refused.
+    """
+    places = threading.BoundedSemaphore(most)
+
+    def serve_one(connection: socket.socket) -> None:
+        with connection:
+            if not places.acquire(blocking=False):
+                log.warning("connection refused: %d are in use", most)
+                return
+            try:
+                serve(connection)
+            finally:
+                places.release()
+
+    for connection in passed_connections(sock):
+        serve_in_thread(connection, serve_one)
+
+
 def receive_with_descriptors(sock: socket.socket, into: bytearray, most: int) -> tuple[int, list[int]]:
     """Receive into a buffer. Returns the number of bytes and the descriptors that came with them, none if
     there were more than ``most``.

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from millpond.fs.store.backing_fs import BackingFs
 from millpond.linux.confinement import landlock
 from millpond.linux.descriptors import allow_most
 from millpond.linux.files import boot_id
-from millpond.linux.sockets import passed_connections, serve_in_thread
+from millpond.linux.sockets import serve_passed
 from millpond.wire.channel import Channel
 
 log = logging.getLogger(__name__)
@@ -48,22 +47,15 @@ def main(folder: str, connections: str) -> None:
     log.info("Landlock: %s", landlock.restrict(Path(f"/proc/self/fd/{folder}")))
     tree = BackingFs(int(folder), plain=True)
     tree.max_descriptors = max(most // 2, most - 2 * MOST_CONNECTIONS)
-    serve_one = partial(_serve_one, threading.BoundedSemaphore(MOST_CONNECTIONS), SessionTable(tree))
-    for connection in passed_connections(socket.socket(fileno=int(connections))):
-        serve_in_thread(connection, serve_one)
+    link = socket.socket(fileno=int(connections))
+    serve_passed(link, MOST_CONNECTIONS, partial(_serve, SessionTable(tree)))
     os._exit(0)  # threads of a restricted process cannot be ended: the library for that lies out of its reach
 
 
-def _serve_one(places: threading.BoundedSemaphore, sessions: SessionTable, connection: socket.socket) -> None:
+def _serve(sessions: SessionTable, connection: socket.socket) -> None:
     with Channel(connection, "a rank") as channel:
-        if not places.acquire(blocking=False):
-            log.warning("connection refused: %d are in use", MOST_CONNECTIONS)
-            return
-        try:
-            if error := serve(channel, sessions):
-                log.info("connection ended: %s", error)
-        finally:
-            places.release()
+        if error := serve(channel, sessions):
+            log.info("connection ended: %s", error)
 
 
 if __name__ == "__main__":

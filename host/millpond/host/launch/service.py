@@ -53,7 +53,7 @@ from millpond.host.launch.workers import (
 )
 from millpond.host.model.failures import reason_of
 from millpond.host.model.jobs import HOST
-from millpond.launch.shared_mount import take_away
+from millpond.launch.shared_mount import clear
 from millpond.linux import sockets
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
@@ -100,8 +100,7 @@ class LaunchService:
         self._zygote, self._volume = zygote, volume
         self._lock = threading.Lock()
         self._reserved: set[str] = set()
-        for left in fleet.shared_folders.glob("*"):  # mounts of a daemon that was killed
-            take_away(left)
+        clear(fleet.shared_folders)
 
     def run(self, request: StartLaunch, client: Channel) -> None:
         """Run a launch to its end and send all its output to ``client``. Raises LocalError, RemoteError."""
