@@ -21,8 +21,7 @@ from millpond.agent.policy.settings import Policy
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
 from millpond.linux.zygote.client import Zygote
-from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import (
+from millpond.train.distributed.launch_messages import (
     AllSaved,
     Exited,
     Launch,
@@ -30,6 +29,7 @@ from millpond.wire.launch_messages import (
     SavedPart,
     Taken,
 )
+from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 from ..waiting import eventually

@@ -11,8 +11,7 @@ import pytest
 
 from millpond.agent.gate import ledger
 from millpond.base.errors import Refused
-from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import (
+from millpond.train.distributed.launch_messages import (
     SAVED_PART,
     AllSaved,
     Exited,
@@ -22,6 +21,7 @@ from millpond.wire.launch_messages import (
     SavedPart,
     StopScript,
 )
+from millpond.wire.channel import Channel
 
 from .launched_rig import (
     WAITING,

@@ -18,7 +18,7 @@ from millpond.agent.gate import CanaryError, ledger
 from millpond.agent.policy.settings import Policy
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux.zygote.client import Zygote
-from millpond.wire.launch_messages import (
+from millpond.train.distributed.launch_messages import (
     SAVED_PART,
     Exited,
     Launch,

@@ -20,8 +20,8 @@ from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_bin
 from millpond.linux.limits.cgroups import ControlGroups, GroupLimits, own_groups
 from millpond.linux.limits.process_limits import REFUSED, ProcessLimits, Shortage, spare_from_oom
 from millpond.linux.zygote.client import Zygote
+from millpond.train.distributed.launch_messages import Exited, Launch
 from millpond.train.worker.start import workers_zygote
-from millpond.wire.launch_messages import Exited, Launch
 
 from ..privacy.support import Volume, device, model
 from ..waiting import eventually

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from millpond.launch.reach import unreachable, why_alone
-from millpond.wire.launch_messages import Launch
+from millpond.train.distributed.launch_messages import Launch
 
 from .. import networks
 from ..networks import ip

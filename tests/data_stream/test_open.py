@@ -16,9 +16,9 @@ from millpond.base.errors import LocalError
 from millpond.data.streaming.client import TcpAddress
 from millpond.data.streaming.open import located
 from millpond.train.distributed import data_services
+from millpond.train.distributed.data_service_messages import REQUESTS_CHANNEL, DataFound, FindData
+from millpond.train.distributed.group_messages import GROUP_CHANNEL
 from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import REQUESTS_CHANNEL, DataFound, FindData
-from millpond.wire.group_messages import GROUP_CHANNEL
 from millpond.wire.messages import Failure, Message
 
 

@@ -31,7 +31,7 @@ from millpond.launch.process import LaunchedScript
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.limits.process_limits import ProcessLimits
 from millpond.linux.zygote.client import Zygote
-from millpond.wire.launch_messages import Launch
+from millpond.train.distributed.launch_messages import Launch
 
 zygote = Zygote("millpond.launch.entry", idle=600.0, limits=ProcessLimits.here(100 << 20, 30))
 packages = (Bind(Path(path), Path(path)) for path in os.environ["PYTHONPATH"].split(":"))

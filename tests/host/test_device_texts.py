@@ -23,7 +23,7 @@ from millpond.host.fleet.mounts import VolumeMounts
 from millpond.host.remote import ssh
 from millpond.host.remote.device_update import Running, running_of
 from millpond.host.remote.errors import SshFailed
-from millpond.tunnel.endpoint.workers import LinkWorker
+from millpond.tunnel.endpoint.pumps import LinkPump
 from millpond.wire.channel import Channel
 
 from .update_support import make_fleet
@@ -69,7 +69,7 @@ def test_the_last_words_of_a_pump_are_cleaned(kind: bytes) -> None:
     os.write(writer, kind + EVIL[:300].encode())
     os.close(writer)
     try:
-        assert is_clean(str(LinkWorker(0, reader).verdict()))
+        assert is_clean(str(LinkPump(0, reader).verdict()))
     finally:
         os.close(reader)
 

@@ -14,7 +14,7 @@ from millpond.host.cli.launch import _about_privacy, _about_variables
 from millpond.host.cli.launch import launch as launch_command
 from millpond.host.cli.launch_files import read_files
 from millpond.host.terminal.output_folder import OutputFolder
-from millpond.wire.launch_messages import script_digest
+from millpond.train.distributed.launch_messages import script_digest
 
 
 @pytest.fixture

@@ -17,9 +17,14 @@ from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import DeviceConfig
 from millpond.host.launch.data_services import DataRequests
 from millpond.host.launch.workers import LaunchWorker, Over
+from millpond.train.distributed.data_service_messages import (
+    DataFound,
+    DataServiceReady,
+    FindData,
+    StartDataService,
+)
+from millpond.train.distributed.launch_messages import Launch
 from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import DataFound, DataServiceReady, FindData, StartDataService
-from millpond.wire.launch_messages import Launch
 from millpond.wire.messages import Failure, Message
 
 

@@ -26,8 +26,7 @@ from millpond.host.launch.workers import HostPlace, LaunchWorker
 from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.channel import ChannelCollectives
 from millpond.train.distributed.collectives import SLOTS, ExchangeStep
-from millpond.wire.channel import Channel
-from millpond.wire.group_messages import (
+from millpond.train.distributed.group_messages import (
     PART_BYTES,
     Contribution,
     Gather,
@@ -36,7 +35,8 @@ from millpond.wire.group_messages import (
     ReportMetric,
     VectorWanted,
 )
-from millpond.wire.launch_messages import Launch
+from millpond.train.distributed.launch_messages import Launch
+from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 from ..waiting import eventually

@@ -14,8 +14,8 @@ from millpond.base.errors import ConfigError, LocalError
 from millpond.host.api.launch import LaunchInputsEnd
 from millpond.host.cli.launch_files import module_file, read_files, read_inputs
 from millpond.host.launch.inputs import LaunchInputs
+from millpond.train.distributed.launch_messages import SAVED_PART, InputPart, InputsEnd
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import SAVED_PART, InputPart, InputsEnd
 
 
 def soon() -> Deadline:

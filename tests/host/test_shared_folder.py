@@ -32,9 +32,9 @@ from millpond.launch.sharing import SharedFolders
 from millpond.linux import sockets
 from millpond.linux.confinement import landlock
 from millpond.linux.confinement.userns import has_many_uids
+from millpond.train.distributed.launch_messages import EndSharing, ShareFolder
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Ticket
-from millpond.wire.launch_messages import EndSharing, ShareFolder
 from millpond.wire.messages import Ok
 from millpond.wire.relay import relay
 

@@ -28,8 +28,8 @@ from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.launch.service import _Launch
 from millpond.host.launch.workers import HostPlace, LaunchWorker
 from millpond.linux.zygote.client import Zygote
+from millpond.train.distributed.launch_messages import Launch
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import Launch
 
 Images = NDArray[np.uint8]
 SECONDS = 60.0

@@ -17,8 +17,8 @@ from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
 from millpond.host.launch import group
 from millpond.linux.zygote.client import Zygote
-from millpond.wire.group_messages import Contribution, Gather, Gathered, GroupJoined, ShareState
-from millpond.wire.launch_messages import script_digest
+from millpond.train.distributed.group_messages import Contribution, Gather, Gathered, GroupJoined, ShareState
+from millpond.train.distributed.launch_messages import script_digest
 from millpond.wire.messages import Message
 
 from .launch_support import Launcher

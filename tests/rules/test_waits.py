@@ -53,7 +53,7 @@ MAY_BE_ENDLESS = {
     "tunnel/millpond/linux/zygote/server.py: os.waitpid(child.pid, 0)": _ENDED,
     "tunnel/millpond/tunnel/endpoint/handle.py: process.wait()": _DUTY,
     "tunnel/millpond/tunnel/endpoint/handle.py: self._process.wait()": _DUTY,
-    "tunnel/millpond/tunnel/endpoint/workers.py: os.waitid(os.P_PID, self.pid, ": _ENDED,
+    "tunnel/millpond/tunnel/endpoint/pumps.py: os.waitid(os.P_PID, self.pid, ": _ENDED,
     "tunnel/millpond/tunnel/endpoint/zygote.py: os.waitpid(self._children.pop(pidfd), 0)": _ENDED,
     "tunnel/millpond/tunnel/endpoint/zygote.py: os.waitpid(pid, 0)": _UNBORN,
     "tunnel/millpond/tunnel/transports/nvme/transport.py: failures.get()": _TASKS,

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from millpond.wire.launch_messages import MOST_CODE
+from millpond.train.distributed.launch_messages import MOST_CODE
 
 from ..forking import Command
 from ..waiting import eventually

@@ -22,7 +22,7 @@ from millpond.tunnel.datapath.context import DatapathContext, Loop, PumpNeeds, Q
 from millpond.tunnel.datapath.notifier import Notifier
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.datapath.stats_shm import make_stats, map_stats
-from millpond.tunnel.endpoint.workers import LinkWorkers
+from millpond.tunnel.endpoint.pumps import LinkPumps
 from millpond.tunnel.errors import InterfaceGone
 from millpond.tunnel.ring import nvme_defs
 from millpond.tunnel.ring.layout import SLEEP_WORDS, STRIDE, Layout
@@ -73,7 +73,7 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class OneLoop:
-    """What ``LinkWorkers`` takes of a connection."""
+    """What ``LinkPumps`` takes of a connection."""
 
     queue: QueueContext
     setting: Setting
@@ -120,7 +120,7 @@ class RunningLoop:
         terms = LinkParameters(depth=setting.depth, vnet_header=setting.vnet_header)
         context = DatapathContext(terms, Wire(self._inner), setting.gate, counters, counters, engine_name)
         queue = QueueContext(self.role == "host", self.memory, self.wake, self._notifier, context, counters)
-        self._link = LinkWorkers(
+        self._link = LinkPumps(
             OneLoop(queue, setting, PumpNeeds(frozenset((self.wake, self._peer_wake)))), context
         )  # type: ignore[arg-type]
         undo.callback(self._link.__exit__)

@@ -25,7 +25,7 @@ import pytest
 
 from millpond.linux.confinement import seccomp
 from millpond.tunnel.datapath.context import DatapathContext, PumpNeeds
-from millpond.tunnel.endpoint.workers import LinkWorkers
+from millpond.tunnel.endpoint.pumps import LinkPumps
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.transports.base import Loop
 from millpond.tunnel.transports.nvme.ioctl import IO_REQUEST
@@ -62,7 +62,7 @@ def test_an_end_keeps_one_capability_and_its_pumps_none(pair: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """A connection on shared memory, as ``LinkWorkers`` knows it, whose one pump does something and ends."""
+    """A connection on shared memory, as ``LinkPumps`` knows it, whose one pump does something and ends."""
 
     action: Callable[[], object]
     needs: PumpNeeds = PumpNeeds()  # noqa: RUF009 - it is immutable
@@ -79,7 +79,7 @@ def verdict(action: Callable[[], object], *descriptors: int, needs: PumpNeeds = 
     """How a pump ends that does this once it is confined, with these descriptors and one as its interface."""
     needs = replace(needs, descriptors=frozenset(descriptors))
     context = SimpleNamespace(interface=SimpleNamespace(descriptor=2))
-    with LinkWorkers(Doing(action, needs), context) as link:  # type: ignore[arg-type]
+    with LinkPumps(Doing(action, needs), context) as link:  # type: ignore[arg-type]
         assert select.select([link.pumps[0].report], [], [], 30)[0]
         return str(link.pumps[0].verdict())
 
@@ -187,7 +187,7 @@ def test_a_pump_of_nvme_keeps_one_capability() -> None:
     with NvmeConnection(Device(reader)) as connection:  # type: ignore[arg-type]
         doing = Doing(lambda: os.read(reader, 1), connection.needs)
         context = SimpleNamespace(interface=SimpleNamespace(descriptor=2))
-        with LinkWorkers(doing, context) as link:  # type: ignore[arg-type]
+        with LinkPumps(doing, context) as link:  # type: ignore[arg-type]
             pid = link.pumps[0].pid
             eventually(lambda: fields(pid)["Seccomp"] == "2", "the pump is confined")
             own = int(fields(os.getpid())["CapPrm"], 16)

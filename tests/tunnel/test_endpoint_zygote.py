@@ -36,7 +36,7 @@ def device_end(folder: Path, number: int) -> EndpointHandle:
     return spawn_endpoint("device", folder / str(number), f"dev{number}", f"10.77.{number}.2/30")
 
 
-def test_ends_of_one_nursery_are_apart(tmp_path: Path, tun_works: None) -> None:
+def test_ends_of_one_zygote_are_apart(tmp_path: Path, tun_works: None) -> None:
     def body() -> int:
         zygote = EndpointZygote()
         devices = [device_end(tmp_path, number) for number in range(3)]
@@ -60,7 +60,7 @@ def test_ends_of_one_nursery_are_apart(tmp_path: Path, tun_works: None) -> None:
     assert in_a_namespace(body) == 0
 
 
-def test_a_killed_nursery_takes_its_ends_with_it_and_is_followed_by_another(
+def test_a_killed_zygote_takes_its_ends_with_it_and_is_followed_by_another(
     tmp_path: Path, tun_works: None
 ) -> None:
     def body() -> int:
@@ -80,7 +80,7 @@ def test_a_killed_nursery_takes_its_ends_with_it_and_is_followed_by_another(
     assert in_a_namespace(body) == 0
 
 
-def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -> None:
+def test_a_zygote_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -> None:
     pids = tmp_path / "pids"
 
     def body() -> int:

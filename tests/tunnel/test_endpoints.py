@@ -97,13 +97,6 @@ def test_with_peers_a_device_speaks_with_their_network_in_its_own_name(pair: Any
     assert host.wait_down("the peer is gone")["in"]["dropped"] == 2
 
 
-def test_ping_pong(pair: Any) -> None:
-    pair.start()
-    server = pair.device_side.traffic("echo", DEVICE, 0)
-    server.says("listening")
-    assert 0 < float(pair.host_side.traffic("pingpong", DEVICE, 2000).result()) < 20_000
-
-
 @every_combination_if_full
 def test_the_ends_settle_on_the_smaller_mtu_and_depth(pair: Any) -> None:
     device = pair.device_side.end("device", pair.socket, "--depth", "2", "--mtu", "1500")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import mmap
 import random
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,11 +21,8 @@ from millpond.tunnel.transports.ivshmem.pairing import (
     DeviceSession,
     HostSession,
     Mailbox,
-    PairingState,
-    Pulse,
     Word,
 )
-from millpond.tunnel.transports.ivshmem.polling import pause
 
 from ..effort import scaled
 
@@ -134,19 +130,6 @@ def test_whatever_is_written_there_only_costs_the_link(writes: list[tuple[int, i
     assert host.carries and host.session.intact and device.carries and device.session.intact
 
 
-@given(
-    st.builds(
-        Word,
-        st.sampled_from(list(PairingState)),
-        st.integers(0, 65535),
-        st.integers(0, NUMBERS - 1),
-        st.integers(0, NUMBERS - 1),
-    )
-)
-def test_words_keep_all_fields(word: Word) -> None:
-    assert Word.unpack(word.pack()) == word
-
-
 def test_a_restarted_end_never_draws_its_former_number() -> None:
     memory = memoryview(bytearray(PAGE))
     numbers = iter([5, 5, 5, 6])
@@ -169,16 +152,3 @@ def test_a_region_made_anew_is_empty_but_for_the_session() -> None:
         assert [word[0] for word in words] == [0, 0, 0, 0]
     for place in (HOST_WORD, HOST_HEARTBEAT, DEVICE_WORD, DEVICE_HEARTBEAT):
         assert bytes(memory[place : place + 8]) == b"\xa5" * 8
-
-
-def test_a_pulse_tells_how_long_the_beat_stands_still() -> None:
-    pulse = Pulse(1, 10.0)
-    assert pulse.unchanged_for(1, 10.5) == 0.5
-    assert pulse.unchanged_for(2, 10.6) == 0
-    assert pulse.unchanged_for(2, 12.6) == pytest.approx(2.0)
-
-
-def test_looks_become_rarer_on_a_quiet_link_within_limits() -> None:
-    pauses = [pause(quiet) for quiet in (0, 0.001, 0.01, 0.1, 1, 1000)]
-    assert pauses == sorted(pauses)
-    assert pauses[0] == 50e-6 and pauses[-1] == 10e-3

@@ -223,23 +223,6 @@ def test_nothing_that_linux_sends_is_dropped(pair: Pair, options: tuple[str, ...
     assert figures["dropped"] == 0 < figures["packets"]
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_each_header_of_linux_is_allowed(name: str) -> None:
-    header, payload = GOOD[name]
-    data = header + packet(*ROLES["host"], payload)
-    assert is_allowed(data[:32], 12, len(data), ALL_OFFLOADS)
-    assert is_allowed(data[:32], 12, len(data), CSUM | TSO6) == (payload == vnet_packets.SMALL)
-    plain = not header[0] & 1
-    assert is_allowed(data[:32], 12, len(data), 0) == plain
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_each_header_of_nobody_is_refused(name: str) -> None:
-    header, payload = BAD[name]
-    data = header + packet(*ROLES["host"], payload)
-    assert not is_allowed(data[:32], 12, len(data), ALL_OFFLOADS)
-
-
 def test_only_whole_packets_of_tcp_are_cut_into_segments() -> None:
     header = vnet_packets.vnet(**vnet_packets.SEGMENTS)
     for protocol, fragment in ((vnet_packets.UDP, 0), (vnet_packets.TCP, 0x2000), (vnet_packets.TCP, 1)):

@@ -27,8 +27,7 @@ from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
 from millpond.linux.logs import BoundedLog
 from millpond.linux.zygote.client import Zygote
-from millpond.wire.channel import Channel
-from millpond.wire.group_messages import (
+from millpond.train.distributed.group_messages import (
     Contribution,
     Gather,
     Gathered,
@@ -44,7 +43,8 @@ from millpond.wire.group_messages import (
     VectorWanted,
     parts,
 )
-from millpond.wire.launch_messages import AllSaved, Exited, Launch, Lines, Output, Taken
+from millpond.train.distributed.launch_messages import AllSaved, Exited, Launch, Lines, Output, Taken
+from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message
 
 log = logging.getLogger(__name__)

@@ -35,6 +35,8 @@ from millpond.base.errors import ConfigError, ConnectionLost, LocalError, Protoc
 from millpond.fs.store.usage import private_bytes
 from millpond.launch.shared_mount import SharedMount
 from millpond.linux.zygote.client import Zygote
+from millpond.train.distributed.data_service_messages import StartDataService
+from millpond.train.distributed.launch_messages import Launch, ShareFolder
 from millpond.train.job.check import check_work
 from millpond.train.job.files import check_job_files
 from millpond.train.protocol import PrepareWorker, WarmUp
@@ -53,9 +55,7 @@ from millpond.wire.control_messages import (
     LogPosition,
     Ticket,
 )
-from millpond.wire.data_service_messages import StartDataService
 from millpond.wire.framing import Head
-from millpond.wire.launch_messages import Launch, ShareFolder
 from millpond.wire.messages import Failure, Message, Ok
 
 log = logging.getLogger(__name__)

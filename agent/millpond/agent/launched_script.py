@@ -28,9 +28,8 @@ from millpond.launch.sharing import Issue, SharedFolders
 from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
-from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import DataFound, FindData
-from millpond.wire.launch_messages import (
+from millpond.train.distributed.data_service_messages import DataFound, FindData
+from millpond.train.distributed.launch_messages import (
     SAVED_PART,
     AllSaved,
     InputPart,
@@ -46,6 +45,7 @@ from millpond.wire.launch_messages import (
     check_files,
     check_start,
 )
+from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Kind, Message
 
 log = logging.getLogger(__name__)

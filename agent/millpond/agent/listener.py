@@ -14,10 +14,10 @@ from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, R
 from millpond.wire import tls
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
+from millpond.wire.connection_limits import ConnectionPlace, ConnectionPlaces
 from millpond.wire.control_messages import Attach
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Failure, Ok
-from millpond.wire.places import ConnectionPlace, ConnectionPlaces
 from millpond.wire.relay import relay
 
 log = logging.getLogger(__name__)

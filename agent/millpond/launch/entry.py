@@ -28,9 +28,16 @@ from millpond.launch.script import run_script
 from millpond.linux.confinement.sandbox import exit_code
 from millpond.linux.network import listening, own_sockets
 from millpond.linux.syscalls import die_with_parent, make_dumpable
+from millpond.train.distributed.launch_messages import (
+    MOST_CODE,
+    SAVED_PART,
+    Exited,
+    Launch,
+    Listening,
+    StopScript,
+)
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
-from millpond.wire.launch_messages import MOST_CODE, SAVED_PART, Exited, Launch, Listening, StopScript
 
 RECEIVE_SECONDS = 60.0
 _REAP_SECONDS = 1.0

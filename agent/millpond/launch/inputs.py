@@ -13,9 +13,9 @@ from typing import IO
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, ProtocolError
+from millpond.train.distributed.launch_messages import SAVED_PART, InputPart, InputsEnd, check_path
 from millpond.train.job.wheels import fitting, members
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import SAVED_PART, InputPart, InputsEnd, check_path
 
 PART_SECONDS = 600.0
 """How long the next part may take: those of other workers may come before it."""

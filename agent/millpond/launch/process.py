@@ -14,9 +14,9 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.limits.process_limits import REFUSED, Shortage
 from millpond.linux.zygote.client import Zygote
+from millpond.train.distributed.launch_messages import SAVED_PART, SHARED_PLACE, Launch, StopScript
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
-from millpond.wire.launch_messages import SAVED_PART, SHARED_PLACE, Launch, StopScript
 
 SEND_SECONDS = 60.0  # a cold ARM board takes some to start Python
 _LIMITS = Limits(head=1 << 16, payload=SAVED_PART)

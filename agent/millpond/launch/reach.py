@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Collection
 
-from millpond.wire.launch_messages import Launch
+from millpond.train.distributed.launch_messages import Launch
 
 HOST = "host"
 SECONDS = 10.0

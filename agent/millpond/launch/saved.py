@@ -10,8 +10,7 @@ from pathlib import Path
 
 from millpond.base.deadline import NEVER
 from millpond.base.errors import ConfigError
-from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import (
+from millpond.train.distributed.launch_messages import (
     LONGEST_PATH,
     MOST_FILES,
     MOST_NAMED,
@@ -20,6 +19,7 @@ from millpond.wire.launch_messages import (
     SavedPart,
     check_path,
 )
+from millpond.wire.channel import Channel
 
 _CACHES = "__pycache__"
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -26,10 +26,10 @@ from typing import Any, NoReturn
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError
+from millpond.train.distributed.data_service_messages import REQUESTS_CHANNEL
+from millpond.train.distributed.group_messages import GROUP_CHANNEL
+from millpond.train.distributed.launch_messages import Launch, environment
 from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import REQUESTS_CHANNEL
-from millpond.wire.group_messages import GROUP_CHANNEL
-from millpond.wire.launch_messages import Launch, environment
 from millpond.wire.messages import Failure
 
 _REPORT_SECONDS = 10.0

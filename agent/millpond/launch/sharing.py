@@ -17,9 +17,9 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, ProtocolError, Refused, RemoteError
 from millpond.launch.shared_mount import END_SECONDS, SharedMount, clear
 from millpond.linux import sockets
+from millpond.train.distributed.launch_messages import EndSharing, ShareFolder
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Ticket
-from millpond.wire.launch_messages import EndSharing, ShareFolder
 from millpond.wire.messages import Failure, Message, Ok
 
 REPLY_SECONDS = 10.0

@@ -21,9 +21,9 @@ from millpond.host.connection import ANSWER_SECONDS
 from millpond.host.model.jobs import ACTIVE
 from millpond.host.submission import JobSubmission
 from millpond.linux import sockets
+from millpond.train.distributed.launch_messages import SAVED_PART
 from millpond.wire.control_messages import Ledger, Log, LogPosition
 from millpond.wire.framing import Limits
-from millpond.wire.launch_messages import SAVED_PART
 from millpond.wire.messages import Failure, Ok
 
 TOPOLOGY_SECONDS = PRUNE_SECONDS = 600.0

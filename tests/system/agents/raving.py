@@ -6,8 +6,8 @@ import time
 
 from millpond.agent import daemon, launched_script
 from millpond.base.deadline import NEVER
+from millpond.train.distributed.launch_messages import AllSaved, Exited, Output
 from millpond.wire.framing import encode
-from millpond.wire.launch_messages import AllSaved, Exited, Output
 from millpond.wire.messages import Ok
 
 

@@ -22,8 +22,8 @@ from millpond.fs.store.layout import PUBLIC
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.zygote.client import Zygote
+from millpond.train.distributed.data_service_messages import SHORTEST_SECRET, DataServiceReady
 from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import SHORTEST_SECRET, DataServiceReady
 
 REPLY_SECONDS = 10.0
 _BACKLOG = 128

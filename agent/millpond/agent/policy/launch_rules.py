@@ -12,8 +12,7 @@ from millpond.agent.policy.rules import PRIVATE, check_folder, refused
 from millpond.agent.policy.settings import Policy
 from millpond.agent.policy.signatures import check_digest
 from millpond.base.errors import Refused
-from millpond.train.protocol import Folder
-from millpond.wire.group_messages import (
+from millpond.train.distributed.group_messages import (
     LONGEST_NAME,
     MOST_COUNT,
     MOST_GROUPS,
@@ -27,7 +26,8 @@ from millpond.wire.group_messages import (
     ReportMetric,
     ShareState,
 )
-from millpond.wire.launch_messages import Launch, script_digest
+from millpond.train.distributed.launch_messages import Launch, script_digest
+from millpond.train.protocol import Folder
 from millpond.wire.messages import Message
 
 STRANGE = "the script's process sent what is no exchange"

@@ -16,9 +16,7 @@ from torch import Tensor
 from millpond.base.deadline import NEVER
 from millpond.base.errors import LocalError
 from millpond.train.distributed.collectives import SLOTS, ExchangeStep
-from millpond.wire.channel import Channel
-from millpond.wire.framing import Limits
-from millpond.wire.group_messages import (
+from millpond.train.distributed.group_messages import (
     GROUP_CHANNEL,
     PART_BYTES,
     Contribution,
@@ -34,7 +32,9 @@ from millpond.wire.group_messages import (
     ShareState,
     parts,
 )
-from millpond.wire.launch_messages import WORKER
+from millpond.train.distributed.launch_messages import WORKER
+from millpond.wire.channel import Channel
+from millpond.wire.framing import Limits
 
 
 class ChannelCollectives:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, Refused
+from millpond.train.distributed.data_service_messages import REQUESTS_CHANNEL, DataFound, FindData
+from millpond.train.distributed.group_messages import GROUP_CHANNEL
 from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import REQUESTS_CHANNEL, DataFound, FindData
-from millpond.wire.group_messages import GROUP_CHANNEL
 
 _START_SECONDS = 120.0
 """The device may have to start its service first."""

@@ -14,7 +14,7 @@ class StartLaunch(Message):
     """Run ``script``, one of ``files``, on ``devices`` (all of the fleet if none is named) and the host.
 
     What the workers save comes back, up to ``most_saved`` bytes of each. If ``confined``, the workers have no
-    network, and see the private ``folders``; see ``wire.launch_messages.Launch`` for these and ``module``,
+    network, and see the private ``folders``; see ``launch_messages.Launch`` for these and ``module``,
     ``processes`` and ``variables``. With ``shares`` the descriptor of the folder that all share follows, then
     with ``inputs`` LaunchInputs and LaunchInputsEnd.
 
@@ -45,7 +45,7 @@ EVERYONE = "all"
 @message("api.launch.input")
 @dataclass(frozen=True, slots=True)
 class LaunchInput(Message):
-    """A part of a file for a ``worker``, or for each, see EVERYONE and ``wire.launch_messages.InputPart``."""
+    """A part of a file for a ``worker``, or for each, see EVERYONE and ``launch_messages.InputPart``."""
 
     worker: str
     path: str
@@ -72,7 +72,7 @@ class LaunchOutput(Message):
 @message("api.launch.saved")
 @dataclass(frozen=True, slots=True)
 class LaunchSaved(Message):
-    """A part of a file that a worker has saved, see ``wire.launch_messages.SavedPart``."""
+    """A part of a file that a worker has saved, see ``launch_messages.SavedPart``."""
 
     worker: str
     path: str

@@ -28,7 +28,7 @@ from millpond.host.client import DaemonClient
 from millpond.host.model.jobs import HOST
 from millpond.host.terminal import printing
 from millpond.host.terminal.output_folder import OutputFolder
-from millpond.wire.launch_messages import script_digest
+from millpond.train.distributed.launch_messages import script_digest
 
 MOST_LINES = 100_000
 """Lines of output in a JSON document: the last ones."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError
 from millpond.host.api.launch import EVERYONE, LaunchInput
-from millpond.wire.launch_messages import SAVED_PART, check_files, check_names, check_size
+from millpond.train.distributed.launch_messages import SAVED_PART, check_files, check_names, check_size
 
 _CACHES = "__pycache__"
 

@@ -13,8 +13,8 @@ from millpond.host.launch.workers import START_SECONDS, LaunchWorker, Over
 from millpond.host.model.failures import reason_of
 from millpond.host.model.jobs import HOST
 from millpond.host.workers.data_services import DataServices
+from millpond.train.distributed.data_service_messages import FindData
 from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import FindData
 from millpond.wire.messages import Failure, Message
 
 

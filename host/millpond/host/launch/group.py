@@ -19,9 +19,7 @@ from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ProtocolError, RemoteError
-from millpond.wire.channel import Channel
-from millpond.wire.framing import Head
-from millpond.wire.group_messages import (
+from millpond.train.distributed.group_messages import (
     MOST_COUNT,
     MOST_GROUPS,
     MOST_SAMPLES,
@@ -41,6 +39,8 @@ from millpond.wire.group_messages import (
     VectorWanted,
     parts,
 )
+from millpond.wire.channel import Channel
+from millpond.wire.framing import Head
 from millpond.wire.messages import Message
 
 PART_SECONDS = 60.0

@@ -14,8 +14,8 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, LocalError, ProtocolError
 from millpond.base.text import printable
 from millpond.host.api.launch import EVERYONE, LaunchInput, LaunchInputsEnd
+from millpond.train.distributed.launch_messages import SAVED_PART, InputPart, InputsEnd
 from millpond.wire.channel import Channel, FileSlice
-from millpond.wire.launch_messages import SAVED_PART, InputPart, InputsEnd
 
 SECONDS = 600.0
 

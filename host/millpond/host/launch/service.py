@@ -56,9 +56,9 @@ from millpond.host.model.jobs import HOST
 from millpond.launch.shared_mount import clear
 from millpond.linux import sockets
 from millpond.linux.zygote.client import Zygote
+from millpond.train.distributed.launch_messages import AllSaved, SavedPart, check_files, check_start
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
-from millpond.wire.launch_messages import AllSaved, SavedPart, check_files, check_start
 
 READY_SECONDS = 30.0
 END_SECONDS = 10.0

@@ -28,9 +28,9 @@ from millpond.linux.confinement import landlock
 from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.sockets import serve_in_thread
+from millpond.train.distributed.launch_messages import EndSharing, ShareFolder
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Ticket
-from millpond.wire.launch_messages import EndSharing, ShareFolder
 from millpond.wire.messages import Ok
 from millpond.wire.relay import is_readable, relay
 

@@ -29,10 +29,8 @@ from millpond.launch.process import LaunchedScript, shared_bind
 from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
-from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import FindData
-from millpond.wire.framing import Head
-from millpond.wire.launch_messages import (
+from millpond.train.distributed.data_service_messages import FindData
+from millpond.train.distributed.launch_messages import (
     MOST_AT_ONCE,
     MOST_NAMED,
     AllSaved,
@@ -46,6 +44,8 @@ from millpond.wire.launch_messages import (
     StopScript,
     Taken,
 )
+from millpond.wire.channel import Channel
+from millpond.wire.framing import Head
 from millpond.wire.messages import Failure, Message
 from millpond.wire.relay import is_readable
 

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from millpond.base.errors import ProtocolError
 from millpond.host.api.launch import LaunchSaved
-from millpond.wire.launch_messages import check_path
+from millpond.train.distributed.launch_messages import check_path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

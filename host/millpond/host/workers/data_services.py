@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.host.fleet.device import Device
+from millpond.train.distributed.data_service_messages import DataFound, DataServiceReady, StartDataService
 from millpond.wire.channel import Channel
-from millpond.wire.data_service_messages import DataFound, DataServiceReady, StartDataService
 
 START_SECONDS = 60.0
 

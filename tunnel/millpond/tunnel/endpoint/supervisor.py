@@ -17,8 +17,8 @@ from millpond.tunnel.datapath.confinement import check_confinement
 from millpond.tunnel.datapath.context import DatapathContext
 from millpond.tunnel.datapath.packet_filter import PacketFilter
 from millpond.tunnel.datapath.stats_shm import map_stats
+from millpond.tunnel.endpoint.pumps import LinkPumps
 from millpond.tunnel.endpoint.status import StatusWriter
-from millpond.tunnel.endpoint.workers import LinkWorkers
 from millpond.tunnel.errors import InterfaceGone, LinkViolation, Orphaned
 from millpond.tunnel.netdev.tun import Tun
 from millpond.tunnel.ring.link_params import LinkParameters, generation_after
@@ -130,7 +130,7 @@ class Endpoint:
         config, (outward, inward) = self._config, self._counters
         passing = PacketFilter(config.address, params.vnet_header, config.role, config.peers, params.offloads)
         datapath = DatapathContext(params, self._tun, passing, outward, inward, config.engine)
-        with LinkWorkers(connection, datapath) as workers:
+        with LinkPumps(connection, datapath) as link:
             self._status.up(
                 generation=params.generation,
                 mtu=params.mtu,
@@ -142,11 +142,11 @@ class Endpoint:
                 **self._figures(),
             )
             listener = self._transport.readiness()
-            watched = [connection.gone, *(pump.report for pump in workers.pumps)]
+            watched = [connection.gone, *(pump.report for pump in link.pumps)]
             watched += [] if listener is None else [listener]
             while True:
                 ready = self._wait(watched, connection.check_seconds)
-                for pump in workers.pumps:
+                for pump in link.pumps:
                     if pump.report in ready:
                         raise pump.verdict()
                 if connection.gone in ready:

@@ -25,7 +25,7 @@ _MAX_REPORT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class LinkWorker:
+class LinkPump:
     """A pump: the process that runs one datapath loop. ``report`` becomes readable when it ends."""
 
     pid: int
@@ -60,20 +60,20 @@ class LinkWorker:
         os.close(self.report)
 
 
-class LinkWorkers:
+class LinkPumps:
     """The pumps of one connection, as a context manager that kills and reaps all of them."""
 
     def __init__(self, connection: Connection, datapath: DatapathContext) -> None:
-        self.pumps: list[LinkWorker] = []
+        self.pumps: list[LinkPump] = []
         needs, interface = connection.needs, datapath.interface.descriptor
         try:
             for loop in connection.loops(datapath):
-                self.pumps.append(LinkWorker(*fork(functools.partial(_run, needs, interface, loop))))
+                self.pumps.append(LinkPump(*fork(functools.partial(_run, needs, interface, loop))))
         except OSError:
             self.__exit__()
             raise
 
-    def __enter__(self) -> LinkWorkers:
+    def __enter__(self) -> LinkPumps:
         return self
 
     def __exit__(self, *_: object) -> None:

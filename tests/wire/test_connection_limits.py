@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from millpond.base.errors import RemoteError
-from millpond.wire.places import ConnectionPlace, ConnectionPlaces
+from millpond.wire.connection_limits import ConnectionPlace, ConnectionPlaces
 
 
 class Connections:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.base.errors import ConfigError, ProtocolError
-from millpond.wire.launch_messages import (
+from millpond.train.distributed.launch_messages import (
     LONGEST_LINE,
     MOST_AT_ONCE,
     MOST_CODE,

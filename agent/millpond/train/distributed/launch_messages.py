@@ -42,7 +42,7 @@ class Launch(Message):
 
     The workers meet at the master's port, and each is at its own ``address``; ``names`` are the addresses of
     all, each with the names that it has. If ``confined``, they have no network but the exchanges of this
-    connection, see ``wire.group_messages``, and see the private ``folders`` (all that the device's policy
+    connection, see ``group_messages``, and see the private ``folders`` (all that the device's policy
     allows, if there are none); ``signature`` is of an owner of the device. At the end come the files that the
     script has saved, up to ``most_saved`` bytes; their number alone if that is 0.
 
