@@ -15,17 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from millpond.agent import volume
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.gate import LedgerCounters
-from millpond.agent.volume import DeviceMount, VolumeServer, lock_socket, settle_names
+from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.base.errors import LocalError
 from millpond.fs.fuse import mounts
 from millpond.fs.mount.volume_root import is_laid_out
 from millpond.fs.store.layout import prepare
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
-from millpond.linux.sockets import listen
 
 from ..starved import starved
 from ..waiting import eventually
@@ -168,36 +166,6 @@ def test_a_server_that_has_no_processor_is_kept(config: Path) -> None:
             assert server.is_well()
     eventually(lambda: server.is_well() and server.unanswered <= 1, "it answers again")
     server.stop()
-
-
-def test_a_job_that_starts_while_the_server_is_restarted_waits_for_it(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A missing socket says that no server has delegated anything: there is one all the time."""
-    found, seen = read(config), list[bool]()
-    there = lock_socket(found)
-
-    def listening(path: Path) -> socket.socket:
-        seen.append(there.exists())
-        made = listen(path)
-        seen.append(there.exists())
-        return made
-
-    server = VolumeServer(found, config, LedgerCounters.in_memory())
-    try:
-        settle_names(found)
-        server.process.kill()
-        server.process.wait()
-        monkeypatch.setattr(volume, "listen", listening)
-        waiting = threading.Thread(target=settle_names, args=(found,))
-        waiting.start()
-        server.restart()
-        waiting.join()
-        assert seen == [True, True]
-        settle_names(found)
-    finally:
-        server.stop()
-    assert [path.name for path in there.parent.glob("locks*")] == ["locks"]
 
 
 def test_of_the_volume_only_its_parts_are_written(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from conformance import database, fio, results
-from conformance.context import EXCLUSIVE, Context, Update
+from conformance.context import OWN_FILES, Context, Update
 from millpond.fs.store.layout import PUBLIC
 
 
@@ -19,7 +19,7 @@ def _both(context: Context, name: str) -> Iterator[Mapping[str, Path]]:
     """A directory as each of both mounts shows it."""
     with contextlib.ExitStack() as stack:
         tops = dict[str, Path]()
-        for side, mount in (("the device", "device"), ("the host", EXCLUSIVE)):
+        for side, mount in (("the device", "device"), ("the host", OWN_FILES)):
             point = context.scratch / mount
             stack.enter_context(context.mounted(mount, point))
             tops[side] = point / PUBLIC / name

@@ -16,8 +16,8 @@ from conformance.results import Entry
 Update = Callable[[Sequence[Entry]], None]
 """What a part has to say so far."""
 
-EXCLUSIVE = "host_exclusive"
-HOSTS = {"host": True, EXCLUSIVE: False}
+OWN_FILES = "host_own"
+HOSTS = {"host": True, OWN_FILES: False}
 """The host's mounts, and whether their server gives new files away."""
 
 EXERCISED = ("device", *HOSTS)

@@ -85,8 +85,6 @@ def _strike(load: Load, blow: Blow, outcome: Outcome) -> None:
     try:
         load.start()
         load.wait_for(_BEFORE)
-        if not load.machine.has_been_exclusive:
-            outcome.complaint = "the host has made no name without a word"
         time.sleep(load.chance.uniform(0, _LATEST))
         if load.chance.random() < 0.5:
             load.leave_one()

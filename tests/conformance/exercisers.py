@@ -21,7 +21,7 @@ from conformance.suite import capture
 
 _SECONDS = 1500.0
 _PROCESSES = 2
-_LONGEST_PAUSE = 4.0  # who is looked at all the time has nothing exclusively
+_LONGEST_PAUSE = 4.0
 _REACHED = re.compile(r"LOG DUMP \((\d+) total operations\)|testcalls = (\d+)")
 _SEED = re.compile(r"seed( set to)? ", re.IGNORECASE)
 

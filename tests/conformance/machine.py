@@ -55,11 +55,6 @@ class Machine:
         else:
             self._running[part] = places.start_host(point, self._listener)
 
-    @property
-    def has_been_exclusive(self) -> bool:
-        """Whether the host, as it is mounted now, has had any directory exclusively."""
-        return places.has_been_exclusive(self._listener)
-
     def kill(self, *parts: str) -> None:
         """Kill them at once; what they had mounted is mounted no more."""
         pids = {part: self._running.pop(part) for part in parts if part in self._running}

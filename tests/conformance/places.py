@@ -19,7 +19,6 @@ from millpond.base.errors import LocalError
 from millpond.fs.coherence.device_server import accept_all
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.mount.host import mount_and_serve
-from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.server.connection import serve
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.backing_fs import BackingFs
@@ -72,8 +71,8 @@ def device(flash: Path, mountpoint: Path, binding: str) -> Iterator[str]:
 @contextlib.contextmanager
 def host(flash: Path, mountpoint: Path, listener: Path, *, gives_away: bool) -> Iterator[str]:
     """The host's mount, of a server that is root, in a root directory that holds the public part; beside it
-    the device's own mount, as always. A server that ``gives_away`` what is made to whoever makes it lets no
-    client have a directory exclusively; one that does not is as on a device, where it is no root.
+    the device's own mount, as always. A server that ``gives_away`` gives what is made to whoever makes it;
+    one that does not is as on a device, where it is no root.
     """
     served = start_server(flash, listener, gives_away=gives_away)
     beside = beside_of(mountpoint)
@@ -188,11 +187,6 @@ def _be_host(mountpoint: Path, listener: Path, writing: int) -> None:
 
 def _numbers(listener: Path) -> Path:
     return listener.with_suffix(".numbers")
-
-
-def has_been_exclusive(listener: Path) -> bool:
-    """Whether a host that is mounted now has had any directory exclusively."""
-    return any("fs.tell" in mount.took for mount in read_stats(_numbers(listener), "csd0"))
 
 
 def stop(pid: int, number: signal.Signals) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conformance import exercisers, places, results
-from conformance.context import EXCLUSIVE, EXERCISED, HOSTS, Context, Update
+from conformance.context import EXERCISED, HOSTS, OWN_FILES, Context, Update
 from conformance.results import Entry, Survived
 from conformance.suite import Suite
 from conformance.tap import Outcomes
@@ -16,7 +16,7 @@ TITLES = {
     "device": "the device's mount",
     "device_fusepython": "the device's mount through fuse-python",
     "host": "the host's mount",
-    EXCLUSIVE: "the host's mount with directories of its own",
+    OWN_FILES: "the host's mount of a server whose new files are its own",
 }
 MOUNTS = tuple(TITLES)
 SUITE = tuple(f"pjdfstest_{place}_percent" for place in ("backing", *MOUNTS))

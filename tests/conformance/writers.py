@@ -28,7 +28,7 @@ _PAUSE = 0.02
 _TREES = 3
 _DEEPEST = 3
 _MOST_AT_ONCE = 12
-_LOOKS = 0.01  # of all steps: who has a directory exclusively keeps nothing back while others look
+_LOOKS = 0.01  # of all steps
 
 
 def start(place: Path, number: int, notes: Path, seed: int, pause: float) -> int:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -208,8 +207,8 @@ class Device:
     ) -> AbstractContextManager[Revoking]:
         return self._server.sessions.delegations.write_intent(DEVICE, *directories, inodes=inodes)
 
-    def recall_directory(self, inode: int) -> bool:
-        return self._server.sessions.delegations.recall_directory(DEVICE, inode)
+    def recall_writer(self, inode: int) -> bool:
+        return self._server.sessions.delegations.recall_writer(DEVICE, inode)
 
     def begin_writing(self, inode: int, *, force: bool = False) -> bool:
         return self._server.sessions.delegations.begin_writing(inode, already=force)
@@ -248,20 +247,6 @@ def make(client: Client, name: bytes, parent: Node | None = None, mode: int = 0o
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     found, handle = client.tree.create(parent or client.public, name, flags, mode, None)
     return found.node, handle
-
-
-def hold(client: Client, parent: Node | None = None) -> None:
-    """Have the directory exclusively: the second file that is made there asks for it."""
-    for name in (b"first", b"second"):
-        client.tree.release(make(client, name, parent)[1])
-    held, end = client.tree.async_create.names.held, time.monotonic() + 5
-    while (
-        parent or client.public
-    ) not in held and time.monotonic() < end:  # a busy machine: no lease just then
-        time.sleep(0.05)
-        client.tree.release(make(client, b"at %d" % time.monotonic_ns(), parent)[1])
-    assert (parent or client.public) in held
-    client.tree.async_create.flush()
 
 
 class Listening:

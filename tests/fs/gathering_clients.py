@@ -9,21 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.client import async_create, write_behind
-from millpond.fs.server import preallocation
+from millpond.fs.client import write_behind
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Handle
 
-from .caching_client import Client, Device, hold, make, shared
+from .caching_client import Client, Device, make, shared
 from .support import Cutting, Server
 
 LEASE = 1.5
-
-
-@pytest.fixture(autouse=True)
-def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server reserves no room for contents: what is gathered is sent at the close."""
-    monkeypatch.setattr(preallocation, "ROOM", 0)
 
 
 @pytest.fixture
@@ -35,12 +28,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is sent by the clock, or for its number."""
-    for module in (async_create, write_behind):
-        monkeypatch.setattr(module, "_TICK_SECONDS", 1000.0)
+    """Nothing is sent by the clock."""
+    monkeypatch.setattr(write_behind, "_TICK_SECONDS", 1000.0)
     monkeypatch.setattr(write_behind, "_JOIN_SECONDS", 0.1)
-    monkeypatch.setattr(async_create, "_JOIN_SECONDS", 0.1)
-    monkeypatch.setattr(async_create, "_MANY", 1000)
 
 
 @pytest.fixture
@@ -51,7 +41,6 @@ def device(server: Server) -> Device:
 @pytest.fixture
 def client(server: Server, device: Device, patience: None) -> Iterator[Client]:
     made = Client(server)
-    hold(made)
     yield made
     with contextlib.suppress(OSError):
         made.close()
@@ -69,7 +58,7 @@ def written(client: Client, name: bytes = b"f", data: bytes = b"data") -> tuple[
     return node, handle
 
 
-def sent(client: Client, kind: str = "fs.gathered") -> int:
+def sent(client: Client, kind: str = "fs.write") -> int:
     return sum(client.tree.rpc.meter.kinds.get(kind, ()))
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from millpond.fs.proto import async_create as n
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import delegations, status
@@ -69,9 +68,6 @@ REPLIES: tuple[Message, ...] = (
     f.Fetched(1),
     c.EntriesPlus(True),
     c.FilesStored((0,)),
-    n.Preallocated(1, ATTRIBUTES, (5,), (5,), (77,), (1,)),
-    n.NamesFlushed((ATTRIBUTES,)),
-    n.NamesReplayed((77,), (0,)),
     r.Regain(1),
     r.LockEpochBegun(1),
     r.LockIs(0),
@@ -127,8 +123,6 @@ def varied(message: M, numbers: Sequence[int] = NUMBERS) -> Iterator[M]:
             yield dataclasses.replace(message, **{field.name: value})  # type: ignore[type-var]
 
 
-NAMING = n.NameUpdate(1, 2, 1, 5, b"new", 0o644, 5)
-REPLAYED = n.ReplayedName(b"new", 0o644, 5, 5, 0, False)
 _ints = st.sampled_from(NUMBERS) | st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(0, 40)
 _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     "int": _ints,
@@ -143,16 +137,8 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
         st.lists(st.sampled_from([*NAMES, b"f", b"g"]), max_size=3).map(tuple), max_size=4
     ).map(tuple),
     "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
-    "tuple[NameUpdate, ...]": st.lists(st.sampled_from([NAMING, *varied(NAMING)]), max_size=4).map(tuple),
-    "tuple[ReplayedName, ...]": st.lists(st.sampled_from([REPLAYED, *varied(REPLAYED)]), max_size=4).map(
-        tuple
-    ),
     "SetAttributes | None": st.none() | st.builds(p.SetAttributes, _ints, st.none() | _ints, mtime=_ints),
-    "tuple[Contents, ...]": st.lists(st.builds(n.Contents, _ints, _ints, _ints, _ints), max_size=4).map(
-        tuple
-    ),
     "tuple[Attributes, ...]": st.just(()),
-    "tuple[Touched, ...]": st.lists(st.builds(n.Touched, _ints, _ints), max_size=4).map(tuple),
     "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
     "rdev": st.sampled_from((0, -1, (1 << 64) - 1)),  # no device has these
 }

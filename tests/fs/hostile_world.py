@@ -14,7 +14,6 @@ import pytest
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.proto import async_create as n
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.bulk_copy import UNANSWERED
@@ -49,7 +48,6 @@ class World:
         self.heard = bytearray()
         self.channel: Channel | None = None
         self.attending: Channel | None = None
-        self.serials = itertools.count(1)
         self.begin()
 
     def _fill(self) -> None:
@@ -116,24 +114,6 @@ class World:
             self.attending.close()
         self.attending = Channel(self.server.raw(), "server")
         self.attending.call(p.Attend(NAME), Message, Deadline.after(SOON))
-
-    def prepared(self) -> n.Preallocated:
-        """A directory is its own, and files are prepared for it."""
-        for _ in range(100):
-            self.attend()
-            answer = self.say(n.Preallocate(self.directory, 0, 2))
-            if isinstance(answer, n.Preallocated) and answer.nodes:
-                return answer
-            self.say(p.Goodbye())  # it has too many
-            self.begin()
-        raise AssertionError(answer)
-
-    def naming(self) -> n.NameUpdate:
-        """A name that it may tell."""
-        got = self.prepared()
-        return n.NameUpdate(
-            next(self.serials), self.directory, got.granted, got.nodes[0], self.fresh(), 0o644, 5
-        )
 
     def fresh(self) -> bytes:
         return b"new%d" % next(self._fresh)

@@ -290,17 +290,17 @@ def test_who_is_forgotten_while_it_gets_a_name_is_not_taken_for_another(
     status = victim.stat()
     directory = tree.mkdir(ROOT, b"d", 0o755, None).node
     found, handle = tree.create_unnamed(directory)
-    chmod, instead = os.chmod, []
+    link, instead = os.link, []
 
-    def forgotten_meanwhile(*arguments: Any) -> None:
+    def forgotten_meanwhile(*arguments: Any, **more: Any) -> None:
         if which == "file":
             tree.release(handle)
         tree.forget(found.node if which == "file" else directory, 1)
         instead.extend(os.open(victim, os.O_PATH) for _ in range(3))  # under the numbers that are free now
-        chmod(*arguments)
+        link(*arguments, **more)
 
-    monkeypatch.setattr(os, "chmod", forgotten_meanwhile)
-    errno_of(tree.link_unnamed, found.node, directory, b"f", 0o640, 5)
+    monkeypatch.setattr(os, "link", forgotten_meanwhile)
+    errno_of(tree.link, found.node, directory, b"f")
     for descriptor in instead:
         os.close(descriptor)
     after = victim.stat()

@@ -305,17 +305,3 @@ def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away
     book.learn(kept, replace(PLAIN, inode=11, links=2), 6, since=book.changes)
     book.remove_name(book.root, b"never found", None)
     assert kept.attributes is None
-
-
-def test_files_that_are_made_again_have_other_numbers(book: InodeCache) -> None:
-    """Perhaps those that others of them had, or of a file that is not there any more."""
-    one, other, gone = (found(book, name, inode) for inode, name in enumerate((b"a", b"b", b"c"), 10))
-    for file, inode in ((one, 11), (other, 10)):
-        book.renumber(file, inode)
-    assert (book.by_inode(10), book.by_inode(11), book.by_inode(12)) == (other, one, gone)
-    book.renumber(one, 12)
-    assert (book.by_inode(11), book.by_inode(12), one.inode) == (None, one, 12)
-    assert found(book, b"a", 12) is one
-    book.forget(gone.node, 1)
-    book.forget_idle()
-    assert book.by_inode(12) is one

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from millpond.fs.proto import file_ops as p
-from millpond.fs.server.preallocation import PreallocatedFiles
-from millpond.fs.vfs.inode_api import Node
+from millpond.fs.server.handlers import RequestHandlers
 from millpond.fs.vfs.path_api import Handle
 
 from .hostile_world import World, world
@@ -35,16 +34,16 @@ def ends(world: World, _node: int) -> None:
 def test_a_file_that_is_forgotten_while_it_is_closed_is_closed(
     world: World, meanwhile: Callable[[World, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got = world.prepared()
-    before, forget = world.server.open_files, PreallocatedFiles.forget
+    node, handle = world.file, world.open()
+    before, end_gathering = world.server.open_files, RequestHandlers._end_gathering
 
-    def late(self: PreallocatedFiles, node: Node, handle: Handle) -> None:
+    def late(self: RequestHandlers, handle: Handle) -> None:
         monkeypatch.undo()
-        forget(self, node, handle)
+        end_gathering(self, handle)
         meanwhile(world, node)
 
-    monkeypatch.setattr(PreallocatedFiles, "forget", late)
-    world.say(p.Release(got.handles[0]))
+    monkeypatch.setattr(RequestHandlers, "_end_gathering", late)
+    world.say(p.Release(handle))
     if meanwhile is forgets:
         assert world.server.open_files == before - 1
     else:  # nothing is left of it but what others have open

@@ -319,7 +319,7 @@ def test_nothing_is_granted_while_the_devices_mount_is_lost() -> None:
     assert manager.begin_writing(F) and manager.grant_read(one, G) and not manager.is_written(G)
     manager.lose_device(mount)
     manager.end_writing(F)
-    assert manager.grant_read(one, F) == manager.grant_data(one, F) == manager.grant_exclusive(one, D) == 0
+    assert manager.grant_read(one, F) == manager.grant_data(one, F) == manager.grant_write(one, D) == 0
     assert manager.is_written(F)  # for all that is known
     opening = Doing(manager.opened, one, F)
     with pytest.raises(WouldBlock):

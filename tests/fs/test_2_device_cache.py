@@ -177,16 +177,6 @@ def test_a_second_change_waits_for_the_recall_of_the_first(both: tuple[Listening
     assert mount.kernel.dropped == [OF_F]
 
 
-def test_a_directory_is_not_delegated_during_a_recall(both: tuple[Listening, Mounted]) -> None:
-    server, mount = both
-    assert mount.look(D, OF_D, directory=True) > 0
-    begin_recall(server, mount, D)
-    granting = Doing(server.manager.grant_exclusive, server.client(), D)
-    assert lasts(lambda: not granting.done)
-    mount.kernel.goes_on.set()
-    assert granting.result() and mount.kernel.dropped == [OF_D]
-
-
 def test_what_is_found_during_a_recall_is_recalled_again(both: tuple[Listening, Mounted]) -> None:
     server, mount = both
     assert mount.look() > 0
@@ -196,18 +186,6 @@ def test_what_is_found_during_a_recall_is_recalled_again(both: tuple[Listening, 
     for _ in range(2):  # the second time there is nothing
         change(server, inodes=(F,))
         assert mount.kernel.dropped == [OF_F, OF_F]
-
-
-def test_a_directory_is_recalled_before_it_is_delegated(both: tuple[Listening, Mounted]) -> None:
-    server, mount = both
-    client = server.client()
-    assert mount.look(D, OF_D, directory=True) > 0
-    granted = server.manager.grant_exclusive(client, D)
-    assert granted or not server.manager._table.exclusive_count  # refused, if no manager knows of a mount
-    assert server.manager.grant_exclusive(client, D) and mount.kernel.names == 1
-    assert not mount.look(D, OF_D, directory=True)
-    server.manager.downgrade(client, D)
-    assert mount.look(D, OF_D, directory=True) > 0
 
 
 def test_a_reply_under_way_is_waited_for(both: tuple[Listening, Mounted]) -> None:

@@ -123,16 +123,16 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBr
 
 def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: DeviceDelegationBreaker) -> None:
     manager, client = server.manager, server.client()
-    assert not guard.recall_directory(D) and server.accepted == 1
-    assert manager.grant_exclusive(client, D)
-    assert not guard.recall_directory(F) and server.accepted == 1
+    assert not guard.recall_writer(D) and server.accepted == 1
+    assert manager.grant_write(client, D)
+    assert not guard.recall_writer(F) and server.accepted == 1
     with pytest.raises(WouldBlock):
-        Doing(guard.recall_directory, D, may_wait=False).result()
-    looking = Doing(guard.recall_directory, D)
+        Doing(guard.recall_writer, D, may_wait=False).result()
+    looking = Doing(guard.recall_writer, D)
     assert manager.next_recall(client, SOON)[0] == {D} and not looking.done
     assert give_up(manager, client) == {D}
     assert looking.result()
-    assert not guard.recall_directory(D)
+    assert not guard.recall_writer(D)
 
 
 def test_an_open_for_writing_takes_one_message(server: Listening, guard: DeviceDelegationBreaker) -> None:
@@ -152,21 +152,21 @@ def test_an_open_for_writing_takes_one_message(server: Listening, guard: DeviceD
 
 def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Path) -> None:
     with DeviceDelegationBreaker(path, lease=0.5) as guard:
-        assert server.manager.grant_exclusive(server.client(), D)
+        assert server.manager.grant_write(server.client(), D)
         server.kill()
-        Doing(guard.recall_directory, D).result()  # once its leases are over
+        Doing(guard.recall_writer, D).result()  # once its leases are over
         other = Listening(path, device=True)
         client = other.client()
         # once the mount has seen its marks
         eventually(
-            lambda: other.manager.renew_lease(client) or other.manager.grant_exclusive(client, F),
+            lambda: other.manager.renew_lease(client) or other.manager.grant_write(client, F),
             "the new manager knows the mount",
         )
-        looking = Doing(guard.recall_directory, F)
+        looking = Doing(guard.recall_writer, F)
         assert give_up(other.manager, client) == {F}
         assert looking.result()
         # the manager grants once it knows the mount, an instant before the mount has the marks
-        eventually(lambda: not guard.recall_directory(D), "the marks of the new manager")
+        eventually(lambda: not guard.recall_writer(D), "the marks of the new manager")
     other.kill()
 
 
@@ -189,11 +189,11 @@ def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     arriving = Doing(made.__enter__)
     client = server.client()
     eventually(
-        lambda: server.accepted and server.manager.grant_exclusive(client, F),
-        "the manager grants a directory",
+        lambda: server.accepted and server.manager.grant_write(client, F),
+        "the manager grants a file",
     )
     eventually(lambda: made._bitmap is None, "the marks of the earlier manager are dropped")
-    looking = Doing(made.recall_directory, F)
+    looking = Doing(made.recall_writer, F)
     assert give_up(server.manager, client) == {F}
     assert looking.result()
     come.set()

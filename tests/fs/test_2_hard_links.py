@@ -13,7 +13,7 @@ import pytest
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Attributes
 
-from .caching_client import Client, Device, hold, make, shared
+from .caching_client import Client, Device, make, shared
 from .support import errno_of
 
 LEASE = 2.0
@@ -71,7 +71,6 @@ def told(attributes: Attributes) -> tuple[int, int]:
 
 def test_of_two_names_of_a_file_both_stay_if_one_is_moved_to_the_other(client: Client) -> None:
     """As rename(2) has it; kernels see to it themselves, other users of a client do not."""
-    hold(client)
     node, handle = make(client, b"a")
     client.tree.link(node, client.public, b"b")
     client.tree.rename(client.public, b"a", client.public, b"b")

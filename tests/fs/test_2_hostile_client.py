@@ -23,7 +23,6 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.filelocks import service
-from millpond.fs.proto import async_create as n
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
@@ -31,7 +30,6 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.bulk_read import FetchMany
 from millpond.fs.proto.dirents import unpack_entries
 from millpond.fs.proto.status import GetStatus, StatusIs
-from millpond.fs.proto.write_behind import WriteGathered
 from millpond.fs.server.connection import PayloadBuffers
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.vfs.inode_api import ROOT
@@ -40,7 +38,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message
 
 from ..effort import scaled
-from .hostile_messages import NUMBERS, REPLAYED, REPLIES, any_of, kinds, others
+from .hostile_messages import NUMBERS, REPLIES, any_of, kinds, others
 from .hostile_world import HIDDEN, THROWN_OUT, World, world
 from .support import LANE, NAME, SOON, Doing, Server
 
@@ -67,30 +65,16 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     p.Unlink: lambda w: p.Unlink(w.directory, b"g"),
     p.RemoveDirectory: lambda w: p.RemoveDirectory(w.node, b"d"),
     p.Rename: lambda w: p.Rename(w.directory, b"g", w.directory, b"g"),
-    p.Create: lambda w: p.Create(w.node, w.fresh(), os.O_RDWR, 0o644, Owner(0, 0), True),
+    p.Create: lambda w: p.Create(w.node, w.fresh(), os.O_RDWR, 0o644, Owner(0, 0), True, True),
     p.Open: lambda w: p.Open(w.file, os.O_RDWR, True),
     p.Read: lambda w: p.Read(w.own, 9, 0, True),
     p.ReadFile: lambda w: p.ReadFile(w.file, 9, 0),
-    p.Write: lambda w: p.Write(w.own, 0),
-    WriteGathered: lambda w: WriteGathered(
-        w.own,
-        0,
-        (w.public / "d").stat().st_ino,
-        1,
-        False,
-        (w.naming(),),
-        p.SetAttributes(w.file, 0o644, mtime=5),
-    ),
+    p.Write: lambda w: p.Write(w.own, 0, False, True, p.SetAttributes(w.file, 0o644, mtime=5), True),
     p.Sync: lambda w: p.Sync(w.own, True),
     p.SyncDirectory: lambda w: p.SyncDirectory(w.node),
     p.Allocate: lambda w: p.Allocate(w.own, 0, 0, 10),
     p.Seek: lambda w: p.Seek(w.own, 0, os.SEEK_DATA),
     p.Release: lambda w: p.Release(w.open()),
-    n.Preallocate: lambda w: n.Preallocate(w.directory, 0, 3),
-    n.FlushNames: lambda w: n.FlushNames(
-        (w.naming(),), (n.Touched(w.directory, 1),), (n.Contents(0, 0, 5, 5),)
-    ),
-    n.ReplayNames: lambda w: n.ReplayNames(w.directory, (dataclasses.replace(REPLAYED, name=w.fresh()),)),
     p.Closed: lambda w: p.Closed(w.private_inodes[0]),
     p.GetStatistics: lambda _: p.GetStatistics(),
     FetchMany: lambda w: FetchMany((w.node,), ((b"f",),), 100),
@@ -166,7 +150,7 @@ def test_guessed_numbers(world: World, kind: type[Message]) -> None:
 
 def test_more_than_belongs_behind_a_message(world: World) -> None:
     for made in (*(good(world) for good in GOOD.values()), *REPLIES):
-        if not isinstance(made, p.Write | n.FlushNames | n.ReplayNames | x.SetXattr | WriteGathered):
+        if not isinstance(made, p.Write | x.SetXattr):
             assert isinstance(world.say(made, b"12345"), Failure) or isinstance(made, p.Goodbye)
         with Channel(world.server.raw(), "server") as channel, contextlib.suppress(ConnectionLost):
             channel.send(made, Deadline.after(SOON), b"12345")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.coherence.delegation_table import DEVICE, Holder
-from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases, reclaiming
+from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.vfs.inode_api import WouldBlock
 
-from .support import SOON, Doing, errno_of
+from .support import SOON, Doing
 
 LEASE = 10.0
 ONE, OTHER = b"the name of one.", b"and of the other"
@@ -137,41 +136,3 @@ def test_who_comes_back_does_not_wait_for_himself(machine: Machine) -> None:
     with after.write_intent(after.join(ONE), inodes=(F,)):
         pass
     assert waits(after)
-
-
-def tries(manager: DelegationManager, holder: Holder, *, reclaim: bool) -> int | None:
-    """A change of a directory that must not wait; the errno of names flushed there, of an earlier server."""
-
-    def change() -> int | None:
-        with reclaiming(reclaims=reclaim), manager.write_intent(holder, F):
-            return errno_of(lambda: manager.flushing(holder, {F: 0}).__enter__())
-
-    result: int | None = Doing(change, may_wait=False).result()
-    return result
-
-
-def test_who_has_not_come_back_yet_may_reclaim(machine: Machine) -> None:
-    """While others are not back either: what it had exclusively, they had not."""
-    before = machine.started()
-    attending(before, ONE), attending(before, OTHER)
-    after = machine.started()
-    one = after.join(ONE)
-    assert after.may_reclaim(one) and tries(after, one, reclaim=True) is None
-    with pytest.raises(WouldBlock):
-        tries(after, one, reclaim=False)
-    after.begin_lease(one, lambda: False)
-    assert not after.may_reclaim(one)
-    with pytest.raises(WouldBlock):
-        tries(after, one, reclaim=True)
-    attending(after, OTHER)
-    assert tries(after, one, reclaim=True) == errno.ESTALE
-
-
-def test_nobody_reclaims_after_the_lease_or_what_no_server_has_granted(machine: Machine) -> None:
-    attending(machine.started(), ONE)
-    after = machine.started()
-    one = after.join(ONE)
-    for holder in (after.join(OTHER), after.join(), DEVICE, Holder(99)):
-        assert not after.may_reclaim(holder)
-    machine.time += LEASE
-    assert not after.may_reclaim(one) and not DelegationManager(LEASE).may_reclaim(one)

@@ -13,33 +13,33 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.client import dir_delegations, write_behind
+from millpond.fs.client import write_behind
 from millpond.fs.client.cache.gathered import EXTENT
 from millpond.fs.vfs.inode_api import Node, SetAttr
 from millpond.fs.vfs.lock_types import HERE, Family, Lock, LockOwner, Mode
 from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
-from .caching_client import Client, Device, hold, make
-from .gathering_clients import client, close, device, no_room, patience, public, sent, server, written
+from .caching_client import Client, Device, make
+from .gathering_clients import client, close, device, patience, public, sent, server, written
 from .support import SOON, Doing, Server, errno_of
 
-__all__ = ["client", "device", "no_room", "patience", "public", "server"]
+__all__ = ["client", "device", "patience", "public", "server"]
 
 
-def test_create_write_attributes_and_close_are_one_request(client: Client, public: Path) -> None:
-    node, handle = make(client, b"f")
+def test_create_and_write_with_attributes_and_close_are_two_requests(client: Client, public: Path) -> None:
     before = {kind: sum(counts) for kind, counts in client.tree.rpc.meter.kinds.items()}
+    node, handle = make(client, b"f")
     assert client.gather(node, b"abc") and client.gather(node, b"def", 3)
     assert client.tree.setattr(node, SetAttr(mtime=5)).attributes.size == 6
     known = client.tree.setattr(node, SetAttr(mode=0o604)).attributes
     assert (known.size, known.mtime, known.mode) == (6, 5, stat.S_IFREG | 0o604)
-    assert not (public / "f").exists()
+    assert (public / "f").stat().st_size == 0
     Doing(close, client, handle, may_wait=False).result()
     after = {kind: sum(counts) for kind, counts in client.tree.rpc.meter.kinds.items()}
     changed = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind)}
     changed = {kind: count for kind, count in changed.items() if kind not in ("fs.hello", "fs.statfs")}
-    assert changed == {"fs.gathered": 1}  # besides new connections, and what tells the server of FORGETs
+    assert changed == {"fs.create": 1, "fs.write": 1}  # besides new connections, and what tells of FORGETs
     there = (public / "f").stat()
     assert (there.st_size, there.st_mtime_ns, stat.S_IMODE(there.st_mode)) == (6, 5, 0o604)
     assert (public / "f").read_bytes() == b"abcdef"
@@ -81,23 +81,21 @@ def test_what_was_just_written_is_read_without_a_request(client: Client, device:
     assert client.read(node) == b"other"
 
 
-@pytest.mark.parametrize("how", ["find", "read", "names", "write", "remove", "rename"])
+@pytest.mark.parametrize("how", ["find", "read", "write", "remove", "rename"])
 def test_the_device_sees_what_is_gathered(client: Client, device: Device, public: Path, how: str) -> None:
     node, handle = written(client)
-    client.tree.async_create.flush()  # the name alone
     assert (public / "f").stat().st_size == 0
     looking = {
         "find": lambda: device.tree.getattr(device.find(b"f")).attributes.size,
         "read": lambda: bytes(device.tree.read(device.tree.open(device.find(b"f"), os.O_RDONLY), 9, 0)),
-        "names": lambda: list(device.tree.readdir(device.tree.opendir(device.public), 0)),
         "write": lambda: device.put(b"f", b"other"),
         "remove": lambda: device.tree.unlink(device.public, b"f"),
         "rename": lambda: device.tree.rename(device.public, b"f", device.public, b"g"),
     }[how]
     seen = Doing(looking).result()
     assert {"find": 4, "read": b"data"}.get(how, seen) == seen
-    if how in ("names", "rename"):
-        assert (public / ("g" if how == "rename" else "f")).read_bytes() == b"data"
+    if how == "rename":
+        assert (public / "g").read_bytes() == b"data"
     assert not client.gather(node, b"more", 4)
     assert client.tree.write(handle, b"MORE", 4) == 4
     if how == "find":
@@ -124,10 +122,8 @@ def test_what_a_write_takes_set_id_bits_from_is_written_through(client: Client, 
 def test_a_file_that_is_not_new_is_written_through(client: Client) -> None:
     node, handle = written(client)
     close(client, handle)
-    for name in (b"first", b"f"):
-        node = client.find(name)
-        with client.opened(node, os.O_RDWR):
-            assert not client.gather(node, b"data")
+    with client.opened(node, os.O_RDWR):
+        assert not client.gather(node, b"data")
 
 
 @pytest.mark.parametrize("flags", [os.O_SYNC, os.O_DSYNC, os.O_DIRECT])
@@ -144,14 +140,12 @@ READERS: dict[str, Callable[[Client, Node, Handle], object]] = {
     "stat": lambda c, node, _: c.size(node) == 4,
     "lookup": lambda c, _, _h: c.tree.lookup(c.public, b"f").attributes.size == 4,
     "walk": lambda c, _, _h: c.tree.walk(c.public, [b"f"]).attributes.size == 4,
-    "list": lambda c, _, _h: "f" in c.names(),
     "truncate": lambda c, node, _: c.tree.setattr(node, SetAttr(size=2)).attributes.size == 2,
     "chmod": lambda c, node, _: c.tree.setattr(node, SetAttr(uid=os.geteuid())).attributes.size == 4,
     "seek": lambda c, _, handle: c.tree.seek(handle, 0, os.SEEK_HOLE) == 4,
     "allocate": lambda c, _, handle: c.tree.allocate(handle, 0, 0, 4) is None,
     "fsync": lambda c, _, handle: c.tree.fsync(handle, True) is None,
     "link": lambda c, node, _: c.tree.link(node, c.public, b"g").attributes.size == 4,
-    "rename": lambda c, _, _h: c.tree.rename(c.public, b"f", c.public, b"g") is None,
     "open": lambda c, node, _: c.tree.open(node, os.O_WRONLY),
     "descriptor": lambda c, _, handle: c.tree.write_behind.close_descriptor(handle) is None,
     "release": lambda c, _, handle: c.tree.release(handle) is None,
@@ -164,15 +158,35 @@ READERS: dict[str, Callable[[Client, Node, Handle], object]] = {
 def test_what_the_client_does_with_the_file_comes_after_it(client: Client, public: Path, how: str) -> None:
     node, handle = written(client)
     assert READERS[how](client, node, handle)
-    path = public / ("g" if how == "rename" else "f")
-    assert path.read_bytes() == (b"da" if how == "truncate" else b"data")
+    assert (public / "f").read_bytes() == (b"da" if how == "truncate" else b"data")
 
 
 @pytest.mark.parametrize("how", ["link", "rename"])
-def test_what_has_another_name_is_written_through(client: Client, how: str) -> None:
-    node, handle = written(client)
-    READERS[how](client, node, handle)
-    assert not client.gather(node, b"more", 4)
+def test_by_another_name_the_device_sees_it_too(client: Client, device: Device, how: str) -> None:
+    node, _ = make(client, b"f")
+    if how == "link":
+        client.tree.link(node, client.public, b"g")
+    else:
+        client.tree.rename(client.public, b"f", client.public, b"g")
+    assert client.gather(node, b"data")
+    assert Doing(lambda: device.tree.getattr(device.find(b"g")).attributes.size).result() == 4
+
+
+@pytest.mark.parametrize("names", [(b"f",), (b"f", b"first")])
+def test_many_files_at_once_are_seen_as_they_are(
+    client: Client, server: Server, names: tuple[bytes, ...]
+) -> None:
+    for name in names:
+        written(client, name)
+    other = Client(server)
+    page = dict(Doing(lambda: list(other.tree.bulk.list(other.public, ()))).result())
+    assert {page[name].size for name in names} == {4}
+    for name in names:
+        client.tree.unlink(client.public, name)
+        written(client, name)
+    read = Doing(lambda: list(other.tree.bulk.read(other.public, names))).result()
+    assert [(one.name, one.data) for one in read] == [(name, b"data") for name in names]
+    other.close()
 
 
 @pytest.mark.parametrize("mode", [Mode.WRITE, Mode.UNLOCK])
@@ -209,9 +223,8 @@ def test_writes_here_and_there_keep_their_order(client: Client, public: Path) ->
 
 def test_it_is_sent_before_long(server: Server, public: Path) -> None:
     client = Client(server)
-    hold(client)
     node, handle = written(client)
-    eventually(lambda: (public / "f").exists() and (public / "f").read_bytes() == b"data", "it is sent")
+    eventually(lambda: (public / "f").read_bytes() == b"data", "it is sent")
     eventually(lambda: client.gather(node, b"more", 4), "gathered again")
     eventually(lambda: (public / "f").read_bytes() == b"datamore", "it is sent")
     close(client, handle)
@@ -252,22 +265,6 @@ def test_times_that_no_message_holds_are_refused_at_once(client: Client, public:
     close(client, handle)
 
 
-def test_a_directory_whose_descriptor_the_server_has_closed_is_still_held(
-    client: Client, server: Server, public: Path
-) -> None:
-    _, handle = written(client)
-    client.tree.async_create.flush()
-    known, remote = (
-        server.sessions.find(client.tree.rpc.client),
-        client.tree.rpc.inodes.file(client.public).remote,
-    )
-    assert known
-    del known.handlers._nodes[Node(remote)]  # as it does when it has no descriptors left
-    server.tree.forget(Node(remote), 1)
-    close(client, handle)
-    assert (public / "f").read_bytes() == b"data"
-
-
 def test_a_file_without_its_name_is_written_yet(client: Client, public: Path) -> None:
     node, handle = written(client)
     client.tree.unlink(client.public, b"f")
@@ -277,32 +274,8 @@ def test_a_file_without_its_name_is_written_yet(client: Client, public: Path) ->
     assert not (public / "f").exists()
 
 
-def test_a_directory_asked_for_anew_has_what_is_gathered_first(client: Client, public: Path) -> None:
-    _, handle = written(client)
-    directory = client.tree.rpc.inodes.file(client.public)
-    with client.tree.rpc.lock:
-        directory.name_doubts += 1
-    client.tree.release(make(client, b"g")[1])
-    close(client, handle)
-    assert (public / "f").read_bytes() == b"data"
-
-
-def test_a_directory_is_not_given_back_while_something_is_gathered(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(client)
-    client.tree.async_create.flush()
-    monkeypatch.setattr(dir_delegations, "_IDLE_SECONDS", -1.0)
-    client.tree.async_create._tick(0)
-    assert client.public in client.tree.async_create.names.held
-    client.tree.write_behind.flush_below(None)
-    client.tree.async_create._tick(0)
-    assert client.public not in client.tree.async_create.names.held
-
-
 def test_several_threads_write_a_file_each(server: Server, public: Path) -> None:
     client = Client(server)
-    hold(client)
     wrong: list[str] = []
 
     def fill(name: bytes) -> None:
@@ -325,3 +298,39 @@ def test_several_threads_write_a_file_each(server: Server, public: Path) -> None
         assert lines == [f"t{number} {line:05}" for line in range(200)]
     assert not wrong
     client.close()
+
+
+def test_a_directory_that_the_client_has_made_has_no_names_that_it_does_not_know(
+    client: Client, device: Device
+) -> None:
+    made = client.tree.mkdir(client.public, b"d", 0o755, None).node
+    before = sent(client, "fs.walk")
+    assert errno_of(client.find, b"f", made) == errno.ENOENT
+    node, handle = make(client, b"f", made)
+    assert client.find(b"f", made) == node
+    client.tree.unlink(made, b"f")
+    assert errno_of(client.find, b"f", made) == errno.ENOENT and sent(client, "fs.walk") == before
+    close(client, handle)
+    assert errno_of(client.find, b"f" * 256, made) == errno.ENAMETOOLONG
+    theirs = device.find(b"d")
+    Doing(lambda: device.tree.release(device.tree.create(theirs, b"g", os.O_WRONLY, 0o644, None)[1])).result()
+    assert client.find(b"g", made) and errno_of(client.find, b"h", made) == errno.ENOENT
+
+
+@pytest.mark.parametrize("how", ["rename", "link", "fail", "evict"])
+def test_what_a_client_does_in_its_directory_it_finds_there(client: Client, how: str) -> None:
+    made = client.tree.mkdir(client.public, b"d", 0o755, None).node
+    node, handle = make(client, b"f")
+    close(client, handle)
+    if how == "rename":
+        client.tree.rename(client.public, b"f", made, b"g")
+    elif how == "link":
+        client.tree.link(node, made, b"g")
+    elif how == "fail":
+        client.tree.link(node, made, b"g")
+        assert errno_of(client.tree.rmdir, client.public, b"d") == errno.ENOTEMPTY
+    else:
+        client.tree.link(node, made, b"g")
+        client.tree.forget(node, 9)
+        client.tree.rpc.inodes.forget_idle()
+    assert client.find(b"g", made)

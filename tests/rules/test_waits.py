@@ -19,7 +19,6 @@ _EMULATED = "emulation: no part of a device or of the installed daemon"
 MAY_BE_ENDLESS = {
     "agent/millpond/agent/data_service/handle.py: self.process.wait()": _DUTY,
     "agent/millpond/aggregate/reduction.py: turns.get()": _TASKS,
-    "fs/millpond/fs/client/async_create.py: self._working.wait()": _TASKS,
     "fs/millpond/fs/client/callbacks.py: self._drop_queue.get()": _TASKS,
     "fs/millpond/fs/client/keep_alive.py: self._called.wait()": _TASKS,
     "fs/millpond/fs/client/listing/ahead.py: self._queue.get()": _TASKS,

@@ -28,7 +28,6 @@ from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.agent.policy.shown_volume import OWN, showing
-from millpond.agent.volume import settle_names
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
@@ -370,7 +369,7 @@ class JobWorker:
             for folder in self._request.folders
             if not folder.public
         }
-        settle_names(self._config)  # public files are read on the flash itself
+        # public files are read on the flash itself
         found[Path(self._config.flash).resolve() / PUBLIC] = volume / PUBLIC
         kept = [Bind(self._kept, _STATE, read_only=False)] if self._kept else []
         return showing(bare_sandbox(self._config, *kept), volume, found)

@@ -14,15 +14,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import IO
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import LedgerCounters
-from millpond.base.deadline import Deadline
-from millpond.base.errors import LocalError, MillpondError
-from millpond.fs.coherence.device_client import recall_directories
+from millpond.base.errors import LocalError
 from millpond.fs.coherence.lease_file import SIZE, open_leases
 from millpond.fs.mount.volume_root import lay_out, take_away
 from millpond.fs.store.layout import PUBLIC
@@ -48,24 +45,6 @@ _MOUNT_SECONDS = 120.0  # a journal may have to be replayed by a slow board
 def lock_socket(config: AgentConfig) -> Path:
     """Return the path at which the server, master of the volume's locks, listens to the device's mount."""
     return Path(config.state, "locks")
-
-
-def settle_names(config: AgentConfig) -> None:
-    """Wait until the names that hosts have made in the public part are on the flash, for a process that is to
-    read it there and not through the mount.
-    """
-    deadline = Deadline.after(_RESTART_SECONDS)  # the server may be being restarted
-    while True:
-        try:
-            recall_directories(lock_socket(config))
-            return
-        except FileNotFoundError:  # no server has delegated anything
-            return
-        except (OSError, MillpondError) as error:
-            if deadline.passed:
-                log.warning("names that hosts have just made may be missing: %s", error)
-                return
-            time.sleep(_PAUSE)
 
 
 def _check_confinement(config: AgentConfig) -> None:

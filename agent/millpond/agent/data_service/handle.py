@@ -15,7 +15,6 @@ from pathlib import Path
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import LedgerCounters, Pattern
-from millpond.agent.volume import settle_names
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
@@ -84,8 +83,7 @@ class DataServiceProcess:
 
 
 def _sandbox(config: AgentConfig) -> Sandbox:
-    settle_names(config)  # public files are read on the flash itself
-    public = Path(config.volume, PUBLIC)
+    public = Path(config.volume, PUBLIC)  # read on the flash itself
     return Sandbox(
         binds=(*system_binds(), *python_binds(), Bind(Path(config.flash, PUBLIC), public)),
         own_network=True,

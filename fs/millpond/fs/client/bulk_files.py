@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
@@ -26,14 +25,12 @@ _MOST_NAMES = 512  # of one request, which nothing else of the server waits for 
 
 
 class RemoteBulk:
-    """BulkFs of one client. ``flush`` flushes the names that the server does not know yet; ``invalidation``
-    invalidates what is cached of directories around a change. Threads may call at once.
+    """BulkFs of one client. ``invalidation`` invalidates what is cached of directories around a change.
+    Threads may call at once.
     """
 
-    def __init__(
-        self, rpc: RpcPool, flush: Callable[[], Deadline], invalidation: Callable[[CachedInode], Invalidation]
-    ) -> None:
-        self._rpc, self._flush, self._invalidation = rpc, flush, invalidation
+    def __init__(self, rpc: RpcPool, invalidation: Callable[[CachedInode], Invalidation]) -> None:
+        self._rpc, self._invalidation = rpc, invalidation
 
     def list(self, start: Node, path: Sequence[bytes]) -> Iterator[tuple[bytes, Attributes]]:
         """Iterate over the names in a directory, with attributes: a request for each page."""
@@ -53,7 +50,7 @@ class RemoteBulk:
     def _page(
         self, start: CachedInode, path: tuple[bytes, ...], cookie: int
     ) -> tuple[Sequence[c.EntryPlus], bool]:
-        with self._rpc.call(self._flush()) as call:
+        with self._rpc.call() as call:
             reply, data = call.ask(
                 lambda: c.ReadDirectoryPlus(call.remote(start), path, cookie),
                 c.EntriesPlus,
@@ -74,7 +71,7 @@ class RemoteBulk:
         return found
 
     def _find_bare(self, directory: CachedInode, names: tuple[bytes, ...]) -> set[int]:
-        with self._rpc.call(self._flush()) as call:
+        with self._rpc.call() as call:
             reply, _ = call.ask(lambda: FindBare(call.remote(directory), names), BareAre, idempotent=True)
         return set(reply.inodes)
 
@@ -89,7 +86,7 @@ class RemoteBulk:
             yield from found
 
     def _read_some(self, directory: CachedInode, names: tuple[bytes, ...]) -> tuple[Sequence[FileRead], int]:
-        with self._rpc.call(self._flush()) as call:
+        with self._rpc.call() as call:
             reply, data = call.ask(
                 lambda: f.FetchMany((call.remote(directory),), (names,), SMALL_BYTES, delegated=False),
                 f.Fetched,
@@ -108,11 +105,12 @@ class RemoteBulk:
     def store(self, directory: Node, files: Sequence[SmallFile]) -> Sequence[int]:
         """Store files whole, with one request. Returns an errno for each."""
         at, payload = self._file(directory), c.pack_files(files)
-        deadline = self._flush()
-        with self._invalidation(at), self._rpc.call(deadline) as call:
+        with self._invalidation(at), self._rpc.call() as call:
             reply, _ = call.ask(
                 lambda: c.StoreFiles(call.remote(at)), c.FilesStored, idempotent=True, payload=payload
             )
+        with self._rpc.lock:
+            at.drop_names()
         if len(reply.errors) != len(files) or not are_outcomes(reply.errors):
             raise os_error(errno.EIO)
         return reply.errors

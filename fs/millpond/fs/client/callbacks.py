@@ -68,7 +68,6 @@ class CallbackChannel:
         grants.
         """
         self._tree.backchannel = self
-        self._tree.async_create.on_lost = functools.partial(self._unless_unmounted, self._cache.drop_names)
         self._tree.write_behind.on_lost = self.drop_soon
         self._thread.start()
         self._drop_thread.start()
@@ -78,7 +77,6 @@ class CallbackChannel:
     def stop(self) -> None:
         """Stop the threads and cache nothing any more: the mount has gone."""
         self._tree.write_behind.close()
-        self._tree.async_create.close()
         self._stopped.set()
         with self._changed:
             self._inodes.invalidate_all(self._inodes.verifier)
@@ -121,10 +119,8 @@ class CallbackChannel:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                # opens a session, if the server has none, and replays all to it: others change nothing before
-                # the lease begins
-                self._tree.write_behind.flush_below(None)
-                self._tree.statfs()
+                self._tree.statfs()  # opens a session, if the server has none
+                self._tree.write_behind.flush_all()
                 self._drop_invalidated()
                 self._serve_recalls()
             except (MillpondError, OSError) as error:
@@ -143,7 +139,8 @@ class CallbackChannel:
                 with self._changed:
                     self._on_invalidate(self._inodes.invalidate_all(self._inodes.verifier))
                 self._drop_invalidated()
-                self._flush(None)  # accepted until this closes, unless another client has waited
+                with contextlib.suppress(OSError):  # sent later
+                    self._tree.write_behind.flush_all()
 
     def _answer_recalls(self, channel: Channel, deadline: Deadline) -> None:
         sent, seconds = now(), self._tree.rpc.lease
@@ -187,16 +184,11 @@ class CallbackChannel:
         with self._changed:
             return [file for file in self._inodes.least_needed() if file[0] not in is_open]
 
-    def _flush(self, files: Sequence[CachedInode] | None) -> None:
-        """Flush the names of asynchronous creates, and what is gathered of these files, of files in these
-        directories, or of all if None.
-        """
-        with contextlib.suppress(OSError):  # flushed later, or lost when another client looks after the lease
-            self._tree.async_create.flush()
-            for file in (None,) if files is None else files:
-                self._tree.write_behind.flush_below(file)
-                if file:
-                    self._tree.write_behind.flush(file)
+    def _flush(self, files: Sequence[CachedInode]) -> None:
+        """Send what is gathered of these files."""
+        for file in files:
+            with contextlib.suppress(OSError):  # sent later
+                self._tree.write_behind.flush(file)
 
     def _drop_invalidated(self) -> None:
         """Invalidate in the kernel all files that no lease covers any more."""

@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from millpond.base.deadline import Deadline
 from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.rpc import SlotLost
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.async_create import NameUpdate
 from millpond.fs.vfs.inode_api import Node, page_writeback
 from millpond.fs.vfs.path_api import Handle, os_error
 from millpond.wire.channel import Buffer
@@ -26,21 +24,13 @@ R = TypeVar("R", bound=Message)
 _ONCE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
 
-NameUpdates = Callable[[int], tuple[NameUpdate, ...]]
-
-
-def no_name_updates(_verifier: int) -> tuple[NameUpdate, ...]:
-    """Return no names."""
-    return ()
-
-
 @dataclass(slots=True)
 class OpenFile:
     """An open file, by its handle ``remote`` on the server under the session ``verifier``.
 
     ``direct``: the kernel must not cache what is read. ``local``: the server does not know of this open
     (NFSv4's local open under a delegation). ``seen_seq``: the write errors of the file that this open file
-    has reported (errseq).
+    has reported (errseq) at a sync or close, ``told_seq`` at a write.
     """
 
     file: CachedInode
@@ -49,6 +39,7 @@ class OpenFile:
     verifier: int
     direct: bool
     local: bool = False
+    told_seq: int = 0
     seen_seq: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,33 +127,24 @@ class OpenFiles:
         idempotent: bool = True,
         payload: Buffer = b"",
         limit: int = 0,
-        deadline: Deadline | None = None,
     ) -> tuple[R, memoryview]:
         """Return the reply to a request that names an open file by its handle on the server."""
         file = self.get(handle)
-        with self._rpc.call(deadline) as call:
+        with self._rpc.call() as call:
 
             def prepare() -> Message:
                 return request(self.remote(call, file))
 
             return call.ask(prepare, reply, idempotent=idempotent, payload=payload, limit=limit)
 
-    def write(
-        self,
-        handle: Handle,
-        data: memoryview,
-        offset: int,
-        *,
-        append: bool,
-        deadline: Deadline,
-    ) -> p.Written:
+    def write(self, handle: Handle, data: memoryview, offset: int, *, append: bool) -> p.Written:
         """Write at ``offset``, or at the file's end; return the bytes written and the file's new
         attributes.
         """
         file, late = self.get(handle), page_writeback.get()
         with self._rpc.lock:
             file.file.has_data |= not file.direct  # the kernel caches written pages, too
-        with self._rpc.call(deadline) as call:
+        with self._rpc.call() as call:
 
             def prepare() -> Message:
                 return p.Write(self.remote(call, file), offset, append, late)
@@ -211,14 +193,14 @@ class OpenFiles:
 
                 call.ask(prepare, p.AttributesAre, idempotent=True)
 
-    def sync(self, handle: Handle, data_only: bool, deadline: Deadline) -> None:
+    def sync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file is on the flash. Raises OSError, once, if writes were lost: EIO if a restart
         of the server may have lost them.
         """
         opened = self.get(handle)
-        # the data of a preallocated file may be synced already, its name not
+        # the data of a file that was made without a name may be synced already, its name not
         data_only = data_only and not opened.file.linked
-        with self._rpc.call(deadline) as call:
+        with self._rpc.call() as call:
             self._sync(call, opened, lambda: p.Sync(self.remote(call, opened), data_only))
         opened.file.linked = opened.file.linked and data_only
 
@@ -240,21 +222,21 @@ class OpenFiles:
         """Add a directory that was opened locally."""
         self._open_directories[handle] = OpenFile(file, os.O_RDONLY, 0, 0, direct=True)
 
-    def sync_directory(self, handle: Handle, deadline: Deadline) -> None:
+    def sync_directory(self, handle: Handle) -> None:
         """Return when the directory's names are on the flash. Raises OSError: EIO as ``sync`` does."""
         opened = self._open_directories[handle]
-        with self._rpc.call(deadline) as call:
+        with self._rpc.call() as call:
             self._sync(call, opened, lambda: p.SyncDirectory(call.remote(opened.file)))
 
     def release_directory(self, handle: Handle) -> None:
         """Forget an open directory."""
         self._open_directories.pop(handle, None)
 
-    def release(self, handle: Handle, *, keep_on_server: bool = False) -> None:
-        """Forget the handle. The server closes it with a later request, unless ``keep_on_server``."""
+    def release(self, handle: Handle) -> None:
+        """Forget the handle. The server closes it with a later request."""
         file = self.get(handle)
         del self._open[handle]
         if file.local:
             self._end_local(file)
-        elif not keep_on_server:
+        else:
             self._rpc.post(p.Release(file.remote), file.verifier)

@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from millpond.base.deadline import Deadline
-from millpond.fs.client.async_create import AsyncCreate
 from millpond.fs.client.attached.extended import RemoteExtended
 from millpond.fs.client.attached.file_locks import remote_file_locks
 from millpond.fs.client.bulk_files import RemoteBulk
@@ -24,7 +22,7 @@ from millpond.fs.client.readahead import Readahead
 from millpond.fs.client.reader import Backchannel, Reader
 from millpond.fs.client.rpc import AbsentName, Dial
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool, now
-from millpond.fs.client.write_behind import SET_IDS, WriteBehind
+from millpond.fs.client.write_behind import WriteBehind
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.setattr import set_attributes
 from millpond.fs.vfs.inode_api import (
@@ -49,7 +47,7 @@ from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 DEFAULT_SECONDS = 900.0  # a slow flash takes minutes to sync what the memory held
-_EXCHANGE, _WHITEOUT = 2, 4  # RENAME_EXCHANGE; RENAME_WHITEOUT, which leaves a device file behind
+_EXCHANGE = 2  # RENAME_EXCHANGE
 
 
 class RemoteFs:
@@ -70,39 +68,26 @@ class RemoteFs:
         self._inodes, self._lock = self.rpc.inodes, self.rpc.lock
         self.files = OpenFiles(self.rpc)
         self._small_files = SmallFileCache()
-        self.async_create = AsyncCreate(self.rpc, self.files, lambda: self.backchannel is not None)
-        self.async_create.on_stored = self._small_files.keep
-        self.write_behind = WriteBehind(
-            self.rpc, self.files, self.async_create, self._data_invalidation, self._cache_written
-        )
-        self.extended = RemoteExtended(self.rpc, self._flush)
-        self.locks = remote_file_locks(self.rpc, self.write_behind.flush_node)
-        self._directories = OpenDirectories(self.rpc, self._ttl, self._attribute_ttl, self._flush)
+        self.write_behind = WriteBehind(self.rpc, self.files, self._data_invalidation, self._cache_written)
+        self.extended = RemoteExtended(self.rpc)
+        self.locks = remote_file_locks(self.rpc, self.write_behind.flush)
+        self._directories = OpenDirectories(self.rpc, self._ttl)
         self.readdir, self.readdirplus = self._directories.read, self._directories.read_plus
         self.prefetcher = Prefetcher(self.rpc, self._small_files, self._directories.listing)
         self._readahead = Readahead(dial, self.rpc.client, self.rpc.silence, self.rpc.meter)
         self._reader = Reader(self.rpc, self.files, self._small_files, self.prefetcher, self._readahead)
-        self.bulk = RemoteBulk(self.rpc, self._flush, self._invalidation)
+        self.bulk = RemoteBulk(self.rpc, self._invalidation)
         self.backchannel: Backchannel | None = None
 
     def close(self) -> None:
         """Disconnect; the server closes the files that were open."""
         self.write_behind.close()
-        self.async_create.close()
         self._readahead.close()
         self.prefetcher.close()
         self._directories.stop()
         self.locks.close()
         self.rpc.close()
         self.files.clear()
-
-    def _flush(self, changed: CachedInode | None = None, deadline: Deadline | None = None) -> Deadline:
-        """Send what is gathered of a file, of all if None, and the pending names. Raises OSError."""
-        if changed:
-            self.write_behind.flush(changed, deadline)
-        else:
-            self.write_behind.flush_below(None, deadline)
-        return self.async_create.flush(changed, deadline)
 
     def _file(self, node: Node) -> CachedInode:
         file = self.rpc.file(node)
@@ -112,18 +97,10 @@ class RemoteFs:
     def _ttl(self, file: CachedInode) -> float:
         return self._inodes.ttl(file, now())
 
-    def _attribute_ttl(self, file: CachedInode) -> float:
-        """Return for how many seconds the attributes of a file may be cached."""
-        return self.async_create.attribute_ttl(file, self._ttl(file))
-
     def _entry(self, file: CachedInode, parent: CachedInode, attributes: Attributes) -> FoundEntry:
         """With the lock: count a lookup of a file and return its entry for the kernel."""
         self._inodes.use(file)
-        return self._counted_entry(file, parent, attributes)
-
-    def _counted_entry(self, file: CachedInode, parent: CachedInode, attributes: Attributes) -> FoundEntry:
-        """With the lock: return the kernel's entry of a file whose lookup is counted."""
-        seconds = self._attribute_ttl(file) if file.attributes is attributes else 0.0
+        seconds = self._ttl(file) if file.attributes is attributes else 0.0
         name_seconds = self._ttl(parent) if parent.names.get(file.name) == file.node else 0.0
         return FoundEntry(file.node, attributes, seconds, name_seconds)
 
@@ -150,25 +127,26 @@ class RemoteFs:
     def lookup(self, parent: Node, name: bytes) -> FoundEntry:
         """Return the file of a name, from the cache if it is valid."""
         directory = self._file(parent)
-        deadline = self.rpc.deadline() if directory.fresh else None
-        if deadline:
-            self.async_create.delegations.request_early(directory, deadline)
         with self._lock:
-            known = self.async_create.resolve(directory, one_name(name))
+            known = self._inodes.lookup(directory, one_name(name), now())
             if known is None:
                 raise NegativeEntry(self._ttl(directory))
-            if isinstance(known, CachedInode) and known.attributes and self._attribute_ttl(known):
+            if isinstance(known, CachedInode) and known.attributes and self._ttl(known):
                 return self._entry(known, directory, known.attributes)
-        self.write_behind.flush_below(directory)
-        return self._walk(directory, (name,), deadline)
+        return self._walk(directory, (name,))
 
-    def _walk(
-        self, start: CachedInode, names: tuple[bytes, ...], deadline: Deadline | None = None
-    ) -> FoundEntry:
-        deadline = self.async_create.flush(deadline=deadline)
+    def _walk(self, start: CachedInode, names: tuple[bytes, ...]) -> FoundEntry:
+        found = self._walk_once(start, names)
+        if (file := self._inodes.known(found.node)) and file.gathered:  # the server lacks data
+            self.forget(found.node, 1)
+            self.write_behind.flush(file)
+            found = self._walk_once(start, names)
+        return found
+
+    def _walk_once(self, start: CachedInode, names: tuple[bytes, ...]) -> FoundEntry:
         path = b"/".join(names)
         most = wanted(start) if self.backchannel else 0
-        with self.rpc.call(deadline) as call:
+        with self.rpc.call() as call:
             try:
                 reply, data = call.ask(
                     lambda: p.Walk(call.remote(start), names, most), p.FoundIs, idempotent=True, limit=most
@@ -184,7 +162,6 @@ class RemoteFs:
         """Return the file at the end of a path of names."""
         directory = self._file(start)
         if names:
-            self.write_behind.flush_below(None)
             return self._walk(directory, tuple(one_name(name) for name in names))
         known = self.getattr(start)
         with self._lock:
@@ -196,8 +173,6 @@ class RemoteFs:
         with self._lock:
             if self._inodes.forget_listed(node, times):
                 return
-            if file := self._inodes.get(node):
-                self.async_create.forget(file, times)
             self._inodes.forget(node, times)
             if not self._inodes.lease_end:
                 self._inodes.forget_idle()
@@ -205,19 +180,17 @@ class RemoteFs:
     def getattr(self, node: Node) -> CachedAttributes:
         """Return the attributes of a file, from the cache if they are valid."""
         file = self._file(node)
-        self.write_behind.settle(file)
+        self.write_behind.flush(file)
         with self._lock:
-            if file.attributes and (seconds := self._attribute_ttl(file)):
+            if file.attributes and (seconds := self._ttl(file)):
                 return CachedAttributes(file.attributes, seconds)
-            pending = self.async_create.names.affect(file)
-        with self.rpc.call(self.async_create.flush() if pending else None) as call:
+        with self.rpc.call() as call:
             reply, _ = call.ask(lambda: p.GetAttributes(call.remote(file)), p.AttributesAre, idempotent=True)
         return self._cache_attributes(file, reply, call.since)
 
     def _cache_attributes(self, file: CachedInode, reply: p.AttributesAre, since: int) -> CachedAttributes:
         with self._lock:
-            if self._inodes.learn(file, reply.attributes, reply.granted, since=since):
-                self.async_create.confirm_attributes(file)
+            self._inodes.learn(file, reply.attributes, reply.granted, since=since)
             seconds = self._ttl(file) if file.attributes is reply.attributes else 0.0
         return CachedAttributes(reply.attributes, seconds)
 
@@ -248,13 +221,9 @@ class RemoteFs:
         opened = None if handle is None else self.files.get(handle)
         if attributes := self.write_behind.set(file, changes):
             return CachedAttributes(attributes)
-        if (changes.mode or 0) & SET_IDS:
-            self.write_behind.publish(file)
-        deadline = self._flush(file)
-        if (changes.mode, changes.uid, changes.gid) != (None, None, None):
-            self.async_create.end_if_flushed(file)
+        self.write_behind.flush(file)
         keeps = changes.size is None
-        with self._data_invalidation(file, keeps_data=keeps) as change, self.rpc.call(deadline) as call:
+        with self._data_invalidation(file, keeps_data=keeps) as change, self.rpc.call() as call:
 
             def prepare() -> Message:
                 remote = None if opened is None else self.files.remote(call, opened)
@@ -277,8 +246,7 @@ class RemoteFs:
         self, parent: Node, name: bytes, request: Callable[[RpcCall, int], Message], *also: CachedInode
     ) -> FoundEntry:
         directory = self._file(parent)
-        deadline = self.async_create.flush()
-        with self._invalidation(directory, *also) as change, self.rpc.call(deadline) as call:
+        with self._invalidation(directory, *also) as change, self.rpc.call() as call:
             one_name(name)
             reply, _ = call.ask(lambda: request(call, call.remote(directory)), p.FoundIs, idempotent=False)
         return self._cache_created(reply, directory, name, change, call.verifier)
@@ -292,7 +260,8 @@ class RemoteFs:
             if reply.directory:
                 change.learn(parent, reply.directory)
             file = self._inodes.insert(reply, parent, name, since=change.since, verifier=verifier)
-            self.async_create.note_name(parent, name, is_there=True)
+            if reply.empty and file.attributes is reply.attributes:
+                file.names, file.complete = {}, True
             return self._entry(file, parent, file.attributes or reply.attributes)
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> FoundEntry:
@@ -301,10 +270,7 @@ class RemoteFs:
 
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> FoundEntry:
         """Create a directory."""
-        found = self._create(parent, name, lambda _, into: p.MakeDirectory(into, name, mode, owner))
-        with self._lock:
-            self._inodes.file(found.node).fresh = True
-        return found
+        return self._create(parent, name, lambda _, into: p.MakeDirectory(into, name, mode, owner))
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> FoundEntry:
         """Create a symbolic link."""
@@ -313,17 +279,11 @@ class RemoteFs:
     def link(self, node: Node, parent: Node, name: bytes) -> FoundEntry:
         """Give a file another name."""
         file = self._file(node)
-        self.write_behind.publish(file)
+        self.write_behind.flush(file)
         return self._create(parent, name, lambda call, into: p.MakeLink(call.remote(file), into, name), file)
 
     def unlink(self, parent: Node, name: bytes) -> None:
-        """Remove a name of a file; locally if the server does not know it yet."""
-        directory = self._file(parent)
-        with self._lock:
-            if removed := self.async_create.unlink(directory, name):
-                self._inodes.remove_name(directory, name, removed.file)
-                removed.file.attributes = removed.attributes
-                return
+        """Remove a name of a file."""
         self._remove(parent, name, lambda into: p.Unlink(into, one_name(name)))
 
     def rmdir(self, parent: Node, name: bytes) -> None:
@@ -332,14 +292,12 @@ class RemoteFs:
 
     def _remove(self, parent: Node, name: bytes, request: Callable[[int], Message]) -> None:
         directory = self._file(parent)
-        deadline = self.async_create.flush()
         with self._lock:
             removed = self._inodes.last_known(directory, name)
-        with self._invalidation(directory) as change, self.rpc.call(deadline) as call:
+        with self._invalidation(directory) as change, self.rpc.call() as call:
             reply, _ = call.ask(lambda: request(call.remote(directory)), p.Changed, idempotent=False)
         with self._lock:
             self._inodes.remove_name(directory, name, removed)
-            self.async_create.note_name(directory, name, is_there=False)
             for changed in reply.directories:
                 change.learn(directory, changed)
                 self._inodes.learn_name(directory, name, None, changed.granted, since=change.since)
@@ -350,10 +308,7 @@ class RemoteFs:
         one_name(name), one_name(new_name)
         with self._lock:
             one, other = self._inodes.last_known(here, name), self._inodes.last_known(there, new_name)
-        for moved in (one, other if flags & _EXCHANGE else None):
-            self.write_behind.publish(moved)
-        deadline = self.async_create.flush()
-        with self._invalidation(here, there) as change, self.rpc.call(deadline) as call:
+        with self._invalidation(here, there) as change, self.rpc.call() as call:
 
             def prepare() -> Message:
                 return p.Rename(call.remote(here), name, call.remote(there), new_name, flags)
@@ -362,10 +317,7 @@ class RemoteFs:
         with self._lock:
             self._inodes.remove_name(there, new_name, other)
             self._inodes.remove_name(here, name, one)
-            is_there = bool(flags & (_EXCHANGE | _WHITEOUT)) or (one is not None and one is other)
-            # renaming one hard link onto another removes neither
-            self.async_create.note_name(here, name, is_there=is_there)
-            self.async_create.note_name(there, new_name, is_there=True)
+            here.complete = there.complete = False
             if one:  # the location for a later lookup by path
                 self._inodes.set_location(one, there, new_name)
             if other and flags & _EXCHANGE:
@@ -376,24 +328,25 @@ class RemoteFs:
     def create(
         self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
     ) -> tuple[FoundEntry, Handle]:
-        """Create and open a regular file; locally if the directory is held exclusively."""
-        directory, deadline = self._file(parent), self.rpc.deadline()
-        if made := self.async_create.create(directory, one_name(name), flags, mode, deadline):
-            with self._lock:
-                self.write_behind.begin(made.file, made.handle, mode)
-                return self._counted_entry(made.file, directory, made.attributes), made.handle
-        self.async_create.flush(deadline=deadline)
-        with self._invalidation(directory) as change, self.rpc.call(deadline) as call:
+        """Create and open a regular file."""
+        directory = self._file(parent)
+        with self._invalidation(directory) as change, self.rpc.call() as call:
 
             def prepare() -> Message:
                 keeps = bool(self.backchannel) and may_keep(flags)
-                return p.Create(call.remote(directory), one_name(name), flags, mode, owner, keeps)
+                gathers = bool(self.backchannel) and self.write_behind.may_begin(flags, mode)
+                return p.Create(call.remote(directory), one_name(name), flags, mode, owner, keeps, gathers)
 
             reply, _ = call.ask(prepare, p.Opened, idempotent=False)
             if reply.found is None:
                 raise os_error(errno.EIO)
         found = self._cache_created(reply.found, directory, name, change, call.verifier)
-        return found, self.files.add(self._inodes.file(found.node), flags, reply, call.verifier)
+        file = self._inodes.file(found.node)
+        handle = self.files.add(file, flags, reply, call.verifier)
+        if reply.gathers:
+            file.linked = True
+            self.write_behind.begin(file, handle, reply.found.granted)
+        return found, handle
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; locally for reading, if the cache shows that this is sure to succeed."""
@@ -404,9 +357,9 @@ class RemoteFs:
             with self._lock:
                 if file.readable and self._ttl(file):
                     return self.files.add_local(file, flags)
-        deadline = self._flush(file)
+        self.write_behind.flush(file)
         changing = self._data_invalidation(file) if flags & os.O_TRUNC else contextlib.nullcontext()
-        with changing, self.rpc.call(deadline) as call:
+        with changing, self.rpc.call() as call:
             keeps = bool(self.backchannel) and may_keep(flags)
             reply, _ = call.ask(lambda: p.Open(call.remote(file), flags, keeps), p.Opened, idempotent=True)
             return self.files.add(file, flags, reply, call.verifier)
@@ -434,10 +387,10 @@ class RemoteFs:
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end, wherever that is; return the bytes written."""
         body, file = memoryview(data)[:MAX_TRANSFER], self.files.get(handle).file
-        deadline = self._flush(file)
+        self.write_behind.flush(file)
         self.write_behind.report(handle)
         with self._data_invalidation(file) as change:
-            reply = self.files.write(handle, body, offset, append=append, deadline=deadline)
+            reply = self.files.write(handle, body, offset, append=append)
         change.learn_reply(file, reply.file)
         return reply.count
 
@@ -448,22 +401,21 @@ class RemoteFs:
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
         if handle in self._directories:
-            self.files.sync_directory(handle, self.async_create.flush())
+            self.files.sync_directory(handle)
         else:
             self.write_behind.flush(self.files.get(handle).file)
-            deadline = self.async_create.flush()
-            self.files.sync(handle, data_only, deadline)
+            self.files.sync(handle, data_only)
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
         """Allocate space, as fallocate(2)."""
         opened = self.files.get(handle)
-        deadline = self._flush(opened.file)
+        self.write_behind.flush(opened.file)
 
         def request(remote: int) -> Message:
             return p.Allocate(remote, mode, offset, length)
 
         with self._data_invalidation(opened.file) as change:
-            reply, _ = self.files.ask(handle, request, p.AttributesAre, deadline=deadline)
+            reply, _ = self.files.ask(handle, request, p.AttributesAre)
         change.learn_reply(opened.file, reply)
 
     def seek(self, handle: Handle, offset: int, whence: int) -> int:
@@ -478,10 +430,8 @@ class RemoteFs:
             self.files.release_directory(handle)
             return
         self._readahead.forget(handle)
-        opened = self.files.get(handle)
-        self.write_behind.end(opened.file, handle)
-        closed = self.async_create.note_close(opened)
-        self.files.release(handle, keep_on_server=closed)
+        self.write_behind.end(self.files.get(handle).file, handle)
+        self.files.release(handle)
 
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
@@ -491,5 +441,5 @@ class RemoteFs:
 
     def statfs(self) -> Statistics:
         """Return how full the volume is."""
-        with self.rpc.call(self.async_create.flush()) as call:
+        with self.rpc.call() as call:
             return call.ask(p.GetStatistics, p.StatisticsAre, idempotent=True)[0].statistics

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from millpond.fs.coherence.delegation_table import Holder
 from millpond.fs.coherence.extended import CoherentExtended
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import store_files
+from millpond.fs.store.create import Announce
 from millpond.fs.store.directories import list_with_lookups
 from millpond.fs.store.mmap_writers import MmapWriters
 from millpond.fs.vfs.bulk_api import SmallFile
@@ -31,7 +31,7 @@ from millpond.fs.vfs.inode_api import (
     Node,
     SetAttr,
 )
-from millpond.fs.vfs.path_api import DirectoryEntry, Handle, Owner, os_error
+from millpond.fs.vfs.path_api import Handle, Owner, os_error
 
 if TYPE_CHECKING:  # the device's own mount runs without a manager
     from millpond.fs.coherence.manager import DelegationManager
@@ -59,9 +59,9 @@ class DelegationBreaker(Protocol):
         on other files. Raises WouldBlock and OSError.
         """
 
-    def recall_directory(self, inode: int) -> bool:
-        """Recall another client's exclusive delegation of a directory before looking at it, and wait. False:
-        there certainly was none. Raises WouldBlock and OSError.
+    def recall_writer(self, inode: int) -> bool:
+        """Recall another client's write delegation of a file that was just found, and wait. False: there
+        certainly was none. Raises WouldBlock and OSError.
         """
 
     def begin_writing(self, inode: int, *, force: bool = False) -> bool:
@@ -91,9 +91,9 @@ class ClientDelegationBreaker:
         """Hold a write intent for a block."""
         return self.delegations.write_intent(self.holder, *directories, inodes=inodes)
 
-    def recall_directory(self, inode: int) -> bool:
-        """Recall another client's exclusive delegation of this directory."""
-        return self.delegations.recall_directory(self.holder, inode)
+    def recall_writer(self, inode: int) -> bool:
+        """Recall another client's write delegation of this file."""
+        return self.delegations.recall_writer(self.holder, inode)
 
     def begin_writing(self, _inode: int, *, force: bool = False) -> bool:  # noqa: ARG002
         """Return False: a client's writes all go through the server."""
@@ -131,26 +131,16 @@ class CoherentFs:
         self._mapped = MmapWriters()
         self.extended = CoherentExtended(tree.extended, self._file_intent)
         self.forget, self.readlink, self.statfs = tree.forget, tree.readlink, tree.statfs
-        self.read = tree.read
+        self.opendir, self.readdir, self.read = tree.opendir, tree.readdir, tree.read
         self.descriptor, self.fsync, self.seek = tree.descriptor, tree.fsync, tree.seek
 
-    def recall_directory(self, node: Node) -> bool:
-        """Recall another client's exclusive delegation of this directory and wait. False: there certainly was
-        none.
-        """
-        return self._tree.is_public(node) and self._breaker.recall_directory(self._tree.inode(node))
-
     def lookup(self, parent: Node, name: bytes) -> FoundEntry:
-        """Return the file with this name."""
-        self.recall_directory(parent)
-        return self._current(self._tree.lookup(parent, name))
-
-    def _current(self, found: FoundEntry) -> FoundEntry:
-        """Re-read a directory's attributes after recalling another client's exclusive delegation of it."""
-        if not stat.S_ISDIR(found.attributes.mode):
+        """Return the file with this name, as it is once its host has sent what it has gathered."""
+        found = self._tree.lookup(parent, name)
+        if not self._tree.is_public(found.node):
             return found
         try:
-            if not self.recall_directory(found.node):
+            if not self._breaker.recall_writer(self._tree.inode(found.node)):
                 return found
             return replace(found, attributes=self._tree.getattr(found.node).attributes)
         except BaseException:
@@ -160,7 +150,6 @@ class CoherentFs:
     def walk(self, start: Node, names: Sequence[bytes]) -> FoundEntry:
         """Look up a path of names."""
         if not names:
-            self.recall_directory(start)
             return self._tree.walk(start, names)
         at = start
         for name in names:
@@ -174,17 +163,7 @@ class CoherentFs:
 
     def getattr(self, node: Node) -> CachedAttributes:
         """Return the attributes of a file."""
-        self.recall_directory(node)
         return self._tree.getattr(node)
-
-    def opendir(self, node: Node) -> Handle:
-        """Open a directory."""
-        return self._tree.opendir(node)
-
-    def readdir(self, handle: Handle, offset: int) -> Iterator[DirectoryEntry]:
-        """Iterate over the names in a directory behind ``offset``."""
-        self.recall_directory(self._tree.directory_of(handle))
-        return self._tree.readdir(handle, offset)
 
     def readdirplus(self, handle: Handle, offset: int, add: AddEntry) -> None:
         """List a directory with attributes."""
@@ -249,11 +228,17 @@ class CoherentFs:
             self._tree.rename(parent, name, new_parent, new_name, flags)
 
     def create(
-        self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
+        self,
+        parent: Node,
+        name: bytes,
+        flags: int,
+        mode: int,
+        owner: Owner | None,
+        announce: Announce | None = None,
     ) -> tuple[FoundEntry, Handle]:
-        """Make and open a regular file."""
+        """Make and open a regular file; ``announce`` as of BackingFs."""
         with self._name_intent((parent, name)):
-            found, handle = self._tree.create(parent, name, flags, mode, owner)
+            found, handle = self._tree.create(parent, name, flags, mode, owner, announce)
             self._add_open(found.node, handle, flags)
         return found, handle
 
@@ -266,12 +251,6 @@ class CoherentFs:
             return self._name_intent(*((parent, name) for name in names))
 
         return store_files(self._tree, parent, files, naming)
-
-    def create_unnamed(self, parent: Node) -> tuple[FoundEntry, Handle]:
-        """Make and open a file without a name (O_TMPFILE), of which no other client knows."""
-        found, handle = self._tree.create_unnamed(parent)
-        self._add_open(found.node, handle, os.O_RDWR)
-        return found, handle
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file."""
@@ -345,32 +324,19 @@ class CoherentFs:
         *,
         append: bool = False,
         is_stale: Callable[[], bool] = lambda: False,
+        then: SetAttr | None = None,
     ) -> int:
-        """Write at ``offset``, or at the file's end. Raises OSError: EIO if ``is_stale``, which is asked once
-        all delegations are recalled.
-        """
-        with self._file_intent(self._node(handle)):
-            if is_stale():
-                raise os_error(errno.EIO)
-            return self._tree.write(handle, data, offset, append=append)
-
-    def write_and_set(
-        self, handle: Handle, data: Buffer, offset: int, changes: Callable[[], SetAttr], *, append: bool
-    ) -> tuple[int, int]:
-        """Write, and set attributes if all is written, within one write intent. Returns the bytes written and
-        the errno for which the attributes are not set, 0 if they are. Raises WouldBlock and OSError.
+        """Write at ``offset``, or at the file's end, and set attributes ``then`` if all is written. Raises
+        OSError: EIO if ``is_stale``, which is asked once all delegations are recalled.
         """
         node = self._node(handle)
         with self._file_intent(node):
-            count, refused = self._tree.write(handle, data, offset, append=append), 0
-            if count == len(data):
-                try:
-                    self._tree.setattr(node, changes())
-                except OSError as error:
-                    refused = error.errno or errno.EIO
-                except (OverflowError, ValueError):  # a number that no system call takes
-                    refused = errno.EINVAL
-        return count, refused
+            if is_stale():
+                raise os_error(errno.EIO)
+            count = self._tree.write(handle, data, offset, append=append)
+            if then and count == len(data):
+                self._tree.setattr(node, then)
+            return count
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
         """Allocate or free a range of an open file, as fallocate(2) does."""

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the delegation table: read delegations per inode, write intents, exclusive directory delegations.
+"""Pure: the delegation table: read delegations per inode, write intents, write delegations of new files.
 
 Any number of clients may hold a read delegation of a file that has no write intent. An operation that changes
 a file begins a write intent, recalls the others' delegations, and waits; while the intent lasts, no other
 client is granted one. A directory has one intent at a time, so that what a name stands for can be looked up
-in between. A file that the device's kernel writes by passthrough, unseen, is delegated to no client. A
-directory that has no other delegation and no intent may be delegated exclusively: then no other client may
-even look at it before its holder has flushed the names that it made there.
+in between. A file that the device's kernel writes by passthrough, unseen, is delegated to no client. A file
+that a client has made may be delegated to it to write, from before anybody else can find it: then no other
+may look at it before the client has sent what it has gathered of it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, NewType, Protocol
@@ -59,14 +58,13 @@ class _File:
 
 class DelegationTable:
     """Table of delegations and write intents. Grants are numbered for each holder, from 1. ``bitmap``
-    publishes the exclusive ones, before they are; ``changing`` publishes these and the inodes in clients'
-    write intents, which the device's mount must not cache.
+    publishes the files with a write delegation; ``changing`` publishes the inodes in clients' write intents,
+    which the device's mount must not cache.
     """
 
     def __init__(self, bitmap: DelegationMarks, changing: DelegationMarks) -> None:
         self._bitmap, self._changing = bitmap, changing
-        self._exclusive: dict[Inode, tuple[Holder, int]] = {}
-        self._flushing: Counter[Inode] = Counter()
+        self._written_by: dict[Inode, Holder] = {}
         self._files: dict[Inode, _File] = {}
         self._held: dict[Holder, dict[Inode, int]] = {}  # the grants: a host lists millions of files
         self._expired: dict[Holder, dict[Inode, bool]] = {}  # whether others have changed it since
@@ -77,70 +75,32 @@ class DelegationTable:
         file = self._files.get(inode)
         if file is not None and (file.writers or any(c.holder != holder for c in file.intents)):
             return 0
-        if self._exclusive and self.exclusive_holder(holder, inode) is not None:
+        if self._written_by and self.other_writer(holder, inode) is not None:
             return 0
         number = self._numbers[holder] = self._numbers.get(holder, 0) + 1
         self._held.setdefault(holder, {})[inode] = number
         return number
 
-    def grant_exclusive(self, holder: Holder, inode: Inode) -> int:
-        """Grant an exclusive directory delegation. Returns the grant's number, 0 if it is refused."""
-        file = self._files.get(inode)
-        others = (file is not None and file.intents) or set(self.readers(inode)) - {holder}
-        number = 0 if others or self._flushing[inode] else self.grant_read(holder, inode)
+    def grant_write(self, holder: Holder, inode: Inode) -> int:
+        """Grant a write delegation of a file that nobody else knows of yet. Returns the grant's number, 0 if
+        it is refused.
+        """
+        number = self.grant_read(holder, inode)
         if number:
-            if inode not in self._exclusive:
-                self._bitmap.add(inode)
-                self._changing.add(inode)
-            self._exclusive[inode] = holder, number
+            self._written_by[inode] = holder
+            self._bitmap.add(inode)
         return number
 
-    def downgrade(self, holder: Holder, inode: Inode) -> None:
-        """Turn the holder's exclusive delegation into a read delegation."""
-        if self._exclusive.get(inode, (None, 0))[0] == holder:
-            del self._exclusive[inode]
+    def end_write(self, holder: Holder, inode: Inode) -> None:
+        """Turn the holder's write delegation, if it has one, into a read delegation."""
+        if self._written_by.get(inode) == holder:
+            del self._written_by[inode]
             self._bitmap.remove(inode)
-            self._changing.remove(inode)
 
-    def holds_exclusive(self, holder: Holder, inode: Inode, number: int) -> bool:
-        """Return whether the holder has the directory exclusively, by this grant."""
-        return self._exclusive.get(inode) == (holder, number)
-
-    def exclusive_holder(self, holder: Holder, inode: Inode) -> Holder | None:
-        """Return the other client that holds the directory exclusively, None if there is none."""
-        other = self._exclusive.get(inode)
-        return None if other is None or other[0] == holder else other[0]
-
-    def exclusive_directories(self) -> tuple[Inode, ...]:
-        """Return the directories that are delegated exclusively, or whose names are being applied."""
-        return (*self._exclusive, *self._flushing)
-
-    @property
-    def exclusive_count(self) -> int:
-        """Number of directories that are delegated exclusively."""
-        return len(self._exclusive)
-
-    def begin_flush(self, inodes: Collection[Inode]) -> None:
-        """Note that names made under exclusive delegations of these directories are being applied. Should the
-        delegations expire meanwhile, the device's mount goes on to ask.
-        """
-        self._flushing.update(inodes)
-        for inode in inodes:
-            self._bitmap.add(inode)
-            self._changing.add(inode)
-
-    def end_flush(self, inodes: Collection[Inode]) -> None:
-        """Note that the names are applied, or will not be."""
-        self._flushing.subtract(inodes)
-        self._flushing = +self._flushing
-        for inode in inodes:
-            self._bitmap.remove(inode)
-            self._changing.remove(inode)
-
-    def is_flushing(self, holder: Holder, inodes: Collection[Inode]) -> bool:
-        """Return whether names are being applied in one of the directories, other than by this holder."""
-        flushing = self._flushing.keys() & set(inodes) if self._flushing else ()
-        return any(self._exclusive.get(inode, (None, 0))[0] != holder for inode in flushing)
+    def other_writer(self, holder: Holder, inode: Inode) -> Holder | None:
+        """Return the other client that has a write delegation of the file, None if there is none."""
+        other = self._written_by.get(inode)
+        return None if other == holder else other
 
     def holds(self, holder: Holder, inode: Inode) -> bool:
         """Return whether the holder has a delegation of the inode, also one that is recalled but not yet
@@ -198,7 +158,7 @@ class DelegationTable:
             self._drop_read(holder, inode)
 
     def _drop_read(self, holder: Holder, inode: Inode) -> None:
-        self.downgrade(holder, inode)
+        self.end_write(holder, inode)
         self._held.get(holder, {}).pop(inode, None)
 
     def opened(self, holder: Holder, inode: Inode) -> bool:
@@ -246,7 +206,7 @@ class DelegationTable:
             file = self._files.get(inode)
             is_stale = file is not None and any(change.holder != holder for change in file.intents)
             expired[inode] = is_stale or expired.get(inode, False)
-            self.downgrade(holder, inode)
+            self.end_write(holder, inode)
 
     def _note_stale(self, inode: Inode, but: Holder | None = None) -> None:
         """Note that a file is changed by another than ``but``."""

@@ -42,14 +42,6 @@ _CONNECT_SECONDS = 0.25
 _PRESENT_SECONDS = 2.0
 
 
-def recall_directories(path: Path) -> None:
-    """Have the manager whose socket is at ``path`` recall all exclusive directory delegations: whatever names
-    hosts have made by now are on the flash afterwards. Raises OSError and MillpondError.
-    """
-    with Channel(connect(path, _CONNECT_SECONDS), "the delegation manager") as channel:
-        channel.call(m.SettleDirectory(0, may_block=True), m.ChangeBegun, _deadline())
-
-
 class DeviceDelegationBreaker:
     """DelegationBreaker over the Unix socket at ``path``. Each write intent has a connection to itself until
     it ends. Over one more, kept open, the manager learns which files the kernel writes, also after the
@@ -97,16 +89,16 @@ class DeviceDelegationBreaker:
         finally:
             begun.end()
 
-    def recall_directory(self, inode: int) -> bool:
-        """Recall the exclusive delegation of a directory and wait. False if the shared bitmap shows none.
-        Raises WouldBlock and OSError.
+    def recall_writer(self, inode: int) -> bool:
+        """Recall a host's write delegation of a file and wait. False if the shared bitmap shows none. Raises
+        WouldBlock and OSError.
         """
         bitmap = self._bitmap
         if bitmap is None and self._leases_are_over:
             return False
         if bitmap is not None and not bitmap.has(inode):
             return False
-        if channel := self.ask(m.SettleDirectory(inode, may_block.get())):
+        if channel := self.ask(m.RecallWriter(inode, may_block.get())):
             self.return_channel(channel)
         return True
 

@@ -110,8 +110,8 @@ class _Device:
                 return self._begin(request)
             case m.EndChange():
                 self._delegations.end(self._change)
-            case m.SettleDirectory():
-                return self._recall_directory(request)
+            case m.RecallWriter():
+                return self._recall_writer(request)
             case m.DevicePresent():
                 return self._report_presence(request.inodes)
             case m.BeginWriting():
@@ -148,13 +148,10 @@ class _Device:
             return m.ChangeRefused(error.errno or errno.EIO)
         return m.ChangeBegun()
 
-    def _recall_directory(self, request: m.SettleDirectory) -> Message:
+    def _recall_writer(self, request: m.RecallWriter) -> Message:
         may_block.set(request.may_block)
         try:
-            if request.inode:
-                self._delegations.recall_directory(DEVICE, request.inode)
-            else:
-                self._delegations.recall_directories(DEVICE)
+            self._delegations.recall_writer(DEVICE, request.inode)
         except WouldBlock:
             return m.WaitForLeases()
         except OSError as error:

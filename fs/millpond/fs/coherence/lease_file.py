@@ -5,14 +5,12 @@ expired.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from pathlib import Path
 
 from millpond.linux.files import boot_id
@@ -21,26 +19,6 @@ LEASE_SECONDS = 10.0
 SIZE = mmap.PAGESIZE
 _SLOT = struct.Struct("=16sd")  # a client's name, and when its lease ends; the first one names the boot
 _OFFSETS = range(_SLOT.size, SIZE - _SLOT.size + 1, _SLOT.size)  # far more than there are clients
-
-
-_reclaims: ContextVar[bool] = ContextVar("reclaims", default=False)
-
-
-@contextlib.contextmanager
-def reclaiming(*, reclaims: bool = True) -> Iterator[None]:
-    """Have this thread change nothing but what its client says that it had exclusively, unless not
-    ``reclaims``: then no other client of an earlier server is waited for.
-    """
-    token = _reclaims.set(reclaims)
-    try:
-        yield
-    finally:
-        _reclaims.reset(token)
-
-
-def reclaims() -> bool:
-    """Return whether this thread reclaims."""
-    return _reclaims.get()
 
 
 def since_boot() -> float:
@@ -107,11 +85,6 @@ class PersistentLeases:
         self._former.pop(name, None)
         if (place := self._offsets.pop(name, None)) is not None:
             _SLOT.pack_into(self._map, place, name, 0.0)
-
-    def is_former(self, name: bytes) -> bool:
-        """Return whether a client has a lease from an earlier server, and has not come to this one yet."""
-        with self._lock:
-            return self._former.get(name, 0.0) > self._clock()
 
     def has_former(self, but: bytes | None) -> bool:
         """Return whether a lease from an earlier server is still valid, of another client than ``but``."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from millpond.fs.coherence.announced_change import AnnouncedChange
 from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
-from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases, reclaims
+from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
 from millpond.fs.coherence.mount_recalls import MOUNT_NAME, MountRecalls
 from millpond.fs.coherence.shared_bitmap import SharedBitmap
 from millpond.fs.filelocks.service import LockService
@@ -30,8 +30,6 @@ from millpond.fs.vfs.path_api import os_error
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 3.0  # then the device's mount is not expected any more
 _MAX_WAIT_LEASES = 3  # leases; a longer wait is for others that wait themselves
-_CONTENDED_SECONDS = 0.25  # no exclusive delegation of a directory that others just wanted
-_MAX_CONTENDED = 1024
 
 
 @dataclass(slots=True)
@@ -65,7 +63,6 @@ class DelegationManager:
         self._changed = threading.Condition()
         self.mount = MountRecalls(self._changed, lease, clock, leases)
         self._table = DelegationTable(self.bitmap, self.mount)
-        self._contended: dict[Inode, float] = {}
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
         self.files = LockService(self._has_expired)
@@ -207,94 +204,31 @@ class DelegationManager:
                 self._wait(end)
             return number
 
-    def grant_exclusive(self, holder: Holder, inode: int) -> int:
-        """Grant an exclusive directory delegation once the device's kernel has dropped the names."""
-        directory = Inode(inode)
+    def grant_write(self, holder: Holder, inode: int) -> int:
+        """Grant a write delegation of a new file, before anybody else can find it. Returns the grant's
+        number, 0 for a refusal.
+        """
         with self._changed:
-            if not (self._device_reported and self.has_lease(holder)) or self._former_leases_last(holder):
-                return 0
-            if self._clock() < self._contended.get(directory, -math.inf):
-                return 0
-            number = self._table.grant_exclusive(holder, directory)
-            try:
-                self._await_mount(holder, (directory,))
-            except (WouldBlock, OSError):
-                self._table.downgrade(holder, directory)
-                return 0
-            return number if self._table.holds_exclusive(holder, directory, number) else 0
+            may = self._device_reported and self.has_lease(holder)
+            return self._table.grant_write(holder, Inode(inode)) if may else 0
 
-    def downgrade(self, holder: Holder, inode: int) -> None:
-        """Turn the client's exclusive delegation into a read delegation."""
+    def end_write(self, holder: Holder, inode: int) -> None:
+        """Note that the client gathers no more writes to a file."""
         with self._changed:
-            self._table.downgrade(holder, Inode(inode))
+            self._table.end_write(holder, Inode(inode))
             self._changed.notify_all()
 
-    def holds_exclusive(self, holder: Holder, inode: int, number: int) -> bool:
-        """Return whether the client has the directory exclusively, by this grant."""
-        with self._changed:
-            return self._table.holds_exclusive(holder, Inode(inode), number)
-
-    @contextlib.contextmanager
-    def flushing(self, holder: Holder, grants: Mapping[int, int]) -> Iterator[None]:
-        """Hold off other clients while names made under these exclusive delegations are applied; 0 stands for
-        one of an earlier server. Raises OSError: ESTALE if one of them is not the client's any more: others
-        may have changed the directory.
+    def recall_writer(self, holder: Holder, inode: int) -> bool:
+        """Recall another client's write delegation of a file that is about to be looked at, and wait. False:
+        there was none. Raises WouldBlock and OSError.
         """
-        inodes, holds = [Inode(inode) for inode in grants], self._table.holds_exclusive
-        with self._changed:
-            for inode in inodes:
-                number = grants[inode]
-                if not (holds(holder, inode, number) if number else self.may_reclaim(holder)):
-                    raise os_error(errno.ESTALE)
-            self._table.begin_flush(inodes)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._table.end_flush(inodes)
-                self._changed.notify_all()
-
-    def may_reclaim(self, holder: Holder) -> bool:
-        """Return whether the client's lease of an earlier server is still valid, and it has not come back yet
-        (grace period): nobody has changed what it had exclusively.
-        """
-        client = self._clients.get(holder)
-        return bool(self._leases and client and client.name and self._leases.is_former(client.name))
-
-    def recall_directory(self, holder: Holder, inode: int) -> bool:
-        """Recall another client's exclusive delegation of this directory and wait. False: there was none.
-        Raises WouldBlock and OSError.
-        """
-        directory, table = Inode(inode), self._table
-        if not table.exclusive_count and not table.is_flushing(holder, (directory,)):
+        file, end = Inode(inode), self._clock() + _MAX_WAIT_LEASES * self.lease
+        if self._table.other_writer(holder, file) is None:
             return False
-        end = self._clock() + _MAX_WAIT_LEASES * self.lease
         with self._changed:
-            while other := table.exclusive_holder(holder, directory):
-                self._contend(directory)
-                self._recall_and_wait({other: {directory}}, end)
-            while table.is_flushing(holder, (directory,)):
-                self._wait(end)
+            while other := self._table.other_writer(holder, file):
+                self._recall_and_wait({other: {file}}, end)
         return True
-
-    def recall_directories(self, holder: Holder) -> None:
-        """Recall all exclusive directory delegations of other clients, and wait until the names made under
-        them, or an earlier server's, are flushed. Raises WouldBlock and OSError.
-        """
-        with self._changed:
-            while self._former_leases_last(holder):
-                self._wait(math.inf)
-            directories = self._table.exclusive_directories()
-        for directory in directories:
-            self.recall_directory(holder, directory)
-
-    def _contend(self, directory: Inode) -> None:
-        """Note that others want a directory: it is delegated exclusively to no client for a while."""
-        now = self._clock()
-        if len(self._contended) >= _MAX_CONTENDED:
-            self._contended = {inode: end for inode, end in self._contended.items() if end > now}
-        if len(self._contended) < _MAX_CONTENDED:
-            self._contended[directory] = now + _CONTENDED_SECONDS
 
     def is_written(self, inode: int) -> bool:
         """Return whether the device's kernel writes the file by passthrough, or may, since the device's mount
@@ -367,14 +301,10 @@ class DelegationManager:
             while self._former_leases_last(change.holder):
                 self._wait(end)
             for inode in inodes:
-                if self._table.exclusive_count and self._table.exclusive_holder(change.holder, inode):
-                    self._contend(inode)
                 while not self._table.begin(change, inode, alone=alone):
                     self._wait(end)
             while others := self._table.conflicts(change):
                 self._recall_and_wait(others, end)
-            while self._table.is_flushing(change.holder, change.inodes):
-                self._wait(end)
             self._await_mount(change.holder, inodes)
 
     def _await_mount(self, holder: Holder, inodes: Collection[Inode]) -> None:
@@ -389,8 +319,6 @@ class DelegationManager:
 
     def _former_leases_last(self, holder: Holder) -> bool:
         """Return whether another client may hold a delegation from an earlier server that matters here."""
-        if reclaims() and self.may_reclaim(holder):
-            return False
         client = self._clients.get(holder, _Client(MOUNT_NAME if holder == DEVICE else None))
         return self._leases is not None and self._leases.has_former(client.name)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge (memory that processes share): marks of inodes, which another process looks at without a message.
 
-The delegation manager marks a directory before it grants an exclusive delegation, and each inode that a host
-is about to change; the device's mount marks what its kernel may cache. Several inodes share a slot, which
+The delegation manager marks a new file before its host gathers writes to it, and each inode that a host is
+about to change; the device's mount marks what its kernel may cache. Several inodes share a slot, which
 counts them: a counting Bloom filter with one hash.
 
 The manager's process is confined and may be taken over, the mount's is root: the memory is sealed at its

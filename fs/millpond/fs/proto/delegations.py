@@ -37,11 +37,11 @@ class DevicePresent(Message):
     inodes: tuple[int, ...]
 
 
-@message("fs.lock.settle")
-class SettleDirectory(Message):
-    """Recall the exclusive delegation of a directory that the shared bitmap shows as delegated; of all
-    directories if ``inode`` is 0. Answered by ChangeBegun once the names made there are flushed; by
-    WaitForLeases if a recall is needed and ``may_block`` is false; by ChangeRefused.
+@message("fs.lock.recall_writer")
+class RecallWriter(Message):
+    """Recall a host's write delegation of a file that the shared bitmap marks. Answered by ChangeBegun once
+    the host has sent what it has gathered; by WaitForLeases if a recall is needed and ``may_block`` is false;
+    by ChangeRefused.
     """
 
     inode: int

@@ -204,7 +204,7 @@ class Rename(Message):
 @message("fs.create", Kind.VOLUME)
 class Create(Message):
     """Make and open a regular file. Answered by Opened; by Error ESTALE if the name exists by now and O_EXCL
-    is not given. ``cached`` as in Open.
+    is not given. ``cached`` as in Open; ``gathers``: the client wants a write delegation of the file.
     """
 
     parent: int
@@ -213,6 +213,7 @@ class Create(Message):
     mode: int
     owner: Owner | None = None
     cached: bool = False
+    gathers: bool = False
 
 
 @message("fs.open", Kind.VOLUME)
@@ -252,15 +253,18 @@ class ReadFile(Message):
 
 @message("fs.write", Kind.VOLUME)
 class Write(Message):
-    """Write the payload, at the file's end if ``append``; answered by Written. ``page_writeback``: the data
-    comes from the client kernel's writeback, and gives EIO if others have changed the file since the lease
-    expired.
+    """Write the payload, at the file's end if ``append``; answered by Written. ``late``: a program has
+    written it before, under a delegation; it gives EIO if others have changed the file since the lease
+    expired. The ``attributes`` are set if all is written. ``last``: the client has no write delegation of the
+    file any more.
     """
 
     handle: int
     offset: int
     append: bool = False
-    page_writeback: bool = False
+    late: bool = False
+    attributes: SetAttributes | None = None
+    last: bool = False
 
 
 @message("fs.fsync", Kind.VOLUME)
@@ -367,7 +371,8 @@ class AttributesAre(Message):
 class FoundIs(Message):
     """A file. ``granted`` numbers the grant under which its attributes may be cached, ``name_granted`` the
     one of its name; 0 for none. ``readable``: a regular file that the server may read. After a create,
-    ``directory`` holds the directory's new attributes.
+    ``directory`` holds the directory's new attributes; ``empty``: it is a directory that had no names when it
+    was granted.
     """
 
     node: int
@@ -376,6 +381,7 @@ class FoundIs(Message):
     name_granted: int = 0
     readable: bool = False
     directory: AttributesAre | None = None
+    empty: bool = False
 
 
 @message("fs.changed", Kind.VOLUME)
@@ -407,12 +413,14 @@ class Link(Message):
 @message("fs.opened", Kind.VOLUME)
 class Opened(Message):
     """The file is open. ``direct``: the client must not cache what it reads through this handle. ``found`` is
-    the file that was created.
+    the file that was created; ``gathers``: the client has a write delegation of it, under the same grant,
+    until it is recalled or this handle is closed.
     """
 
     handle: int
     direct: bool = False
     found: FoundIs | None = None
+    gathers: bool = False
 
 
 @message("fs.data", Kind.VOLUME)
@@ -434,13 +442,10 @@ class OffsetIs(Message):
 
 @message("fs.written", Kind.VOLUME)
 class Written(Message):
-    """Number of bytes written, and the file's new attributes, if they are known. ``refused`` is the errno for
-    which attributes that were to be set behind the bytes are not, 0 if they are.
-    """
+    """Number of bytes written, and the file's new attributes, if they are known."""
 
     count: int
     file: AttributesAre | None = None
-    refused: int = 0
 
 
 @message("fs.statistics", Kind.VOLUME)

@@ -15,14 +15,6 @@ from millpond.base.errors import ProtocolError
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.async_create import (
-    MAX_BATCH,
-    MAX_TIME,
-    ROOM,
-    NamesFlushed,
-    NamesReplayed,
-    Preallocated,
-)
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Mode
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 from millpond.wire.messages import Message
@@ -31,6 +23,7 @@ _SHORT, _LONG = (1 << 32) - 1, (1 << 64) - 1
 _MAX_MODE = 0o177777
 _MAX_TARGET = 4095  # bytes: a kernel takes no longer one
 _MAX_LEASE = 3600.0  # seconds
+_MAX_TIME = (1 << 40) * 10**9  # nanoseconds since 1970
 _TYPES = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK}
 
 
@@ -67,33 +60,7 @@ def _(reply: p.Opened) -> bool:
 
 @_is_possible.register
 def _(reply: p.Written) -> bool:
-    return 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file) and are_outcomes([reply.refused])
-
-
-@_is_possible.register
-def _(reply: Preallocated) -> bool:
-    counts = {len(each) for each in (reply.nodes, reply.handles, reply.inodes, reply.grants)}
-    whole = counts == {0 if reply.attributes is None else len(reply.nodes)} and len(reply.nodes) <= MAX_BATCH
-    is_one = reply.attributes is None or are_possible(reply.attributes)
-    return whole and is_one and 0 <= reply.room <= ROOM and _are_files(reply)
-
-
-@_is_possible.register
-def _(reply: NamesFlushed) -> bool:
-    return len(reply.files) <= MAX_BATCH and all(map(are_possible, reply.files))
-
-
-@_is_possible.register
-def _(reply: NamesReplayed) -> bool:
-    is_whole = len(reply.inodes) == len(reply.errors) <= MAX_BATCH and are_outcomes(reply.errors)
-    made = [bool(inode) for inode in reply.inodes]
-    return is_whole and _are_within((0, *reply.inodes), 0, _LONG) and made == [not e for e in reply.errors]
-
-
-def _are_files(reply: Preallocated) -> bool:
-    is_file = reply.attributes is None or stat.S_ISREG(reply.attributes.mode)
-    inodes = reply.inodes
-    return is_file and len(set(inodes)) == len(inodes) and _are_within((0, *inodes), 0, _LONG)
+    return 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file)
 
 
 @_is_possible.register
@@ -108,7 +75,7 @@ def _(reply: x.BareAre) -> bool:
 
 @_is_possible.register
 def _(reply: x.BirthTimeIs) -> bool:
-    return reply.time is None or abs(reply.time) <= MAX_TIME
+    return reply.time is None or abs(reply.time) <= _MAX_TIME
 
 
 @_is_possible.register

@@ -10,9 +10,8 @@ import threading
 from millpond.fs.coherence.coherent_fs import ClientDelegationBreaker, CoherentFs
 from millpond.fs.coherence.delegation_table import Holder
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.server.preallocation import PreallocatedFiles
 from millpond.fs.server.shared_descriptors import SharedDescriptors
-from millpond.fs.vfs.inode_api import ROOT, FoundEntry, Node
+from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.path_api import Handle, os_error
 
 ROOT_INODE = 0  # not its own number, which a file of another file system may have
@@ -31,20 +30,18 @@ class ClientState:
         self._backing, self._delegations, self._shared = tree, delegations, shared
         self.holder: Holder = delegations.join(name)
         self._coherent = CoherentFs(tree, ClientDelegationBreaker(delegations, self.holder))
-        self._preallocated = PreallocatedFiles(
-            tree, self._coherent, delegations, self.holder, self._add_preallocated, self._close_and_forget
-        )
         self._nodes: dict[Node, None] = {}
         self._handles: dict[Handle, Node] = {}
         self._cached_opens: dict[Handle, int] = {}
+        self._gathering: dict[Handle, int] = {}
         self._in_use: dict[Node, int] = {}
         self._lock = threading.Lock()
         self.closed = False
 
     @property
     def open_files(self) -> int:
-        """Number of files that the client has open; preallocated ones do not count."""
-        return len(self._handles) - self._preallocated.count
+        """Number of files that the client has open."""
+        return len(self._handles)
 
     def close(self) -> None:
         """Close what the client left open, and drop its nodes and delegations."""
@@ -53,7 +50,6 @@ class ClientState:
             handles, self._handles = self._handles, {}
             nodes, self._nodes = self._nodes, {}
         self._delegations.leave(self.holder)
-        self._preallocated.close()
         for handle in handles:
             with contextlib.suppress(OSError):  # no client is left to receive the error
                 self._coherent.release(handle)
@@ -114,15 +110,13 @@ class ClientState:
         it gets ESTALE, and looks it up again. Returns False if there is none.
         """
         with self._lock:
-            oldest = next((node for node in self._nodes if node != but and not self._is_used(node)), None)
+            unused = (node for node in self._nodes if node != but and node not in self._in_use)
+            oldest = next(unused, None)
             if oldest is None:
                 return False
             del self._nodes[oldest]
         self._backing.forget(oldest, 1)
         return True
-
-    def _is_used(self, node: Node) -> bool:
-        return node in self._in_use or self._preallocated.is_pinned(node)
 
     def _add_open(self, handle: Handle, node: Node, cached: bool) -> bool:
         """Note an open file of the client. Returns whether the client must not cache what it reads."""
@@ -143,19 +137,9 @@ class ClientState:
             return False
         return True
 
-    def _require_room(self, more: int = 1) -> None:
-        if len(self._handles) + more > min(_MAX_FILES, self._shared.most_open):
+    def _require_room(self) -> None:
+        if len(self._handles) >= min(_MAX_FILES, self._shared.most_open):
             raise os_error(errno.EMFILE)
-
-    def _add_preallocated(self, found: FoundEntry, handle: Handle) -> int:
-        """Note a preallocated file as known and open. Returns the grant of its attributes."""
-        try:
-            self._add_open(handle, found.node, cached=True)
-        except OSError:
-            self._backing.forget(found.node, 1)
-            raise
-        self._reference(found.node)
-        return self._grant_read(found.node)
 
     def _release(self, number: int) -> None:
         """Close an open file of the client. Raises OSError."""
@@ -165,16 +149,21 @@ class ClientState:
             self._in_use[node] -= 1
             if not self._in_use[node]:
                 del self._in_use[node]
-        self._preallocated.forget(node, handle)
+        self._end_gathering(handle)
         inode = self._cached_opens.pop(handle, None)
         if inode is not None:  # not by the node, which another slot may have forgotten
             self._delegations.closed(self.holder, inode)
         self._coherent.release(handle)
 
+    def _end_gathering(self, handle: Handle) -> None:
+        """Note that the client gathers no more writes by this open file."""
+        if (inode := self._gathering.pop(handle, None)) is not None:
+            self._delegations.end_write(self.holder, inode)
+
     def _forget(self, node: Node) -> None:
-        """Drop the client's reference to this node, unless it has open handles or preallocated files."""
+        """Drop the client's reference to this node, unless it has open handles."""
         with self._lock:
-            known = node in self._nodes and not self._is_used(node)
+            known = node in self._nodes and node not in self._in_use
             if known:
                 del self._nodes[node]
         if known:
@@ -182,7 +171,7 @@ class ClientState:
             self._backing.forget(node, 1)
 
     def _close_and_forget(self, node: Node, handle: Handle) -> None:
-        """Close a preallocated file that the client has not heard of, or does not use any more."""
+        """Close a new file that the client has not heard of."""
         with contextlib.suppress(OSError):  # the client has just closed it
             self._release(handle)
             self._forget(node)

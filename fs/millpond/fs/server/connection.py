@@ -16,11 +16,9 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.async_create import FlushNames, ReplayNames
 from millpond.fs.proto.bulk_copy import UNANSWERED, StoreFiles
 from millpond.fs.proto.extended import SetXattr
 from millpond.fs.proto.status import GetStatus
-from millpond.fs.proto.write_behind import WriteGathered
 from millpond.fs.server.sessions import ClientSession, SessionSlot, SessionTable
 from millpond.fs.server.status import status
 from millpond.fs.vfs.inode_api import ROOT
@@ -33,7 +31,7 @@ _TRANSFER_SECONDS = 60.0
 _CALLS_PER_LEASE = 4
 _MOST_PAYLOADS, _KEPT_PAYLOADS = 128, 4
 """Of 1 MiB each: a host may have thousands of connections, and a device little memory."""
-_WITH_PAYLOAD = (p.Write, FlushNames, ReplayNames, WriteGathered, StoreFiles, SetXattr)
+_WITH_PAYLOAD = (p.Write, StoreFiles, SetXattr)
 
 
 class PayloadBuffers:

@@ -14,6 +14,7 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.dirents import pack_page
 from millpond.fs.server.client_state import ClientState
 from millpond.fs.store.directories import DOTS, blocks_from, entries_from
+from millpond.fs.store.identity import key_of
 from millpond.fs.vfs.inode_api import ROOT, FoundEntry, Node
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, os_error, within
 from millpond.wire.channel import FileSlice
@@ -47,13 +48,18 @@ class DirectoryHandlers(ClientState):
 
     @contextlib.contextmanager
     def _opened_directory(self, node: Node) -> Iterator[int]:
-        """Yield a descriptor of a directory that holds all names that other clients have made."""
+        """Yield a descriptor of a directory."""
         handle = self._coherent.opendir(node)
         try:
-            self._coherent.recall_directory(node)
             yield self._coherent.descriptor(handle)
         finally:
             self._coherent.release(handle)
+
+    def _is_empty(self, node: Node) -> bool:
+        """Return whether a directory certainly has no names, and compares them by their bytes."""
+        with contextlib.suppress(OSError), self._opened_directory(node) as directory:
+            return not os.listdir(directory) and self._backing.compares_bytes(node)  # noqa: PTH208
+        return False
 
     def _names_page(self, request: p.ReadDirectory) -> Reply:
         node = self._node(request.node)
@@ -84,12 +90,10 @@ class DirectoryHandlers(ClientState):
                 return False
             with contextlib.suppress(OSError):  # removed meanwhile
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):  # another client may have made names in it
-                    within_it = self._walk(node, (name,))
-                    self._backing.forget(within_it.node, 1)
-                    page.add(name, behind, within_it.attributes.fields())
-                else:
-                    page.add(name, behind, self._backing.identity.fields(status))
+                number = self._backing.identity.number(key_of(status))
+                if self._delegations.recall_writer(self.holder, number):
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                page.add(name, behind, self._backing.identity.fields(status))
         return True
 
     def _fill_delegated(self, page: c.Page, node: Node, directory: int, cookie: int) -> bool:

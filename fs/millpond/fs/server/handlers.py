@@ -13,19 +13,15 @@ from functools import singledispatchmethod
 from typing import Any
 
 from millpond.base.errors import ProtocolError
-from millpond.fs.coherence.lease_file import reclaiming
-from millpond.fs.proto import async_create as n
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.setattr import requested_changes
-from millpond.fs.proto.write_behind import WriteGathered
 from millpond.fs.server.client_state import ROOT_INODE
 from millpond.fs.server.directories import DirectoryHandlers, Reply
 from millpond.fs.server.extended import perform_extended
-from millpond.fs.server.name_replay import replay_names
 from millpond.fs.store.bulk_files import read_small
 from millpond.fs.store.identity import key_of
 from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node, SetAttr, one_name
@@ -107,8 +103,6 @@ class RequestHandlers(DirectoryHandlers):
         for number, names in zip(request.directories, request.names, strict=False):
             directory = self._node(number)
             named = self._grant_read(directory) if request.delegated else 0
-            if not request.delegated:
-                self._coherent.recall_directory(directory)
             for name in names:
                 if not batch.has_room(most):
                     return f.Fetched(looked), batch.packed()
@@ -136,6 +130,8 @@ class RequestHandlers(DirectoryHandlers):
         """Add a small file to the batch as it is now, without a node; nothing if it cannot be read."""
         if self._backing.hides(directory, name):
             return
+        if inode := self._backing.inode_of(directory, name):
+            self._delegations.recall_writer(self.holder, inode)
         if found := read_small(self._backing, directory, name, most):
             batch.add(number, p.FoundIs(0, found.attributes), found.data)
 
@@ -153,9 +149,7 @@ class RequestHandlers(DirectoryHandlers):
 
     @perform.register
     def _(self, request: p.GetAttributes, _payload: Buffer) -> Reply:
-        node = self._node(request.node)
-        self._coherent.recall_directory(node)
-        return self._attributes(node), b""
+        return self._attributes(self._node(request.node)), b""
 
     def _attributes(self, node: Node) -> p.AttributesAre:
         granted = self._grant_read(node)
@@ -205,7 +199,8 @@ class RequestHandlers(DirectoryHandlers):
     def _(self, request: p.MakeDirectory, _payload: Buffer) -> Reply:
         parent, granted = self._parent_and_grant(request.parent)
         made = self._coherent.mkdir(parent, request.name, request.mode, request.owner)
-        return self._created_reply(made, parent, granted), b""
+        found = self._created_reply(made, parent, granted)
+        return replace(found, empty=bool(found.granted) and self._is_empty(made.node)), b""
 
     @perform.register
     def _(self, request: p.MakeSymlink, _payload: Buffer) -> Reply:
@@ -248,17 +243,40 @@ class RequestHandlers(DirectoryHandlers):
         self._await_device(request.cached)
         flags = request.flags & _CREATE_FLAGS
         parent, granted = self._parent_and_grant(request.parent)
-        made, handle = self._coherent.create(parent, request.name, flags, request.mode, request.owner)
+        made, handle = self._create(parent, request, flags)
         try:
             direct = self._add_open(handle, made.node, request.cached)
         except OSError:
             self._backing.forget(made.node, 1)
             raise
         try:
-            return p.Opened(handle, direct, self._created_reply(made, parent, granted)), b""
+            found = self._created_reply(made, parent, granted)
+            return p.Opened(handle, direct, found, handle in self._gathering), b""
         except OSError:  # the client never learns of the handle
             self._close_and_forget(made.node, handle)
             raise
+
+    def _create(self, parent: Node, request: p.Create, flags: int) -> tuple[FoundEntry, Handle]:
+        """Create and open a file, with a write delegation from before anybody else can find it if the client
+        wants that, and it can be.
+        """
+        granted: list[int] = []
+
+        def grant(status: os.stat_result) -> None:
+            inode = self._backing.identity.number(key_of(status))
+            if self._delegations.grant_write(self.holder, inode):
+                granted.append(inode)
+
+        announce = grant if request.gathers else None
+        try:
+            made = self._coherent.create(parent, request.name, flags, request.mode, request.owner, announce)
+        except BaseException:
+            for inode in granted:
+                self._delegations.forget(self.holder, inode)
+            raise
+        for inode in granted:
+            self._gathering[made[1]] = inode
+        return made
 
     def _await_device(self, cached: bool) -> None:
         """Wait for the device's report before anything is done, so that Pending leaves nothing behind."""
@@ -271,8 +289,7 @@ class RequestHandlers(DirectoryHandlers):
         self._await_device(request.cached)
         node = self._node(request.node)
         flags = within(request.flags, 0, (1 << 31) - 1) & _CREATE_FLAGS & ~os.O_EXCL
-        with reclaiming(reclaims=not flags & os.O_TRUNC):  # else nothing is changed yet
-            handle = self._open(node, flags, again=request.again)
+        handle = self._open(node, flags, again=request.again)
         return p.Opened(handle, self._add_open(handle, node, request.cached)), b""
 
     def _open(self, node: Node, flags: int, *, again: bool) -> Handle:
@@ -336,31 +353,15 @@ class RequestHandlers(DirectoryHandlers):
         granted = self._grant_read(node)
 
         def is_stale() -> bool:
-            return request.page_writeback and self._delegations.is_stale(
-                self.holder, self._backing.inode(node)
-            )
+            return request.late and self._delegations.is_stale(self.holder, self._backing.inode(node))
 
-        count = self._coherent.write(handle, payload, offset, append=request.append, is_stale=is_stale)
+        then = requested_changes(request.attributes) if request.attributes else None
+        count = self._coherent.write(
+            handle, payload, offset, append=request.append, is_stale=is_stale, then=then
+        )
+        if request.last:
+            self._end_gathering(handle)
         return p.Written(count, self._attributes_after(node, granted)), b""
-
-    @perform.register
-    def _(self, request: WriteGathered, payload: Buffer) -> Reply:
-        handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
-        node = self._node_of(handle)
-        if request.directory == self._backing.inode(node):  # the write would wait for itself
-            raise os_error(errno.ESTALE)
-        flushing = self._delegations.flushing(self.holder, {request.directory: request.granted})
-        with flushing, reclaiming(reclaims=not request.granted):
-            self._preallocated.flush(request.updates, self._writable_node, changed_next=node)
-            granted = self._grant_read(node)
-            if request.attributes is None:
-                count, refused = self._coherent.write(handle, payload, offset, append=request.append), 0
-            else:
-                changes = functools.partial(requested_changes, request.attributes)
-                count, refused = self._coherent.write_and_set(
-                    handle, payload, offset, changes, append=request.append
-                )
-        return p.Written(count, self._attributes_after(node, granted), refused), b""
 
     @perform.register
     def _(self, request: p.Sync, _payload: Buffer) -> Reply:
@@ -391,20 +392,6 @@ class RequestHandlers(DirectoryHandlers):
     @perform.register
     def _(self, request: p.Release, _payload: Buffer) -> Reply:
         return self._done(self._release, request.handle)
-
-    @perform.register
-    def _(self, request: n.Preallocate, _payload: Buffer) -> Reply:
-        self._require_room(request.count)
-        return self._preallocated.answer(request, self._writable_node)
-
-    @perform.register
-    def _(self, request: n.FlushNames, payload: Buffer) -> Reply:
-        return self._preallocated.answer_flush(request, payload, self._writable_node), b""
-
-    @perform.register
-    def _(self, request: n.ReplayNames, payload: Buffer) -> Reply:
-        directory = self._writable_node(request.directory)
-        return replay_names(self._backing, self._delegations, self.holder, directory, request, payload), b""
 
     @perform.register
     def _(self, request: x.ExtendedRequest, payload: Buffer) -> Reply:

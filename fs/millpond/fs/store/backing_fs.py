@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import os
 import stat
@@ -20,6 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from millpond.fs.filelocks.remote import own_locks
 from millpond.fs.store.create import (
     SAFE_FLAGS,
+    Announce,
     Creator,
     checked,
     names_are_bytes,
@@ -34,7 +34,6 @@ from millpond.fs.store.extended import BackingExtended
 from millpond.fs.store.identity import FileIdentity, key_of
 from millpond.fs.store.layout import main_device
 from millpond.fs.store.mmap_writers import open_past_lease
-from millpond.fs.store.space_reservation import SpaceReservation, write_whole
 from millpond.fs.store.usage import statistics
 from millpond.fs.vfs.inode_api import (
     ROOT,
@@ -79,7 +78,6 @@ class BackingFs:
         self._numbers, self._handles = itertools.count(ROOT + 1), itertools.count(1)
         self.locks = own_locks()
         self.extended = BackingExtended(self.pinned, self.is_public)
-        self.reservation = SpaceReservation()
 
     @property
     def top(self) -> str:
@@ -227,17 +225,6 @@ class BackingFs:
         with self.pinned(node) as file:
             return os.access(proc_path(file), os.R_OK)
 
-    def touch(self, node: Node) -> None:
-        """Set a file's times to the present."""
-        with self.pinned(node) as file:
-            os.utime(proc_path(file))
-
-    def can_preallocate(self, directory: Node) -> bool:
-        """Return whether this process may create files in a directory that compares names by their bytes."""
-        with self.pinned(directory) as at:
-            may = os.access(proc_path(at), os.R_OK | os.W_OK | os.X_OK)
-            return may and not self._creator.chowns_new and names_are_bytes(at)
-
     def _ref(self, node: Node) -> InodeRef:
         try:
             return self._refs[node]
@@ -343,13 +330,22 @@ class BackingFs:
                 os.rename(one_name(name), one_name(new_name), src_dir_fd=here, dst_dir_fd=there)
 
     def create(
-        self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
+        self,
+        parent: Node,
+        name: bytes,
+        flags: int,
+        mode: int,
+        owner: Owner | None,
+        announce: Announce | None = None,
     ) -> tuple[FoundEntry, Handle]:
-        """Make and open a regular file; ESTALE if the name exists by now."""
+        """Make and open a regular file; ESTALE if the name exists by now. ``announce`` is called before it
+        has its name, where the file system makes files without one.
+        """
         kept = flags & _CREATE_FLAGS
         try:
             with self.pinned(parent) as directory:
-                made = self._creator.file(directory, one_name(name), kept, mode, owner)
+                new = one_name(name), kept, mode, owner, announce
+                made = self._creator.file(directory, *new)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -362,17 +358,6 @@ class BackingFs:
             raise
         return found, self._opened(made)
 
-    def reserve_names(self, parent: Node, count: int) -> int:
-        """Reserve room for the names of ``count`` preallocated files, in directories like this one. Returns
-        for how many there is room. Raises OSError: the reason why there is none.
-        """
-        with self.pinned(parent) as directory:
-            return self.reservation.hold(directory, count)
-
-    def release_names(self, count: int) -> None:
-        """Release the reservation of names that were linked, or will not be."""
-        self.reservation.release(count)
-
     def create_unnamed(self, parent: Node) -> tuple[FoundEntry, Handle]:
         """Make and open a regular file without a name (O_TMPFILE), to be linked in this directory later."""
         with self.pinned(parent) as directory:
@@ -383,23 +368,6 @@ class BackingFs:
             os.close(made)
             raise
         return found, self._opened(made)
-
-    def fill(self, handle: Handle, data: Buffer) -> None:
-        """Write all that an unnamed file holds, at most ``reservation.contents`` bytes, for which is room."""
-        with self._opened_file(handle) as file:
-            self.reservation.use(functools.partial(write_whole, file, data))
-
-    def link_unnamed(
-        self, node: Node, parent: Node, name: bytes, mode: int, time: int, accessed: int | None = None
-    ) -> None:
-        """Link an unnamed file, with these permissions and times. There is room for the name."""
-        self._require_one_side(self.is_public(node), self._below(parent, name))
-        with self.pinned(node) as file, self.pinned(parent) as directory:
-            place = proc_path(file)
-            os.chmod(place, mode)  # noqa: PTH101 - a Path would only be taken apart again
-            os.utime(place, ns=(time if accessed is None else accessed, time))
-            link = functools.partial(os.link, os.fsencode(place), one_name(name), dst_dir_fd=directory)
-            self.reservation.use(link)
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; EPERM for any other type."""

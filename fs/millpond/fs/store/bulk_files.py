@@ -114,32 +114,6 @@ def store_files(tree: BackingFs, directory: Node, files: Sequence[SmallFile], na
     return errors
 
 
-def make_again(tree: BackingFs, directory: Node, file: SmallFile, *, sent: bool, unchanged: bool) -> int:
-    """Make a file, whole, that an earlier server may have made if it was ``sent``: then one with the same
-    contents and time is the file, and any is if the directory is ``unchanged`` since. Returns the inode
-    number. Raises OSError: EEXIST if another file has the name; ESTALE if others may have removed it.
-    """
-    there = tree.inode_of(directory, file.name)
-    if sent and there is None and not unchanged:
-        raise os_error(errno.ESTALE)
-    if sent and there is not None and (unchanged or _is_there(tree, directory, file)):
-        return there
-    if there is not None:
-        raise os_error(errno.EEXIST)
-    node, handle = _write(tree, directory, file)
-    try:
-        tree.forget(tree.link(node, directory, file.name).node, 1)
-        return tree.inode(node)
-    finally:
-        tree.release(handle)
-        tree.forget(node, 1)
-
-
-def _is_there(tree: BackingFs, directory: Node, file: SmallFile) -> bool:
-    found = read_small(tree, directory, file.name, len(file.data))
-    return found is not None and (found.attributes.mtime, found.data) == (file.mtime, file.data)
-
-
 def _error_of(call: Callable[..., None], *arguments: object) -> int:
     try:
         call(*arguments)

@@ -17,6 +17,7 @@ from millpond.fs.vfs.path_api import Owner, os_error, within
 from millpond.linux import syscalls
 
 SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
+Announce = Callable[[os.stat_result], None]
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS: an int, though its number says 8 bytes
 _CASEFOLD = 0x40000000
@@ -38,21 +39,40 @@ class Creator:
         """The owner of new files; None if they are given to other users."""
         return None if self._chown_new else Owner(os.geteuid(), os.getegid())
 
-    @property
-    def chowns_new(self) -> bool:
-        """Whether new files are given to other users."""
-        return self._chown_new
-
     def permissions(self, mode: int) -> int:
         """Return the permission bits that a file may have. Raises OSError: EINVAL if ``mode`` has no such."""
         return within(mode, 0, 0o177777) & 0o7777 & ~(_SET_ID if self._plain else 0)
 
-    def file(self, parent: int, name: AnyStr, flags: int, mode: int, owner: Owner | None) -> int:
-        """Create a regular file that does not exist yet. Returns its descriptor."""
+    def file(
+        self,
+        parent: int,
+        name: AnyStr,
+        flags: int,
+        mode: int,
+        owner: Owner | None,
+        announce: Announce | None = None,
+    ) -> int:
+        """Create a regular file that does not exist yet. ``announce`` is called with what stat tells of it
+        before it has its name, where the file system makes files without one. Returns its descriptor.
+        """
         mode = self.permissions(mode)
+        if announce and (unnamed := _open_unnamed(parent, flags, mode)) >= 0:
+            return self._announced(unnamed, parent, name, mode, owner, announce)
         made = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, mode, dir_fd=parent)
         with _undo_on_error(lambda: os.unlink(name, dir_fd=parent)):
             return self._finish(made, parent, mode, owner)
+
+    def _announced(
+        self, made: int, parent: int, name: AnyStr, mode: int, owner: Owner | None, announce: Announce
+    ) -> int:
+        made = self._finish(made, parent, mode, owner)
+        try:
+            announce(os.fstat(made))
+            os.link(os.fsencode(proc_path(made)), os.fsencode(name), dst_dir_fd=parent)
+        except BaseException:
+            os.close(made)
+            raise
+        return made
 
     def directory(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
         """Make a directory. Returns an O_PATH descriptor."""
@@ -88,6 +108,19 @@ class Creator:
             os.close(made)
             raise
         return made
+
+
+def _open_unnamed(parent: int, flags: int, mode: int) -> int:
+    """Create a regular file without a name that is opened with these flags, to write it at least; -1 where
+    there is none.
+    """
+    kept = flags & ~(os.O_EXCL | os.O_TRUNC)
+    try:
+        return os.open(".", kept | os.O_TMPFILE | os.O_CLOEXEC | os.O_NONBLOCK, mode, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.EOPNOTSUPP):
+            return -1
+        raise
 
 
 def open_unnamed(parent: int) -> int:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import os
 
-from millpond.fs.store.delegated_times import DelegatedTimes
 from millpond.fs.vfs.path_api import Attributes, stat_fields
 
 Key = tuple[int, int]
 _FOREIGN = 1 << 62  # above the inode numbers of the volume's own file system
 _ALL = (1 << 64) - 1
-_CTIME = Attributes.__match_args__.index("ctime")
 
 
 def key_of(status: os.stat_result) -> Key:
@@ -26,13 +24,11 @@ def key_of(status: os.stat_result) -> Key:
 
 class FileIdentity:
     """Numbers of the files of a volume whose own file system is ``device`` (st_dev). Files of that one have
-    their inode numbers, those of others a hash of 62 bits of device and inode number. ``times`` are
-    the change times that hosts are told in place of the flash's own.
+    their inode numbers, those of others a hash of 62 bits of device and inode number.
     """
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self.times = DelegatedTimes()
 
     def number(self, key: Key) -> int:
         """Return the number of a file, not above 2**63 - 1."""
@@ -50,8 +46,6 @@ class FileIdentity:
         found = stat_fields(status)
         if status.st_dev != self._device:
             found = (self.number(key_of(status)), *found[1:])
-        if (changed := self.times.of(status)) != status.st_ctime_ns:
-            found = (*found[:_CTIME], changed, *found[_CTIME + 1 :])
         return found
 
     def attributes(self, status: os.stat_result) -> Attributes:

@@ -64,13 +64,13 @@ class Quota:
 
     def __init__(self, limit: int, used: int, files: int) -> None:
         self.limit, self.used, self.files = limit, used, files
-        self._reserved = self._held = 0
+        self._reserved = 0
         self._changing: dict[int, _Changing] = {}
 
     @property
     def left(self) -> int:
         """Bytes that can be reserved."""
-        return max(0, self.limit - self.used - self._reserved - self._held)
+        return max(0, self.limit - self.used - self._reserved)
 
     @property
     def quiet(self) -> bool:
@@ -85,20 +85,8 @@ class Quota:
             raise os_error(errno.ENOSPC)
         return self._begin(inode, blocks, size)
 
-    def hold(self, size: int) -> None:
-        """Hold bytes for changes that may come later, as links of preallocated files: for each a block, as
-        much as ``reserve`` asks for a new name that is made at once. Raises OSError: ENOSPC.
-        """
-        if size > self.left:
-            raise os_error(errno.ENOSPC)
-        self._held += size
-
-    def release(self, size: int) -> None:
-        """Release held bytes: the changes that needed them are done, or will not come."""
-        self._held -= size
-
     def watch(self, inode: int, blocks: int) -> Reservation:
-        """Begin a change that is never refused: it takes nothing, as a removal, or bytes held for it."""
+        """Begin a change that is never refused: it takes nothing, as a removal."""
         return self._begin(inode, blocks, 0)
 
     def _begin(self, inode: int, blocks: int, size: int) -> Reservation:

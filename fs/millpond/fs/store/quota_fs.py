@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.create import Announce
 from millpond.fs.store.descriptors import InodeRef
 from millpond.fs.store.extended import BackingExtended
 from millpond.fs.store.identity import Key, key_of
 from millpond.fs.store.quota import Quota, Reservation, drifted, growth
-from millpond.fs.store.space_reservation import CONTENT_BLOCKS
 from millpond.fs.vfs.inode_api import Buffer, CachedAttributes, FoundEntry, Node, SetAttr, one_name
 from millpond.fs.vfs.path_api import Attributes, Handle, Owner, Statistics
 
@@ -54,7 +54,6 @@ class QuotaFs(BackingFs):
         self._extent = (self.quota.used, self.quota.used)
         self._files_open: dict[Key, int] = {}
         self._unnamed: set[Key] = set()
-        self._name_size = 0
 
     def statfs(self) -> Statistics:
         """Return how full the quota is, or the file system if that is fuller."""
@@ -152,45 +151,6 @@ class QuotaFs(BackingFs):
         with self.pinned(node) as file, self._in_use(file), self._adding_name(parent, 0):
             return super().link(node, parent, name)
 
-    def reserve_names(self, parent: Node, count: int) -> int:
-        """Hold a block of the quota for each name, by which its directory may grow, and what its file
-        may hold; others see that much less room.
-        """
-        self._name_size = self._name_size or (1 + CONTENT_BLOCKS) * super().statfs().fragment_size
-        with self._quota_lock:
-            count = min(count, self.quota.left // self._name_size)
-            self.quota.hold(count * self._name_size)
-        held = 0
-        try:
-            held = super().reserve_names(parent, count)
-        finally:
-            with self._quota_lock:
-                self.quota.release((count - held) * self._name_size)
-        return held
-
-    def release_names(self, count: int) -> None:
-        """Release the reservation of names that were linked, or will not be."""
-        super().release_names(count)
-        with self._quota_lock:
-            self.quota.release(count * self._name_size)
-
-    def fill(self, handle: Handle, data: Buffer) -> None:
-        """Write all that an unnamed file holds. Never refused: room for it is held."""
-        with self._opened_file(handle) as file, self._charging(file, None):
-            super().fill(handle, data)
-
-    def link_unnamed(
-        self, node: Node, parent: Node, name: bytes, mode: int, time: int, accessed: int | None = None
-    ) -> None:
-        """Link an unnamed file, which counts since it was made. Never refused: room for it is held."""
-        with (
-            self.pinned(node) as file,
-            self._in_use(file),
-            self.pinned(parent) as directory,
-            self._charging(directory, None),
-        ):
-            super().link_unnamed(node, parent, name, mode, time, accessed)
-
     def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
         with self._removing(parent, name):
@@ -211,11 +171,17 @@ class QuotaFs(BackingFs):
             super().rename(parent, name, new_parent, new_name, flags)
 
     def create(
-        self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
+        self,
+        parent: Node,
+        name: bytes,
+        flags: int,
+        mode: int,
+        owner: Owner | None,
+        announce: Announce | None = None,
     ) -> tuple[FoundEntry, Handle]:
         """Make and open a regular file."""
         with self._adding_name(parent, 0) as made:
-            found, handle = super().create(parent, name, flags, mode, owner)
+            found, handle = super().create(parent, name, flags, mode, owner, announce)
             made.append(self._ref(found.node).descriptor)
         return found, handle
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
@@ -22,21 +20,14 @@ from millpond.fs.vfs.xattr_names import MAX_LIST, MAX_VALUE, user_name
 from millpond.wire.messages import Message
 
 
-class _Flush(Protocol):
-    def __call__(self, changed: CachedInode | None = None) -> Deadline:
-        """Send pending names and gathered data, of all files or before one is changed. Returns the deadline
-        of the operation that waits.
-        """
-
-
 class RemoteExtended:
     """ExtendedFs of the files of a device. That a file has no attribute of a name is cached as its other
     attributes are, once its names were listed; of files that arrived with a listing, many are asked for at
-    once. ``flush`` comes before each request.
+    once.
     """
 
-    def __init__(self, rpc: RpcPool, flush: _Flush) -> None:
-        self._rpc, self._flush = rpc, flush
+    def __init__(self, rpc: RpcPool) -> None:
+        self._rpc = rpc
 
     def _file(self, node: Node) -> CachedInode:
         file = self._rpc.file(node)
@@ -79,7 +70,7 @@ class RemoteExtended:
         known = self._cached_names(file)
         if known is not None and name not in known:
             raise os_error(errno.ENODATA)
-        with self._rpc.call(self._flush(file)) as call:
+        with self._rpc.call() as call:
             _, value = call.ask(
                 lambda: x.GetXattr(call.remote(file), name), x.XattrIs, idempotent=True, limit=MAX_VALUE
             )
@@ -99,7 +90,7 @@ class RemoteExtended:
         known = self._cached_names(file)
         if known is not None:
             return known
-        with self._rpc.call(self._flush(file)) as call:
+        with self._rpc.call() as call:
             reply, packed = call.ask(
                 lambda: x.ListXattrs(call.remote(file)), x.XattrsAre, idempotent=True, limit=MAX_LIST
             )
@@ -136,19 +127,18 @@ class RemoteExtended:
         *,
         idempotent: bool = False,
     ) -> None:
-        deadline = self._flush(file)
         change = Invalidation(self._rpc.inodes, self._rpc.lock, lambda _file: None, (file,), data_only=True)
 
         def prepare(call: RpcCall) -> Message:
             return request(call.remote(file))
 
-        with change, self._rpc.call(deadline) as call:
+        with change, self._rpc.call() as call:
             reply, _ = call.ask(lambda: prepare(call), AttributesAre, idempotent=idempotent, payload=value)
         change.learn_reply(file, reply)
 
     def birth_time(self, node: Node) -> int | None:
         """Return when a file was made; None if the device does not know."""
         file = self._file(node)
-        with self._rpc.call(self._flush(file)) as call:
+        with self._rpc.call() as call:
             reply, _ = call.ask(lambda: x.GetBirthTime(call.remote(file)), x.BirthTimeIs, idempotent=True)
         return reply.time

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: gathers the small writes of a file into extents, and the attributes that are set after them."""
+"""Pure: a piece of a new file that is gathered from small writes, and the attributes set behind it."""
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from dataclasses import dataclass, replace
 from typing import Final
 
-from millpond.fs.vfs.inode_api import Buffer, SetAttr
-from millpond.fs.vfs.path_api import MAX_TRANSFER
+from millpond.fs.vfs.inode_api import Now, SetAttr
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 
 EXTENT: Final = MAX_TRANSFER
 """Most bytes of one extent."""
-_QUEUED = 3
 _PERMISSIONS = 0o777
 _MAX_TIME = 1 << 63  # nanoseconds: a message holds no time beyond it
 
@@ -20,8 +19,9 @@ _MAX_TIME = 1 << 63  # nanoseconds: a message holds no time beyond it
 @dataclass(eq=False, slots=True)
 class Extent:
     """Bytes that were written one after the other from ``offset`` on; with ``append``, at the file's end.
-    ``changes`` are the attributes set after them, ``began`` is when the first byte was written. One that is
-    ``sealed`` grows no more: it is being sent. The server has ``written`` bytes of it.
+    ``began`` is when the first byte was written, ``changes`` are the attributes set after the last. One that
+    is ``sealed`` grows no more: it is being sent. The server has ``written`` bytes of it, and perhaps more if
+    it is ``in_doubt``.
     """
 
     offset: int
@@ -31,45 +31,12 @@ class Extent:
     changes: SetAttr | None = None
     sealed: bool = False
     written: int = 0
+    in_doubt: bool = False
 
     def accepts(self, size: int, offset: int, append: bool) -> bool:
         """Return whether these bytes can be added."""
         follows = append if self.append else not append and offset == self.offset + len(self.data)
         return follows and not self.sealed and self.changes is None and len(self.data) + size <= EXTENT
-
-
-class GatheredWrites:
-    """The extents of one file, in their order. One thread may call at once."""
-
-    def __init__(self) -> None:
-        self.extents: deque[Extent] = deque()
-
-    @property
-    def size(self) -> int:
-        """Number of bytes that are gathered."""
-        return sum(len(extent.data) for extent in self.extents)
-
-    @property
-    def are_full(self) -> bool:
-        """Whether no extent may be added."""
-        return len(self.extents) > _QUEUED
-
-    def begin(self, data: Buffer, offset: int, append: bool, now: float) -> Extent:
-        """Add an extent that begins with these bytes, and seal the one before."""
-        if self.extents:
-            self.extents[-1].sealed = True
-        self.extents.append(Extent(offset, append, now, bytearray(data)))
-        return self.extents[-1]
-
-    def set(self, changes: SetAttr) -> bool:
-        """Add attributes to be set behind the last byte. False if that cannot be told together."""
-        last = self.extents[-1] if self.extents else None
-        if last is None or last.sealed or not may_follow(changes):
-            return False
-        if last.append:  # the server may be asked again if it has to wait for the attributes alone
-            return False
-        last.changes = changes if last.changes is None else _merged(last.changes, changes)
-        return True
 
 
 def may_follow(changes: SetAttr) -> bool:
@@ -80,7 +47,28 @@ def may_follow(changes: SetAttr) -> bool:
     return not special and not others and all(abs(time) < _MAX_TIME for time in times)
 
 
-def _merged(first: SetAttr, then: SetAttr) -> SetAttr:
+def merged(first: SetAttr | None, then: SetAttr) -> SetAttr:
     """Return the changes of both, ``then`` being the later."""
+    if first is None:
+        return then
     names = ("mode", "atime", "mtime")
     return replace(first, **{name: each for name in names if (each := getattr(then, name)) is not None})
+
+
+def changed(known: Attributes, changes: SetAttr, end: int) -> Attributes:
+    """Return the attributes of a file that is written up to ``end``, and changed then. They are the client's
+    guess: the kernel may not cache them.
+    """
+    return replace(
+        known,
+        size=max(known.size, end),
+        mode=known.mode if changes.mode is None else known.mode & ~_PERMISSIONS | changes.mode,
+        atime=_time(changes.atime, known.atime),
+        mtime=_time(changes.mtime, known.mtime),
+    )
+
+
+def _time(asked: int | Now | None, before: int) -> int:
+    if asked is None:
+        return before
+    return time.time_ns() if isinstance(asked, Now) else asked

@@ -20,14 +20,13 @@ class CachedInode:
     counts invalidations, ``block_changes`` those of its cached blocks; ``changed_at`` is its last change by
     this client. ``local_opens`` are opens that the server does not know of; ``reported_open``: a recall reply
     has reported them. ``recalling`` counts invalidations of the kernel's cache under way; ``ungranted_read``:
-    data was returned to the kernel during one. ``linked``: its name was flushed for a preallocated file and
-    not synced since. ``xattrs``: the names of its extended attributes, valid while the other attributes are
-    the same object. ``gathered``: the server lacks data, so that its attributes are not the file's.
+    data was returned to the kernel during one. ``xattrs``: the names of its extended attributes, valid while
+    the other attributes are the same object. ``gathered``: the server lacks data, so that its attributes are
+    not the file's. ``linked``: it was made without a name, and not synced since it has one.
 
-    Of a directory: ``small_reads`` counts reads of small files in it, ``creates`` the creates tried in it;
-    until ``refused_until``, for ``refused_for`` seconds, no delegation is requested; ``fresh``:
-    this client has just made it; ``name_doubts`` counts events after which its set of names is not certain;
-    ``in_listing``: the kernel may still be taking over names from a listing; ``old_names``: dropped names.
+    Of a directory: ``small_reads`` counts reads of small files in it; ``in_listing``: the kernel may still be
+    taking over names from a listing; ``old_names``: dropped names; ``complete``: it has no others than
+    ``names``.
     """
 
     node: Node
@@ -42,6 +41,7 @@ class CachedInode:
     granted: int = 0
     attributes: Attributes | None = None
     names: dict[bytes, Node | None] = field(default_factory=dict)
+    complete: bool = False
     listing: tuple[DirectoryEntry, ...] | None = None
     target: bytes | None = None
     xattrs: tuple[Attributes, tuple[bytes, ...]] | None = None
@@ -55,15 +55,10 @@ class CachedInode:
     drops: int = 0
     block_changes: int = 0
     changed_at: int = 0
-    name_doubts: int = 0
-    creates: int = 0
-    refused_until: float = 0.0
-    refused_for: float = 0.0
-    fresh: bool = False
-    linked: bool = False
     in_listing: bool = False
     old_names: dict[bytes, Node | None] | None = None
     gathered: bool = False
+    linked: bool = False
     durability: WriteVerifier = field(default_factory=WriteVerifier)
 
     def drop(self) -> None:
@@ -74,5 +69,6 @@ class CachedInode:
 
     def drop_names(self) -> None:
         """Invalidate the names in this directory."""
+        self.complete = False
         if self.names:
             self.old_names, self.names = self.names, {}

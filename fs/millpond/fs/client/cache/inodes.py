@@ -26,6 +26,7 @@ _MOST_IDLE = 8192
 _MOST_RECALLS = 8192
 _MOST_FORGOTTEN = 4096  # nodes in one FORGET, or grants returned
 _DEEPEST = 4096
+_LONGEST = 255  # bytes of a name: the server refuses longer ones
 _UNKNOWN = Node(0)
 
 
@@ -162,6 +163,7 @@ class InodeCache:
             parent.children -= 1
             if parent.names.get(name) == node:
                 del parent.names[name]
+                parent.complete = False
             self._idle_unless_used(parent)
         self._return(inode, granted)
         return True
@@ -182,8 +184,10 @@ class InodeCache:
         """Return the inode of a name, None if the name is known not to exist, False if the cache
         cannot tell.
         """
-        if not self.ttl(directory, now) or name not in directory.names:
+        if not self.ttl(directory, now):
             return False
+        if name not in directory.names:
+            return None if directory.complete and len(name) <= _LONGEST else False
         node = directory.names[name]
         return None if node is None else self.get(node) or False
 
@@ -247,15 +251,6 @@ class InodeCache:
         file = self._files[node] = self._by_inode[inode] = CachedInode(node, inode, None, name)
         return file
 
-    def renumber(self, file: CachedInode, inode: int) -> None:
-        """Note that the device has made a file again, by another number. Another file that had this number
-        is not there any more, or has been made again, too.
-        """
-        if self.by_inode(file.inode) is file:
-            del self._by_inode[file.inode]
-        self.by_inode(inode)  # it is not listed by this number any more
-        file.inode, self._by_inode[inode] = inode, file
-
     def reject(self, reply: FoundIs, verifier: int) -> None:
         """Have the server forget a node that it has found and that is not cached."""
         file = self._by_inode.get(reply.attributes.inode)
@@ -315,15 +310,6 @@ class InodeCache:
                     self._linked.add(file.node)
         return counts
 
-    def learn_own(self, file: CachedInode, granted: int, attributes: Attributes, since: int) -> bool:
-        """Apply attributes of a file that only this client knows, under an earlier grant; return whether they
-        are valid, whatever other names this client has changed since the request.
-        """
-        counts = self._is_valid_grant(file, granted, since) and since >= file.changed_at
-        if counts:
-            file.granted, file.attributes = max(file.granted, granted), attributes
-        return counts
-
     def learn_name(
         self, directory: CachedInode, name: bytes, node: Node | None, granted: int, *, since: int
     ) -> None:
@@ -331,6 +317,8 @@ class InodeCache:
         if self.may_cache(directory, granted, since=since):
             directory.granted = max(directory.granted, granted)
             directory.names[name] = node
+        elif node is not None:
+            directory.complete = False
 
     def remove_name(self, directory: CachedInode, name: bytes, file: CachedInode | None) -> None:
         """Remove a name of ``file``; the name may already mean another file.
@@ -402,6 +390,7 @@ class InodeCache:
         parent = self._files.get(file.parent) if file.parent is not None else None
         if parent and parent.names.get(file.name) == file.node:
             del parent.names[file.name]
+            parent.complete = False
         self.set_location(file, None, b"")
         del self._files[file.node]
         self._names_changed_at = max(self._names_changed_at, file.changed_at)  # of replies that find it anew

@@ -47,7 +47,6 @@ class Invalidation:
             if isinstance(error, OSError):  # the change may have been made, or will be
                 for file in self._files:
                     file.drop_names()
-                    file.name_doubts += 1
             self._forget()
             alone = all(self._inodes.is_current(file, self.since) for file in self._files)
             now = self._inodes.change(self._changed)

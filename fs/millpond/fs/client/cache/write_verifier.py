@@ -16,9 +16,8 @@ class WriteVerifier:
     A device that was started again, or another file system, has lost changes that were not synced: each open
     file sees one EIO from fsync, also one opened after the loss but before its first report. ``changed`` and
     ``synced`` count changes, ``error_seq`` losses; ``reported_seq`` is the last loss that was reported.
-    ``lost_seq`` is the last loss of gathered data, which a write and a close report, too. ``failed_seq`` is
-    that or the last refusal of attributes, which counts as a loss and is reported by a close, too; ``code``
-    is its errno.
+    ``lost_seq`` is the last loss of gathered data, which a write and a close report, too; ``code`` is its
+    errno.
     """
 
     changed: int = 0
@@ -26,7 +25,6 @@ class WriteVerifier:
     error_seq: int = 0
     reported_seq: int = 0
     lost_seq: int = 0
-    failed_seq: int = 0
     code: int = errno.EIO
 
     def change(self) -> None:
@@ -43,19 +41,15 @@ class WriteVerifier:
             self.error_seq += 1
             self.synced = self.changed
 
-    def fail(self, code: int, *, lost: bool) -> None:
-        """Count the loss of gathered data, which could not be written for this errno; unless ``lost``, the
-        refusal of attributes behind it.
-        """
+    def fail(self, code: int) -> None:
+        """Count the loss of gathered data, which could not be written for this errno."""
         self.error_seq += 1
-        self.failed_seq, self.code = self.error_seq, code
-        if lost:
-            self.lost_seq = self.error_seq
+        self.lost_seq, self.code = self.error_seq, code
 
     @property
     def error(self) -> int:
         """The errno of the newest loss."""
-        return self.code if self.failed_seq == self.error_seq else errno.EIO
+        return self.code if self.lost_seq == self.error_seq else errno.EIO
 
     def report(self, seen: int) -> int | None:
         """Return the newest loss if it is newer than ``seen``, and mark it as reported; else None."""

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.dir_page import DOTS_END, HeldPage, cookie_of, offset_of
 from millpond.fs.client.cache.inode import CachedInode
@@ -57,23 +56,13 @@ class _OpenDirectory:
 
 
 class OpenDirectories:
-    """The open directories of one client.
-
-    ``ttl`` returns for how many seconds the cached state of a directory is valid, ``attribute_ttl`` for how
-    many the attributes of a file; ``flush`` sends all pending names to the server and returns the operation's
-    deadline.
+    """The open directories of one client. ``ttl`` returns for how many seconds the cached state of a file is
+    valid.
     """
 
-    def __init__(
-        self,
-        rpc: RpcPool,
-        ttl: Callable[[CachedInode], float],
-        attribute_ttl: Callable[[CachedInode], float],
-        flush: Callable[[], Deadline],
-    ) -> None:
-        self._rpc, self._ttl, self._flush = rpc, ttl, flush
-        self._attribute_ttl = attribute_ttl
-        self._pages = DirectoryPages(rpc, flush, attribute_ttl)
+    def __init__(self, rpc: RpcPool, ttl: Callable[[CachedInode], float]) -> None:
+        self._rpc, self._ttl = rpc, ttl
+        self._pages = DirectoryPages(rpc, ttl)
         self._open: dict[Handle, _OpenDirectory] = {}
         self._numbers = itertools.count(_FIRST)
         self._kept: OrderedDict[Node, int] = OrderedDict()
@@ -141,7 +130,7 @@ class OpenDirectories:
         cookie = cookie_of(offset)
         if not cookie and (known := self._cached(file)) is not None:
             return known, True
-        with self._rpc.call(self._flush()) as call:
+        with self._rpc.call() as call:
             reply, packed = call.ask(
                 lambda: p.ReadDirectory(call.remote(file), cookie, MAX_TRANSFER),
                 p.Entries,
@@ -233,7 +222,7 @@ class OpenDirectories:
             inodes.listed.put(node, (*listed[:4], listed[4] + 1, listed[5]))
             return True
         known = inodes.get(node) if node else None
-        if known is None or known.attributes is None or not (seconds := self._attribute_ttl(known)):
+        if known is None or known.attributes is None or not (seconds := self._ttl(known)):
             fields = (entry.inode, entry.mode, 1, *(0,) * 9)
             return add(name, entry.offset, UNLISTED, fields, 0.0, 0.0)
         if not add(name, entry.offset, known.node, known.attributes.fields(), seconds, left):

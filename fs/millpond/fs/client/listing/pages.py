@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 
-from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.dir_page import DOTS_END, MAX_OFFSET, HeldPage, cookie_of, offset_of
 from millpond.fs.client.cache.inode import CachedInode
@@ -27,15 +26,12 @@ _FIRST_PAGE, _SMALL_PAGE = 1 << 18, 1 << 16  # bytes
 
 
 class DirectoryPages:
-    """Reads pages of directories for one client. ``flush`` sends all pending names to the server and returns
-    the operation's deadline; ``ttl`` returns for how many seconds attributes of a file may be cached.
+    """Reads pages of directories for one client. ``ttl`` returns for how many seconds the cached state of a
+    file is valid.
     """
 
-    def __init__(
-        self, rpc: RpcPool, flush: Callable[[], Deadline], ttl: Callable[[CachedInode], float]
-    ) -> None:
-        self._rpc, self._inodes = rpc, rpc.inodes
-        self._flush, self._ttl = flush, ttl
+    def __init__(self, rpc: RpcPool, ttl: Callable[[CachedInode], float]) -> None:
+        self._rpc, self._inodes, self._ttl = rpc, rpc.inodes, ttl
         self._ahead = PagesAhead(rpc, self.fetch)
 
     def close(self) -> None:
@@ -45,7 +41,7 @@ class DirectoryPages:
     def fetch(self, directory: CachedInode, offset: int, size: int = _FIRST_PAGE) -> HeldPage:
         """Return the page that begins behind an offset. Raises OSError."""
         cookie = cookie_of(offset)
-        with self._rpc.call(self._flush()) as call:
+        with self._rpc.call() as call:
             reply, data = call.ask(
                 lambda: c.ReadDirectoryPlus(call.remote(directory), (), cookie, size, True),
                 c.EntriesPlus,
