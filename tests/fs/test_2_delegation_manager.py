@@ -224,6 +224,17 @@ def test_a_recall_says_up_to_which_grant(manager: Clocked, one: Holder) -> None:
     assert manager.next_recall(one, 0) == (frozenset(), 3)
 
 
+def test_a_recall_of_a_write_delegation_ends_though_the_writer_goes_on(
+    manager: Clocked, one: Holder, other: Holder
+) -> None:
+    assert manager.grant_write(one, 10)
+    looking = Doing(manager.recall_writer, other, 10)
+    inodes, upto = manager.next_recall(one, SOON)
+    assert not manager.grant_read(one, 10)  # with the reply to a write
+    manager.return_delegations(one, inodes, upto, ())
+    assert looking.result() and manager.grant_read(other, 10) and manager.grant_read(one, 10)
+
+
 def test_a_file_added_in_the_middle_is_waited_for(manager: Clocked, one: Holder) -> None:
     manager.grant_read(one, F)
 

@@ -65,6 +65,7 @@ class DelegationTable:
     def __init__(self, bitmap: DelegationMarks, changing: DelegationMarks) -> None:
         self._bitmap, self._changing = bitmap, changing
         self._written_by: dict[Inode, Holder] = {}
+        self._looked_at: set[Inode] = set()  # with a write delegation that is recalled
         self._files: dict[Inode, _File] = {}
         self._held: dict[Holder, dict[Inode, int]] = {}  # the grants: a host lists millions of files
         self._expired: dict[Holder, dict[Inode, bool]] = {}  # whether others have changed it since
@@ -75,7 +76,7 @@ class DelegationTable:
         file = self._files.get(inode)
         if file is not None and (file.writers or any(c.holder != holder for c in file.intents)):
             return 0
-        if self._written_by and self.other_writer(holder, inode) is not None:
+        if inode in self._looked_at or (self._written_by and self.other_writer(holder, inode) is not None):
             return 0
         number = self._numbers[holder] = self._numbers.get(holder, 0) + 1
         self._held.setdefault(holder, {})[inode] = number
@@ -95,7 +96,15 @@ class DelegationTable:
         """Turn the holder's write delegation, if it has one, into a read delegation."""
         if self._written_by.get(inode) == holder:
             del self._written_by[inode]
+            self._looked_at.discard(inode)
             self._bitmap.remove(inode)
+
+    def recall_write(self, inode: Inode) -> None:
+        """Grant nothing of a file with a write delegation until that is returned: a newer grant, as with the
+        reply to each write, would outlast the recall.
+        """
+        if inode in self._written_by:
+            self._looked_at.add(inode)
 
     def other_writer(self, holder: Holder, inode: Inode) -> Holder | None:
         """Return the other client that has a write delegation of the file, None if there is none."""

@@ -227,6 +227,7 @@ class DelegationManager:
             return False
         with self._changed:
             while other := self._table.other_writer(holder, file):
+                self._table.recall_write(file)
                 self._recall_and_wait({other: {file}}, end)
         return True
 
