@@ -6,19 +6,23 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millpond.fs.client import write_behind
+from millpond.fs.client.rpc_pool import now
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import SetAttr
 from millpond.fs.vfs.path_api import Handle, os_error
 
 from ..waiting import eventually
 from .caching_client import Client, Device, make, restart
-from .gathering_clients import client, close, device, patience, public, server, written
-from .support import Cutting, Doing, Server, errno_of
+from .gathering_clients import LEASE, client, close, device, patience, public, server, written
+from .support import SOON, Cutting, Doing, Server, errno_of
 
 __all__ = ["client", "device", "patience", "public", "server"]
 LOST = pytest.mark.expected_log("are lost that did not reach")
@@ -147,6 +151,21 @@ def test_who_was_away_for_longer_than_the_lease_overwrites_nothing(
     assert (public / "f").read_bytes() == b"other"
 
 
+@LOST
+def test_who_was_away_while_the_server_forgot_it_overwrites_nothing(
+    client: Client, server: Server, device: Device, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, handle = written(client)
+    server.refusing = True
+    server.restart()
+    device.put(b"f", b"other")  # which the next server allows once the lease is over
+    monkeypatch.setattr(write_behind, "now", lambda: now() + LEASE)
+    server.refusing = False
+    client.await_lease()
+    tries = [errno_of(client.tree.write_behind.close_descriptor, handle) for _ in range(2)]
+    assert tries == [errno.EIO, None] and (public / "f").read_bytes() == b"other"
+
+
 def test_what_nobody_missed_is_written_after_the_lease(client: Client, public: Path) -> None:
     client.gate.shut("fs.recall")
     client.gate.reached()
@@ -167,3 +186,37 @@ def test_a_server_that_cannot_be_reached_loses_nothing_yet(
     server.refusing = False
     client.tree.write_behind.close_descriptor(handle)
     assert (public / "f").read_bytes() == b"data"
+
+
+@LOST
+def test_who_cannot_send_it_when_it_is_recalled_overwrites_nothing(
+    client: Client, server: Server, device: Device, public: Path
+) -> None:
+    _, handle = written(client)
+    for lane in client.tree.rpc._all:
+        lane.disconnect()
+    server.refusing = True  # but the connection for recalls stays
+    device.does(b"f", b"other").result()
+    server.refusing = False
+    client.await_lease()
+    assert errno_of(client.tree.write_behind.close_descriptor, handle) == errno.EIO
+    assert (public / "f").read_bytes() == b"other"
+
+
+def test_who_waits_for_the_server_when_it_is_recalled_keeps_nothing_past_the_lease(
+    server: Server, device: Device, patience: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, answering, writing = Client(server, 100.0), threading.Event(), BackingFs.write
+    node, handle = written(client)
+
+    def write(*arguments: Any, **more: Any) -> int:
+        assert answering.wait(4 * SOON)
+        return writing(*arguments, **more)
+
+    monkeypatch.setattr(BackingFs, "write", write)
+    looking = Doing(device.find, b"f")
+    eventually(lambda: (node, True) in client.kernel.dropped, "the kernel keeps nothing")
+    answering.set()
+    assert looking.result()
+    close(client, handle)
+    client.close()

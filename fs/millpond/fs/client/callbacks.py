@@ -154,7 +154,7 @@ class CallbackChannel:
             with self._changed:
                 self._inodes.lease_end = sent + seconds
                 self._changed.notify_all()
-            still_open = self._recall(heard)
+            still_open = self._recall(heard, Deadline(sent + silent))
             self.memory.check(self._inodes.count)
             self._tree.rpc.flush()
             answered = now()
@@ -165,8 +165,11 @@ class CallbackChannel:
                 self._tree.files.mark_reported_open(still_open)
             sent = answered
 
-    def _recall(self, recall: p.Recall) -> list[CachedInode]:
-        """Give up the recalled inodes; return the files with local opens that the server does not know of."""
+    def _recall(self, recall: p.Recall, deadline: Deadline) -> list[CachedInode]:
+        """Give up the recalled inodes; return the files with local opens that the server does not know of.
+        Raises OSError if gathered data is not sent by the deadline: after an answer, others could change the
+        file, and it would overwrite that.
+        """
         if not recall.inodes:
             return []
         with self._changed:
@@ -174,8 +177,11 @@ class CallbackChannel:
             for file in files:
                 file.recalling += 1
             self._changed.notify_all()
-        self._flush(files)
-        self._drop(files)
+        try:
+            for file in files:
+                self._tree.write_behind.flush(file, deadline)
+        finally:
+            self._drop(files)
         with self._changed:
             return [file for file in files if file.local_opens]
 
@@ -183,12 +189,6 @@ class CallbackChannel:
         is_open = self._tree.files.nodes()
         with self._changed:
             return [file for file in self._inodes.least_needed() if file[0] not in is_open]
-
-    def _flush(self, files: Sequence[CachedInode]) -> None:
-        """Send what is gathered of these files."""
-        for file in files:
-            with contextlib.suppress(OSError):  # sent later
-                self._tree.write_behind.flush(file)
 
     def _drop_invalidated(self) -> None:
         """Invalidate in the kernel all files that no lease covers any more."""

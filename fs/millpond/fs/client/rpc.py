@@ -138,7 +138,9 @@ class _Wait:
 
 def is_in_doubt(error: OSError) -> bool:
     """Return whether the outcome of a request is not known: the server has not said that error."""
-    return error.errno in IN_DOUBT and not isinstance(error.__cause__, RemoteError)
+    cause = error.__cause__
+    is_said = isinstance(cause, RemoteError) and not isinstance(cause, DeadlineExceeded)
+    return error.errno in IN_DOUBT and not is_said
 
 
 class RpcSlot:

@@ -49,13 +49,16 @@ _THROUGH = os.O_SYNC | os.O_DSYNC | os.O_DIRECT
 @dataclass(eq=False, slots=True)
 class _NewFile:
     """A file with a write delegation, which lasts as long as ``drops`` is that of the file; ``handle`` is the
-    open file by which it is written. ``known`` are its attributes before the first extent, ``end`` is where
-    its data ends. ``is_over``: nothing is gathered any more. One thread at a time has ``sending`` and sends.
+    open file by which it is written, made in the session ``verifier``. ``until`` is when the lease ended that
+    covered the last write. ``known`` are its attributes before the first extent, ``end`` is where its data
+    ends. ``is_over``: nothing is gathered any more. One thread at a time has ``sending`` and sends.
     """
 
     file: CachedInode
     handle: Handle
     drops: int
+    verifier: int
+    until: float = 0.0
     extents: deque[Extent] = field(default_factory=deque)
     known: Attributes | None = None
     end: int = 0
@@ -106,7 +109,7 @@ class WriteBehind:
         """Gather the writes to a file that was made and is open, under this grant unless it is recalled."""
         with self._lock:
             if 0 < granted <= file.granted:
-                self._new[file.node] = _NewFile(file, handle, file.drops)
+                self._new[file.node] = _NewFile(file, handle, file.drops, self._files.get(handle).verifier)
 
     def add(self, node: Node, flags: int, data: Buffer, offset: int) -> bool:
         """Gather a write to a file that is opened with these ``flags``; never waits. Returns False if it must
@@ -126,6 +129,7 @@ class WriteBehind:
             else:
                 self._begin_extent(one, Extent(offset, append, now(), bytearray(data)))
             self._bytes += size
+            one.until = self._inodes.lease_end
             one.end = one.end + size if append else max(one.end, offset + size)
         return True
 
@@ -209,7 +213,8 @@ class WriteBehind:
         opened = self._files.get(handle)
         durability = opened.file.durability
         if one := self._dirty.get(opened.file.node):
-            one.is_over = True
+            with self._lock:
+                one.is_over = True
             self._flush(one, self._rpc.deadline())
         if durability.lost_seq > opened.seen_seq:
             opened.seen_seq = durability.report(opened.seen_seq) or opened.seen_seq
@@ -219,6 +224,8 @@ class WriteBehind:
         """Send what is left of a file whose open file is closed for good. Raises WouldBlock."""
         one = self._new.get(file.node)
         if one and one.handle == handle:
+            with self._lock:  # another open file's writes cannot be sent by this one any more
+                one.is_over = True
             self._flush_or_lose(one)
             with self._lock:
                 self._new.pop(file.node, None)
@@ -269,6 +276,8 @@ class WriteBehind:
         with self._invalidation(one.file) as change, self._rpc.call(deadline) as call:
 
             def prepare() -> Message:
+                if call.verifier != one.verifier and now() > one.until:
+                    raise os_error(errno.EIO) from RemoteError("others may have changed it by now")
                 then = set_attributes(0, extent.changes, None) if extent.changes else None
                 is_last = one.is_over and len(one.extents) == 1
                 place = self._files.remote(call, opened), extent.offset + extent.written
