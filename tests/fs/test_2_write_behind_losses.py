@@ -220,3 +220,23 @@ def test_who_waits_for_the_server_when_it_is_recalled_keeps_nothing_past_the_lea
     assert looking.result()
     close(client, handle)
     client.close()
+
+
+@LOST
+def test_a_flash_that_hangs_holds_the_unmount_up_once_for_all_files(
+    server: Server, patience: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, answering, asked = Client(server, timeout=1.0), threading.Event(), list[object]()
+    for name in (b"f", b"g", b"h"):
+        written(client, name)
+
+    def write(*_arguments: object, **_more: object) -> int:
+        asked.append(None)
+        assert answering.wait(4 * SOON)
+        raise os_error(errno.EIO)
+
+    monkeypatch.setattr(BackingFs, "write", write)
+    client.tree.write_behind.close()
+    answering.set()
+    assert len(asked) == 1 and not client.tree.write_behind._dirty
+    client.close()

@@ -98,8 +98,9 @@ class WriteBehind:
         self._due.put(None)
         if self._thread:
             self._thread.join(_JOIN_SECONDS)
+        deadline = self._rpc.deadline()
         for one in list(self._dirty.values()):
-            self._flush_or_lose(one)
+            self._flush_or_lose(one, deadline)
 
     def may_begin(self, flags: int, mode: int) -> bool:
         """Return whether writes to a file that is made with these flags and permissions may be gathered."""
@@ -226,7 +227,7 @@ class WriteBehind:
         if one and one.handle == handle:
             with self._lock:  # another open file's writes cannot be sent by this one any more
                 one.is_over = True
-            self._flush_or_lose(one)
+            self._flush_or_lose(one, self._rpc.deadline())
             with self._lock:
                 self._new.pop(file.node, None)
 
@@ -240,9 +241,9 @@ class WriteBehind:
             opened.told_seq = durability.lost_seq
             raise os_error(durability.code)
 
-    def _flush_or_lose(self, one: _NewFile) -> None:
+    def _flush_or_lose(self, one: _NewFile, deadline: Deadline) -> None:
         try:
-            self._flush(one, self._rpc.deadline())
+            self._flush(one, deadline)
         except OSError as error:
             self._lose(one, error)
 
