@@ -267,7 +267,12 @@ class WriteBehind:
         except OSError as error:
             if is_in_doubt(error):
                 raise
-            self._lose(one, error)
+            if not extent.changes:
+                self._lose(one, error)
+                return
+            with self._lock:  # they may be what was refused: the data is sent again, without them
+                extent.changes, one.known = None, None
+                one.file.durability.fail(_code(error))
 
     def _send(self, one: _NewFile, extent: Extent, deadline: Deadline) -> None:
         """Send what the server does not have yet of an extent."""
@@ -309,13 +314,12 @@ class WriteBehind:
 
     def _lose(self, one: _NewFile, error: OSError) -> None:
         """Discard all that is gathered of a file; each of its open files reports the reason."""
-        code = errno.EIO if error.errno == errno.ESTALE else error.errno or errno.EIO
         with self._lock:
             lost = sum(len(extent.data) for extent in one.extents)
             for extent in list(one.extents):
                 self._remove(one, extent)
             if lost:
-                one.file.durability.fail(code)
+                one.file.durability.fail(_code(error))
                 self.on_lost(one.file)
         if lost:
             text = "%d bytes of a new file are lost that did not reach the device: %s"
@@ -350,3 +354,8 @@ class WriteBehind:
         except OSError as error:
             log.debug("gathered data cannot be sent: %s", error)
             self._closed.wait(_REST_SECONDS)
+
+
+def _code(error: OSError) -> int:
+    """Return what programs are told of a loss."""
+    return errno.EIO if error.errno == errno.ESTALE else error.errno or errno.EIO
