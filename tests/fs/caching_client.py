@@ -20,7 +20,7 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.coherent_fs import CoherentFs, Revoking
 from millpond.fs.coherence.delegation_table import DEVICE, Holder
 from millpond.fs.coherence.device_server import serve
-from millpond.fs.coherence.lease_file import LEASE_SECONDS
+from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.filelocks import remote
 from millpond.fs.server import connection as serving
@@ -50,11 +50,11 @@ def brisk(lease: float = LEASE_SECONDS) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def shared(top: Path, lease: float) -> Iterator[Server]:
+def shared(top: Path, lease: float, leases: int = -1) -> Iterator[Server]:
     """The server of a volume with a public part, while it lives."""
     (top / "public").mkdir(exist_ok=True)
     with brisk(lease):
-        made = Server(top, public=b"public", lease=lease)
+        made = Server(top, public=b"public", lease=lease, leases=leases)
         yield made
         made.drop()
         made.sessions.close()
@@ -125,7 +125,7 @@ class Client:
     """A RemoteTree that keeps what it is granted, ``public`` its directory."""
 
     def __init__(self, server: Server, timeout: float = SOON) -> None:
-        self.server, self.kernel, self.gate = server, Kernel(), Gate()
+        self.server, self.kernel, self.gate, self.away = server, Kernel(), Gate(), False
         self.tree = RemoteFs(self.dial, timeout=timeout)
         self.recalls = CallbackChannel(self.tree, self.dial, self.kernel, timeout)
         self.recalls.start()
@@ -134,8 +134,8 @@ class Client:
         self.kernel.dropped.clear()  # what was found before there was a lease
 
     def dial(self, deadline: Deadline) -> Channel:
-        if self.server.refusing:
-            return self.server.dial(deadline)
+        if self.server.refusing or self.away:
+            return self.server.refuse()
         made = _Gated(self.server.raw(), "csd0")
         made.gate = self.gate
         return made
@@ -252,8 +252,8 @@ def make(client: Client, name: bytes, parent: Node | None = None, mode: int = 0o
 class Listening:
     """A delegation manager at a socket, which can be killed."""
 
-    def __init__(self, path: Path, *, device: bool = False) -> None:
-        self.manager = DelegationManager(LONG_LEASE, device=device)
+    def __init__(self, path: Path, *, device: bool = False, leases: PersistentLeases | None = None) -> None:
+        self.manager = DelegationManager(LONG_LEASE, device=device, leases=leases)
         self._path, self._listener = path, listening(path)
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from millpond.fs.client import write_behind
+from millpond.fs.coherence.lease_file import open_leases
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Handle
 
@@ -21,9 +23,11 @@ LEASE = 1.5
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with shared(tmp_path, LEASE) as made:
+    leases = open_leases(tmp_path / "leases")
+    with shared(tmp_path, LEASE, leases) as made:
         yield made
         Cutting.cut_after = None
+    os.close(leases)
 
 
 @pytest.fixture

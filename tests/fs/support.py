@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, RemoteError
-from millpond.fs.coherence.lease_file import LEASE_SECONDS
+from millpond.fs.coherence.lease_file import LEASE_SECONDS, SIZE, PersistentLeases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server.connection import serve
@@ -144,14 +144,16 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Server:
-    """A server with a thread for each connection."""
+    """A server with a thread for each connection. ``leases`` is the file of leases, -1 for none."""
 
-    def __init__(self, top: Path, *, public: bytes | None = None, lease: float = LEASE_SECONDS) -> None:
+    def __init__(
+        self, top: Path, *, public: bytes | None = None, lease: float = LEASE_SECONDS, leases: int = -1
+    ) -> None:
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
         self.tree = BackingFs(self.root, public=public)
-        self._lease = lease
+        self._lease, self._leases = lease, leases
         self.storage = os.urandom(16)
-        self.sessions = SessionTable(self.tree, DelegationManager(lease), storage=self.storage)
+        self.sessions = self._sessions()
         self.threads: list[threading.Thread] = []
         self.channels: list[Channel] = []
         self.ends: list[RemoteError | None] = []
@@ -171,8 +173,12 @@ class Server:
     def dial(self, _deadline: Deadline) -> Channel:
         self.dialled += 1
         if self.refusing:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody there")
+            self.refuse()
         return Cutting(self.raw(), "csd0")
+
+    def refuse(self) -> NoReturn:
+        """Let nobody in."""
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody there")
 
     def drop(self) -> None:
         """Cut all connections, and wait until the server has cleaned up."""
@@ -198,7 +204,19 @@ class Server:
     def forget(self) -> None:
         """Remember no client."""
         self.sessions.close()
-        self.sessions = SessionTable(self.tree, DelegationManager(self._lease), storage=self.storage)
+        self.sessions = self._sessions()
+
+    def _sessions(self) -> SessionTable:
+        leases = PersistentLeases(self._leases, self._lease) if self._leases >= 0 else None
+        return SessionTable(self.tree, DelegationManager(self._lease, leases=leases), storage=self.storage)
+
+    def crash(self) -> None:
+        """Restart without an end: the leases of before are still in their file."""
+        leases = os.pread(self._leases, SIZE, 0)
+        self.drop()
+        self.sessions.close()
+        os.pwrite(self._leases, leases, 0)
+        self.sessions = self._sessions()
 
     @property
     def open_files(self) -> int:

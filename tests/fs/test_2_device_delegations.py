@@ -18,15 +18,17 @@ from millpond.base.deadline import Deadline
 from millpond.fs.coherence import device_client
 from millpond.fs.coherence.delegation_table import Holder, Inode
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.coherence.lease_file import PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.coherence.shared_bitmap import SharedBitmap, SharedBitmapView
 from millpond.fs.proto import delegations as m
 from millpond.fs.vfs.inode_api import WouldBlock
+from millpond.fs.vfs.operation import Operation, current
 from millpond.wire.channel import Channel
 
 from ..waiting import eventually
 from .caching_client import LONG_LEASE, Listening, managed
-from .support import SOON, Doing, errno_of
+from .support import SOON, Doing, errno_of, lasts
 
 D, F, G = 1, 10, 11
 
@@ -168,6 +170,29 @@ def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Pa
         # the manager grants once it knows the mount, an instant before the mount has the marks
         eventually(lambda: not guard.recall_writer(D), "the marks of the new manager")
     other.kill()
+
+
+def test_who_looks_waits_for_the_hosts_of_the_manager_before(path: Path, tmp_path: Path) -> None:
+    """The new manager marks nothing that it does not know of."""
+    file = open_leases(tmp_path / "leases")
+    PersistentLeases(file, LONG_LEASE).renew(b"the host before.")
+    again = Listening(path, device=True, leases=PersistentLeases(file, LONG_LEASE))
+    with DeviceDelegationBreaker(path, lease=LONG_LEASE) as guard:
+        operation = Operation()
+
+        def look() -> None:
+            current.set(operation)
+            guard.recall_writer(F)
+
+        interrupted, looking = Doing(look), Doing(guard.recall_writer, F)
+        assert lasts(lambda: not interrupted.done and not looking.done)
+        operation.interrupt()
+        assert errno_of(interrupted.result) == errno.EINTR and not looking.done
+        again.manager.begin_lease(again.manager.join(b"the host before."), lambda: False)
+        looking.result()
+        eventually(lambda: not guard.recall_writer(F), "the mount asks no more")
+    again.kill()
+    os.close(file)
 
 
 def test_what_is_granted_before_the_marks_have_come_is_asked_for(

@@ -14,13 +14,15 @@ import pytest
 from millpond.fs.coherence.delegation_table import DEVICE, Holder
 from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.coherence.mount_recalls import MOUNT_NAME
+from millpond.fs.coherence.shared_bitmap import SharedBitmapView
 from millpond.fs.vfs.inode_api import WouldBlock
 
-from .support import SOON, Doing
+from .support import SOON, Doing, lasts
 
 LEASE = 10.0
 ONE, OTHER = b"the name of one.", b"and of the other"
-F = 10
+F, G = 10, 11
 
 
 @dataclass
@@ -51,8 +53,8 @@ def attending(manager: DelegationManager, name: bytes) -> Holder:
     return holder
 
 
-def changed(manager: DelegationManager) -> None:
-    with manager.write_intent(DEVICE, inodes=(F,)):
+def changed(manager: DelegationManager, holder: Holder = DEVICE) -> None:
+    with manager.write_intent(holder, inodes=(F,)):
         pass
 
 
@@ -114,6 +116,54 @@ def test_leases_of_before_the_machine_was_started_are_none(machine: Machine, sin
     attending(machine.started(), ONE)
     machine.time, machine.boot = since, b"16 bytes, a boot"
     assert not waits(machine.started())
+
+
+def looks(manager: DelegationManager, holder: Holder) -> bool | None:
+    """Whether a file that is looked at had another writer; None if it is not known before something ends."""
+    try:
+        return bool(Doing(manager.recall_writer, holder, F, may_wait=False).result())
+    except WouldBlock:
+        return None
+
+
+def marked(manager: DelegationManager) -> bool:
+    """Whether the device's mount asks before it looks at a file."""
+    return SharedBitmapView(os.dup(manager.bitmap.descriptor())).has(F)
+
+
+def test_a_look_waits_for_those_who_may_have_gathered_writes_before(machine: Machine) -> None:
+    """The next server does not know who was the writer of which file."""
+    attending(machine.started(), ONE)
+    after = machine.started()
+    other = attending(after, OTHER)
+    assert looks(after, other) is None and looks(after, DEVICE) is None and marked(after)
+    assert not after.grant_read(other, F) and after.grant_reads(other, [F, G]) == [0, 0]
+    assert not after.grant_data(other, F)  # it is read, and not cached
+    looking = Doing(after.recall_writer, other, F)
+    assert looks(after, after.join(ONE)) is False  # for nobody but himself
+    attending(after, ONE)
+    assert looking.result(SOON) and looks(after, DEVICE) is False and not marked(after)
+    assert after.grant_read(other, F) and after.grant_reads(other, [F, G])[1] and after.grant_data(other, F)
+
+
+def test_a_look_waits_no_longer_than_the_leases_of_before(machine: Machine) -> None:
+    attending(machine.started(), ONE)
+    after = machine.started()
+    looking = Doing(after.recall_writer, DEVICE, F)
+    machine.time += LEASE / 2
+    assert lasts(lambda: not looking.done)
+    machine.time += LEASE / 2
+    assert looking.result(SOON) and not marked(after)
+
+
+def test_a_look_does_not_wait_for_the_devices_mount(machine: Machine) -> None:
+    """It gathers nothing: changes alone wait until its kernel caches nothing any more."""
+    PersistentLeases(machine.file, LEASE, lambda: machine.time, lambda: machine.boot).renew(MOUNT_NAME)
+    after = machine.started()
+    one = attending(after, ONE)
+    assert looks(after, one) is False and after.grant_read(one, F)
+    with pytest.raises(WouldBlock):
+        Doing(changed, after, one, may_wait=False).result()
 
 
 def test_places_are_used_again(machine: Machine) -> None:

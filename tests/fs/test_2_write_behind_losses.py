@@ -22,7 +22,7 @@ from millpond.fs.vfs.path_api import Handle, os_error
 from ..waiting import eventually
 from .caching_client import Client, Device, make, restart
 from .gathering_clients import LEASE, client, close, device, patience, public, server, written
-from .support import SOON, Cutting, Doing, Server, errno_of
+from .support import SOON, Cutting, Doing, Server, errno_of, lasts
 
 __all__ = ["client", "device", "patience", "public", "server"]
 LOST = pytest.mark.expected_log("are lost that did not reach")
@@ -135,6 +135,29 @@ def test_a_server_that_was_restarted_is_sent_it(client: Client, public: Path) ->
     restart(client)
     assert errno_of(client.tree.write_behind.close_descriptor, handle) is None
     assert (public / "f").read_bytes() == b"data"
+
+
+def test_who_looks_after_a_restart_sees_what_the_writer_brings_back(
+    client: Client, server: Server, device: Device
+) -> None:
+    other = Client(server)
+    _, handle = written(client)
+    client.away = server.refusing = True
+    server.crash()
+    server.refusing = False
+    eventually(other.attended, "the other has a lease")
+    looking = [
+        Doing(other.find, b"f"),
+        Doing(device.find, b"f"),
+        Doing(other.tree.lookup, other.public, b"f"),
+    ]
+    assert lasts(lambda: not any(each.done for each in looking))
+    client.away = False
+    assert other.size(looking[0].result()) == 4
+    assert device.tree.getattr(looking[1].result()).attributes.size == 4
+    assert looking[2].result().attributes.size == 4
+    client.tree.release(handle)
+    other.close()
 
 
 @LOST

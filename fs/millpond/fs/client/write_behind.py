@@ -282,11 +282,11 @@ class WriteBehind:
         with self._invalidation(one.file) as change, self._rpc.call(deadline) as call:
 
             def prepare() -> Message:
-                if call.verifier != one.verifier and now() > one.until:
-                    raise os_error(errno.EIO) from RemoteError("others may have changed it by now")
                 then = set_attributes(0, extent.changes, None) if extent.changes else None
                 is_last = one.is_over and len(one.extents) == 1
-                place = self._files.remote(call, opened), extent.offset + extent.written
+                place = self._files.remote(call, opened), extent.offset + extent.written  # it may wait
+                if call.verifier != one.verifier and now() > one.until:
+                    raise os_error(errno.EIO) from RemoteError("others may have changed it by now")
                 extent.in_doubt = True
                 return p.Write(*place, extent.append, late=True, attributes=then, last=is_last)
 

@@ -43,8 +43,8 @@ class _Client:
 class DelegationManager:
     """Delegations, leases and recalls of one volume. Threads may call at once. ``clock`` is in seconds. With
     ``device``, nothing is granted before the device's mount has reported which files its kernel writes; with
-    ``leases``, nothing is changed before the leases of an earlier server have expired. ``files`` are the file
-    locks.
+    ``leases``, nothing is changed, looked up or granted before the clients of an earlier server are back, or
+    their leases have expired (a grace period). ``files`` are the file locks.
     """
 
     def __init__(
@@ -66,6 +66,9 @@ class DelegationManager:
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
         self.files = LockService(self._has_expired)
+        self._marks_all = self._former_writers_last(DEVICE)
+        if self._marks_all:  # it is not known which files were delegated to be written
+            self.bitmap.add_all()
 
     def join(self, name: bytes | None = None) -> Holder:
         """Register a new client; ``name`` finds its lease from an earlier server. Returns its holder
@@ -172,14 +175,15 @@ class DelegationManager:
             return self._grant_read(holder, Inode(inode))
 
     def _grant_read(self, holder: Holder, inode: Inode) -> int:
-        may = self._device_reported and self.has_lease(holder)
-        return self._table.grant_read(holder, inode) if may else 0
+        return self._table.grant_read(holder, inode) if self._may_grant(holder) else 0
+
+    def _may_grant(self, holder: Holder) -> bool:
+        return self._device_reported and self.has_lease(holder) and not self._former_writers_last(holder)
 
     def grant_reads(self, holder: Holder, inodes: Sequence[int]) -> list[int]:
         """Grant a read delegation of each inode. Returns the grants' numbers, 0 for a refusal."""
         with self._changed:
-            may = self._device_reported and self.has_lease(holder)
-            grant = self._table.grant_read
+            grant, may = self._table.grant_read, self._may_grant(holder)
             return [grant(holder, Inode(inode)) for inode in inodes] if may else [0] * len(inodes)
 
     def return_unused(self, holder: Holder, grants: Iterable[tuple[int, int]]) -> None:
@@ -197,7 +201,7 @@ class DelegationManager:
         end = self._clock() + _MAX_WAIT_LEASES * self.lease
         with self._changed:
             while not (number := self._grant_read(holder, Inode(inode))):
-                if not (self._device_reported and self.has_lease(holder)):
+                if not self._may_grant(holder):
                     return 0
                 if self._table.is_written(Inode(inode)) or self._table.holds(holder, Inode(inode)):
                     return 0
@@ -209,8 +213,7 @@ class DelegationManager:
         number, 0 for a refusal.
         """
         with self._changed:
-            may = self._device_reported and self.has_lease(holder)
-            return self._table.grant_write(holder, Inode(inode)) if may else 0
+            return self._table.grant_write(holder, Inode(inode)) if self._may_grant(holder) else 0
 
     def end_write(self, holder: Holder, inode: int) -> None:
         """Note that the client gathers no more writes to a file."""
@@ -220,16 +223,32 @@ class DelegationManager:
 
     def recall_writer(self, holder: Holder, inode: int) -> bool:
         """Recall another client's write delegation of a file that is about to be looked at, and wait. False:
-        there was none. Raises WouldBlock and OSError.
+        there certainly was none. Raises WouldBlock and OSError.
         """
         file, end = Inode(inode), self._clock() + _MAX_WAIT_LEASES * self.lease
+        waited = self._await_former_writers(holder, end)
         if self._table.other_writer(holder, file) is None:
-            return False
+            return waited
         with self._changed:
             while other := self._table.other_writer(holder, file):
                 self._table.recall_write(file)
                 self._recall_and_wait({other: {file}}, end)
         return True
+
+    def _await_former_writers(self, holder: Holder, end: float) -> bool:
+        """Wait until nobody else may have gathered writes under an earlier server. False: nobody had. Raises
+        WouldBlock and OSError.
+        """
+        if not self._marks_all and not self._former_writers_last(holder):
+            return False
+        with self._changed:
+            waits = self._former_writers_last(holder)
+            while self._former_writers_last(holder):
+                self._wait(end)
+            if self._marks_all and not self._former_writers_last(DEVICE):
+                self._marks_all = False
+                self.bitmap.remove_all()
+            return waits
 
     def is_written(self, inode: int) -> bool:
         """Return whether the device's kernel writes the file by passthrough, or may, since the device's mount
@@ -318,10 +337,16 @@ class DelegationManager:
         while not self.mount.is_done(recall):
             self._wait(math.inf)
 
-    def _former_leases_last(self, holder: Holder) -> bool:
+    def _former_leases_last(self, holder: Holder, *but: bytes) -> bool:
         """Return whether another client may hold a delegation from an earlier server that matters here."""
         client = self._clients.get(holder, _Client(MOUNT_NAME if holder == DEVICE else None))
-        return self._leases is not None and self._leases.has_former(client.name)
+        return self._leases is not None and self._leases.has_former(client.name, *but)
+
+    def _former_writers_last(self, holder: Holder) -> bool:
+        """Return whether another client may have gathered writes under an earlier server, and not sent them
+        yet; the device's mount gathers none.
+        """
+        return self._former_leases_last(holder, MOUNT_NAME)
 
     def _recall_and_wait(self, others: Mapping[Holder, set[Inode]], end: float) -> None:
         """Recall these delegations, and wait for a while; revoke those of clients that are gone."""

@@ -61,6 +61,16 @@ class SharedBitmap:
         self._view[inode % self._slots] -= 1
         self.count_change()
 
+    def add_all(self) -> None:
+        """Mark all inodes."""
+        for slot in range(self._slots):
+            self.add(slot)
+
+    def remove_all(self) -> None:
+        """Take one mark of each inode away."""
+        for slot in range(self._slots):
+            self.remove(slot)
+
     def count_change(self) -> None:
         """Let a view see that there was a change, though no mark may be seen any more."""
         self._view[self._slots] = (self._view[self._slots] + 1) & 0xFFFFFFFF
