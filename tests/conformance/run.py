@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.runner import LimitReachedError, limited
+from bench.harness import LimitReachedError, limited
 from conformance import between, cuts, outcomes, posix, results
 from conformance.context import Context, Update
 from conformance.results import Entry

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import sys
 
-from bench import repeated
+from bench import harness
 from bench.aggregate import encodings, offload, peers, rounds, strategies, topology, udp
+from bench.experiment import Experiment
 
-_MEASURED: repeated.Measured = {
-    "rounds": (rounds.TITLE, rounds.measure),
-    "flower": (peers.FLOWER_TITLE, peers.measure_flower),
-    "split": (peers.SPLIT_TITLE, peers.measure_split),
-    "staged": (peers.STAGED_TITLE, peers.measure_staged),
-    "gigabyte": (peers.GIGABYTE_TITLE, peers.measure_gigabyte),
-    "topology": (topology.TITLE, topology.measure),
-    "offload": (offload.TITLE, offload.measure),
-    "encodings": (encodings.TITLE, encodings.measure),
-    "strategies": (strategies.TITLE, strategies.measure),
-    **udp.MEASURED,
-}
+EXPERIMENTS = (
+    Experiment("rounds", rounds.TITLE, rounds.measure),
+    Experiment("flower", peers.FLOWER_TITLE, peers.measure_flower),
+    Experiment("split", peers.SPLIT_TITLE, peers.measure_split),
+    Experiment("staged", peers.STAGED_TITLE, peers.measure_staged),
+    Experiment("gigabyte", peers.GIGABYTE_TITLE, peers.measure_gigabyte),
+    Experiment("topology", topology.TITLE, topology.measure),
+    Experiment("offload", offload.TITLE, offload.measure),
+    Experiment("encodings", encodings.TITLE, encodings.measure),
+    Experiment("strategies", strategies.TITLE, strategies.measure),
+    Experiment("udp_over_tcp", udp.TITLE, udp.measure),
+    Experiment("udp_accuracy", udp.ACCURACY_TITLE, udp.measure_accuracy),
+)
 
 if __name__ == "__main__":
-    sys.exit(repeated.main("aggregate", "What an aggregation costs.", _MEASURED))
+    sys.exit(harness.main("aggregate", "What an aggregation costs.", EXPERIMENTS))

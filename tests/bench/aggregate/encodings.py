@@ -19,9 +19,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder

@@ -13,10 +13,9 @@ from statistics import median
 
 import psutil
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.fleets import running
 from bench.rows import summary
-from bench.train.run import Run
 from system.support import Emulation
 
 DEVICES = tuple(f"csd{number}" for number in range(10))

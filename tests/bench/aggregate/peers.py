@@ -18,9 +18,8 @@ from statistics import median
 
 from bench.aggregate import rounds
 from bench.aggregate.rounds import VALUES, Server, serve
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 
 FLOWER_TITLE = "beside Flower's server"
 SPLIT_TITLE = "ranges beside threads that share one vector"

@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 from millpond.linux.descriptors import allow_most
 
 TITLE = "the server of a round"

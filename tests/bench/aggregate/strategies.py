@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 from train import personal_reference, strategy_reference
 from train.personal_reference import PERSONALIZED
 from train.strategy_reference import COUNTS, REFERENCES, ROUNDS, TESTED

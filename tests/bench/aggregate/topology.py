@@ -23,9 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 from bench.tunnel.namespace import Namespace
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: the UDP protocol against TCP on one shaped LAN: response times, and accuracy where datagrams stay
-lost.
+"""Edge (processes): the UDP protocol against TCP on one shaped LAN: response times, and accuracy where
+datagrams stay lost.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from statistics import median
 
-from bench import repeated
 from bench.aggregate import udp_accuracy
 from bench.aggregate.udp_lan import lan
 from bench.aggregate.udp_response import KINDS, Response, Setting, team
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 
 CLIENTS, SIZE = 10, 2_029_642
 LOSSES = {"0": 0.0, "1": 0.01}
@@ -121,12 +118,3 @@ def _expect_one_mean(found: dict[str, list[Response]]) -> None:
     whole = [each for kind, responses in found.items() if kind != "udp-lossy" for each in responses]
     if len({digest for each in whole for digest in each.digests}) != 1:
         raise RuntimeError("clients have had different means")
-
-
-MEASURED: repeated.Measured = {
-    "udp_over_tcp": (TITLE, measure),
-    "udp_accuracy": (ACCURACY_TITLE, measure_accuracy),
-}
-
-if __name__ == "__main__":
-    sys.exit(repeated.main("aggregate-udp", "The UDP protocol against TCP.", MEASURED))

@@ -10,9 +10,9 @@ from statistics import median
 
 import numpy as np
 
-from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.paper import CSD, CURVES, HOST, Machine
 from bench.balance.team import emulation, side_by_side, speed, team
+from bench.experiment import Experiment, Findings, Run
 from bench.rows import Row, summary
 from millpond.train.balance.controller import PATIENCE, BalanceController
 from millpond.train.balance.curve import Floats

@@ -11,7 +11,7 @@ from statistics import mean
 import numpy as np
 
 from bench.balance import processes
-from bench.balance.experiment import Experiment, Findings, Run
+from bench.experiment import Experiment, Findings, Run
 from bench.rows import summary
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from bench.balance.experiment import Experiment, Findings, Line, Panel, Run
 from bench.balance.paper import CSD, CSD_SPEED, CURVES, HOST, HOST_LEFT, HOST_SPEED, LIMIT, SPEEDS_36
 from bench.balance.team import LABELS, POLICIES, ROLES, emulation, side_by_side, speed, team
+from bench.experiment import Experiment, Findings, Line, Panel, Run
 from bench.rows import Row, summary
 from millpond.train.balance.policy import PolicyName
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.balance.experiment import Experiment, Findings, Run
+from bench.experiment import Experiment, Findings, Run
 from bench.fleets import running
 from bench.rows import summary
 from system.support import Emulation, millpond, why_not

@@ -13,9 +13,9 @@ from statistics import median
 
 import psutil
 
-from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
+from bench.experiment import Experiment, Findings, Run
 from bench.rows import summary
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import SynchronousSpec

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from bench.balance.cgroups import Unavailable, cgroup
-from bench.balance.experiment import Experiment, Findings, Line, Panel, Run
 from bench.balance.load import count_for, gzip
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
+from bench.experiment import Experiment, Findings, Line, Panel, Run
 from bench.rows import Row, summary
 from millpond.train.job.spec import SynchronousSpec
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.balance.experiment import Experiment, Findings, Line, Panel, Role, Run
+from bench.experiment import Experiment, Findings, Line, Panel, Role, Run
 from bench.rows import Row, summary
 from millpond.host.cli.simulation.fleet import PolicyResult, Simulation, cohort_of, read, run
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import quantiles
 
-from bench.balance.experiment import Experiment, Findings, Line, Panel, Run
 from bench.balance.paper import CURVES, HOST, HOST_SPEED, LIMIT
 from bench.balance.team import LABELS, POLICIES, ROLES, Step, emulation, side_by_side, speed, team
+from bench.experiment import Experiment, Findings, Line, Panel, Run
 from bench.rows import Row, summary
 from millpond.train.balance.policy import PolicyName
 

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from bench.balance.experiment import Role
 from bench.balance.paper import Machine
 from bench.balance.virtual import GRADIENT, SIZE, VirtualWorker
+from bench.experiment import Role
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine
 from millpond.host.jobs.training.planner import Planner
 from millpond.host.workers.dispatcher import Dispatcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import repeated
+from bench import harness
 from bench.data import (
     elastic,
     heat_map,
@@ -16,17 +16,18 @@ from bench.data import (
     streamed,
     tier_speed,
 )
+from bench.experiment import Experiment
 
-_MEASURED: repeated.Measured = {
-    "met_points": (mini_epochs.TITLE, mini_epochs.measure),
-    "met_speed": (tier_speed.TITLE, tier_speed.measure),
-    "streamed": (streamed.TITLE, streamed.measure),
-    "tuner": (heat_map.TITLE, heat_map.measure),
-    "accuracy": (stream_accuracy.TITLE, stream_accuracy.measure),
-    "elastic": (elastic.TITLE, elastic.measure),
-    "mosaic": (stream_peers.TITLE, stream_peers.measure),
-    "ray": (stream_ray.TITLE, stream_ray.measure),
-}
+EXPERIMENTS = (
+    Experiment("met_points", mini_epochs.TITLE, mini_epochs.measure),
+    Experiment("met_speed", tier_speed.TITLE, tier_speed.measure),
+    Experiment("streamed", streamed.TITLE, streamed.measure),
+    Experiment("tuner", heat_map.TITLE, heat_map.measure),
+    Experiment("accuracy", stream_accuracy.TITLE, stream_accuracy.measure),
+    Experiment("elastic", elastic.TITLE, elastic.measure),
+    Experiment("mosaic", stream_peers.TITLE, stream_peers.measure),
+    Experiment("ray", stream_ray.TITLE, stream_ray.measure),
+)
 
 if __name__ == "__main__":
-    sys.exit(repeated.main("data", "What streamed training data, and data in a slow tier, cost.", _MEASURED))
+    sys.exit(harness.main("data", "What streamed training data, and data in a slow tier, cost.", EXPERIMENTS))

@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 
 import millpond.data
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import summary
-from bench.train.run import Run
 from millpond.data.streaming.client import StreamClient
 
 TITLE = "samples counted while workers are killed and added"

@@ -11,10 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.balance.experiment import Findings
 from bench.data.shaped import EMULATION, found, serving, sparse_images
+from bench.experiment import Findings, Run
 from bench.rows import summary
-from bench.train.run import Run
 
 TITLE = "epochs over batch and chunk, and the tuner's choice"
 PICTURE = Path(".bench/data-heat-map.png")

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import millpond.data
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 from millpond.data.tier.mini_epochs import MiniEpoch
 from millpond.data.tier.repeats import RepeatRule, rule_of
 

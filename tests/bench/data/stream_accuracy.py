@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import millpond.data
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import summary
-from bench.train.run import Run
 
 TITLE = "accuracy of streamed training"
 SEEDS = range(3)

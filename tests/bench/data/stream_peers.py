@@ -9,10 +9,9 @@ import tempfile
 import venv
 from pathlib import Path
 
-from bench.balance.experiment import Findings
 from bench.data.shaped import EMULATION, ShapedService, found, serving, sparse_images
+from bench.experiment import Findings, Run
 from bench.rows import summary
-from bench.train.run import Run
 
 TITLE = "beside mosaicml-streaming"
 _MOSAIC = "mosaicml-streaming==0.13.0"

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.balance.experiment import Findings
 from bench.data.stream_peers import installed
+from bench.experiment import Findings, Run
 from bench.rows import summary
-from bench.train.run import Run
 
 TITLE = "a job beside Ray Train and Ray Data"
 _RAY = "ray[train,data]==2.60.0"

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.balance.experiment import Findings
 from bench.data.shaped import EMULATION, ShapedService, found, serving, sparse_images
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 
 TITLE = "first batch, waiting and memory of streamed data"
 _RATE = 125e6  # bytes per second: 1 Gbit/s

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import millpond.data
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import summary
-from bench.train.run import Run
 
 TITLE = "time and bytes of repeated mini-epochs over a slow tier"
 EMULATION = "the slow tier sleeps as its bandwidth says, the consumer as long as its batches would take"

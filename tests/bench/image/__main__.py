@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.balance.table import table
+from bench import harness
+from bench.experiment import Experiment, Findings, Run
 from bench.image import measuring
 from bench.image.measuring import Setting
-from bench.rows import Row
-from bench.runner import limited
+from bench.rows import Row, write
 
 _MEASURED: dict[str, Callable[[Setting], list[Row]]] = {
     "size": measuring.size,
@@ -30,43 +30,39 @@ _SECONDS = 2 * 3600
 
 
 def main() -> int:
-    """Exit codes: 0 done, 2 wrong arguments."""
-    arguments = _parser().parse_args()
-    chosen = arguments.only.split(",") if arguments.only else list(_MEASURED)
-    if unknown := [name for name in chosen if name not in _MEASURED]:
-        _parser().error(f"there is no {unknown[0]}; there are {', '.join(_MEASURED)}")
-    rows: list[Row] = []
+    """Exit codes: 0 done, 1 a measurement failed, 2 wrong arguments."""
+    parser = _parser()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as scratch:
         setting = Setting(arguments.image.absolute(), Path(scratch), arguments.repeats, arguments.cuts)
-        for name in chosen:
-            with limited(_SECONDS):
-                found = _MEASURED[name](setting)
-            print("\n".join(table(name, found)), flush=True)
-            rows += found
-            _write(rows, arguments.output)
-    return 0
+        experiments = [
+            Experiment(name, name, functools.partial(_measure, measure, setting), _SECONDS)
+            for name, measure in _MEASURED.items()
+        ]
+        chosen = harness.chosen_of(experiments, arguments.only, parser)
+        fresh = Path(scratch) / "image.json"
+        found, whole = harness.run_all("image", chosen, quick=False, path=fresh)
+        _write(found.rows, harness.folder_of(arguments) / "image.json")
+    return 0 if whole else 1
+
+
+def _measure(measure: Callable[[Setting], list[Row]], setting: Setting, _run: Run) -> Findings:
+    return Findings(tuple(measure(setting)))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="make bench-image", description="The agent image: sizes and times.")
+    parser = harness.command_line("image", "The agent image: sizes and times.")
     parser.add_argument("--image", type=Path, default=Path(".image/qemu-virt"), metavar="DIR")
-    parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(_MEASURED)}")
     parser.add_argument("--repeats", type=int, default=3, help="of boots and rebuilds")
     parser.add_argument("--cuts", type=int, default=20, help="of the power, at random moments of an update")
-    parser.add_argument("--output", type=Path, default=Path(".bench"), metavar="DIR")
     return parser
 
 
-def _write(rows: list[Row], output: Path) -> None:
-    """Figures that were not taken this time stay as they are."""
-    output.mkdir(exist_ok=True)
-    path = output / "image.json"
-    before = json.loads(path.read_text()) if path.exists() else []
+def _write(rows: Sequence[Row], path: Path) -> None:
+    """Write the file; figures that were not taken this time stay as they are."""
+    before = [Row(**row) for row in json.loads(path.read_text())] if path.exists() else []
     names = {row.figure for row in rows}
-    kept = [row for row in before if row["figure"] not in names]
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps([*kept, *(dataclasses.asdict(row) for row in rows)], indent=2) + "\n")
-    fresh.replace(path)
+    write([*(row for row in before if row.figure not in names), *rows], path)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.fleets import running
 from bench.rows import Row, summary
-from bench.train.run import Run
 from system.support import Emulation, why_not
 
 DEVICES = ("csd0", "csd1")

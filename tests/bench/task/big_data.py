@@ -14,11 +14,10 @@ from statistics import median
 from typing import IO
 
 from bench.balance.cgroups import Cgroup, Unavailable, cgroup
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.task import images, reader
 from bench.task.reader import BATCH
-from bench.train.run import Run
 
 LIMIT, TIMES = 400 << 20, 10
 PREFETCH = (0, 2)

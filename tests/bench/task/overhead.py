@@ -15,9 +15,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.selection import SampleFolders
 from millpond.train.data import labelled_images

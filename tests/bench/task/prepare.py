@@ -8,10 +8,9 @@ import subprocess
 import sys
 import time
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.fleets import running
 from bench.rows import summary
-from bench.train.run import Run
 from system.support import MILLPOND, Emulation, why_not
 
 DEVICES = ("csd0", "csd1", "csd2")

@@ -6,10 +6,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.task import images
-from bench.train.run import Run
 
 SIZES = {"small": 60 << 20, "large": 240 << 20}
 """Bytes of images; up to 64 MiB are kept in memory."""

@@ -6,10 +6,9 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.fleets import running
 from bench.rows import summary
-from bench.train.run import Run
 from job_files import packed, written
 from system.support import Emulation, why_not
 

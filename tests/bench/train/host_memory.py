@@ -17,9 +17,8 @@ from typing import IO
 
 import psutil
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
-from bench.train.run import Run
 from bench.train.simulated_host import VALUES
 
 WORKERS = (3, 100)

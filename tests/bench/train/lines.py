@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import Row
-from bench.train.run import Run
 
 FOLDERS = ("agent/millpond/train", "host/millpond/host/jobs", "host/millpond/host/workers")
 BEFORE, COMMIT = 7501, "e0ca0c9"

@@ -9,9 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from bench.balance.experiment import Findings
+from bench.experiment import Findings, Run
 from bench.rows import summary
-from bench.train.run import Run
 from millpond.host.jobs.training.collection import Collection
 from millpond.host.jobs.training.membership import Membership, MemberState
 from millpond.host.jobs.training.round_planner import RoundPlanner

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench import harness
 from bench.rows import write
-from bench.runner import LimitReachedError, limited
 from bench.tunnel.figures import EMULATION, Circumstances, headlines, plain
 from bench.tunnel.isolation import SCRATCH, run_isolated
 from bench.tunnel.our_routes import OURS
@@ -31,33 +29,19 @@ CANDIDATES = PEERS | {candidate.key: candidate for candidate in OURS}
 
 def main() -> int:
     """Exit codes: 0 done, 1 millpond's tunnel or the benchmark failed, 2 wrong arguments, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="make bench-tunnel", description="millpond's tunnel against its peers."
-    )
-    parser.add_argument("--quick", action="store_true", help="short and coarse: to see that it works")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="FIGURE", help="measure for this figure"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path(".bench"), help="folder for tunnel.json and tunnel.png"
-    )
+    parser = harness.command_line("tunnel", "millpond's tunnel against its peers, for all figures or one.")
     arguments = parser.parse_args()
     try:
         chosen = plan(quick=arguments.quick, only=arguments.only)
     except ValueError as error:
         parser.error(str(error))
-    arguments.output.mkdir(exist_ok=True)
-    output = arguments.output.absolute()
+    output = harness.folder_of(arguments)
     return run_isolated(lambda: bench(chosen, output))
 
 
 def bench(chosen: Plan, output: Path) -> int:
     """Measure, print and write; in the namespaces that ``run_isolated`` made."""
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True)
-
+    say = harness.progress()
     with ExitStack() as undo:
         try:
             relay, traffic = (compile_program(name, SCRATCH) for name in ("relay", "traffic"))
@@ -66,9 +50,9 @@ def bench(chosen: Plan, output: Path) -> int:
             return 1
         run = Run(chosen, Tools(relay, traffic, SCRATCH, undo), CANDIDATES, labels(chosen), say)
         try:
-            with limited(chosen.durations.limit):
+            with harness.limited(chosen.durations.limit):
                 record = run.all()
-        except LimitReachedError as error:
+        except harness.LimitReachedError as error:
             print(f"bench-tunnel: {error}", file=sys.stderr)
             return 1
     report(chosen, record, run.congestion_control, output)

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.balance.experiment import Experiment, Findings, Run, choose
-from bench.runner import run_all
+from bench import harness
+from bench.experiment import Experiment, Findings, Run
 from bench.tunnel.isolation import run_isolated
 from bench.tunnel.programs import CompilationFailed
 from bench.volume import copies, device, faults, fuse_python, host, million
@@ -40,33 +40,21 @@ USUAL = [name for name in _MEASURED if name not in BY_NAME]
 
 def main() -> int:
     """Exit codes: 0 done, 1 millpond's mount or the benchmark failed, 2 wrong arguments, 130 interrupted."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as scratch:
         tools = Tools(Path(scratch).resolve(), arguments.c_example, arguments.files)
         experiments = [
             Experiment(name, title, functools.partial(measure, tools), _SECONDS.get(name))
             for name, (title, measure) in _MEASURED.items()
         ]
-        try:
-            chosen = choose(experiments, arguments.only or USUAL)
-        except ValueError as error:
-            _parser().error(str(error))
-        arguments.output.mkdir(exist_ok=True)
-        output = arguments.output.absolute()
+        chosen = harness.chosen_of(experiments, arguments.only or USUAL, parser)
+        output = harness.folder_of(arguments)
         return run_isolated(lambda: bench(chosen, quick=arguments.quick, output=output))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="make bench-volume", description="The volume's mounts against their peers."
-    )
-    parser.add_argument("--quick", action="store_true", help="short and coarse: to see that it works")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME,...", help="do these experiments only"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path(".bench"), help="folder for volume.json and volume.png"
-    )
+    parser = harness.command_line("volume", "The volume's mounts against their peers.")
     parser.add_argument(
         "--c-example",
         type=Path,
@@ -86,7 +74,9 @@ def bench(chosen: Sequence[Experiment], *, quick: bool, output: Path) -> int:
     """Do them, print their tables, write what was found; in the namespaces of ``run_isolated``."""
     accept_signals()  # or those that are started would not end when they are told to
     failures = (RouteFailed, CompilationFailed)
-    found, whole = run_all("volume", chosen, quick=quick, path=output / "volume.json", failures=failures)
+    found, whole = harness.run_all(
+        "volume", chosen, quick=quick, path=output / "volume.json", failures=failures
+    )
     draw(found.rows, f"medians and ranges, {os.cpu_count()} cores", output / "volume.png")
     print(f"written: {output}/volume.png")
     return 0 if whole else 1

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.balance.experiment import Findings, Run
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
 from bench.tunnel.ssh_routes import CIPHER

@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.balance.experiment import Findings, Run
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
 from bench.volume.blocks import MIB, PAGE, ReadOpened, make_file

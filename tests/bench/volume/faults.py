@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.balance.experiment import Findings, Run
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.tunnel.accounting import tree
 from bench.volume.blocks import MIB

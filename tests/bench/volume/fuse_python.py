@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.balance.experiment import Findings, Run
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
 from bench.volume.blocks import MIB, PAGE, Read, Write, make_file

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.balance.experiment import Findings, Run
+from bench.experiment import Findings, Run
 from bench.rows import summary
 from bench.tunnel.record import Record
 from bench.volume.blocks import MIB, PAGE, Read, Write, make_file

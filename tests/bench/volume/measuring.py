@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.balance.experiment import Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.tunnel.accounting import usage
 from bench.tunnel.namespace import Traffic

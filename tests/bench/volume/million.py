@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.balance.experiment import Findings, Run
+from bench.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.tunnel.accounting import tree
 from bench.volume.fleet import EMULATION, fleet

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: defines an experiment of this benchmark by its results: rows, and panels of one picture."""
+"""Pure: defines an experiment by its results: rows, and panels of one picture."""
 
 from __future__ import annotations
 
@@ -47,10 +47,13 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How an experiment is done: ``quick`` is short and coarse; ``say`` tells a person how far it is."""
+    """How an experiment is done: ``quick`` is short and coarse; ``say`` tells a person how far it is;
+    ``repeats`` are those of each measurement, where an experiment has no number of its own.
+    """
 
     quick: bool
     say: Callable[[str], None]
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)

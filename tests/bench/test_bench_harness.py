@@ -17,8 +17,8 @@ TESTS = Path(__file__).parents[1]
 PROGRAM = """
 import sys, threading, time
 from pathlib import Path
-from bench import runner
-from bench.balance.experiment import Experiment, Findings
+from bench import harness
+from bench.experiment import Experiment, Findings
 from bench.rows import summary
 
 def waits(run):
@@ -31,7 +31,7 @@ def never_ends(run):
     while True:
         try:
             time.sleep(60)
-        except runner.LimitReachedError:
+        except harness.LimitReachedError:
             pass
 
 def ends(run):
@@ -50,7 +50,7 @@ def test_an_experiment_that_waits_for_ever_is_ended_and_the_next_one_runs(tmp_pa
     done = run(
         """
 chosen = [Experiment("stuck", "waits", waits, 0.2), Experiment("good", "ends", ends)]
-found, whole = runner.run_all("x", chosen, quick=False, path=Path(sys.argv[1]))
+found, whole = harness.run_all("x", chosen, quick=False, path=Path(sys.argv[1]))
 sys.exit(whole)
 """,
         tmp_path / "x.json",
@@ -61,7 +61,7 @@ sys.exit(whole)
 
 
 def test_one_that_does_not_clean_up_ends_the_process_and_shows_where_it_stands(tmp_path: Path) -> None:
-    done = run("with runner.limited(0.1, cleanup=0.2): never_ends(None)", tmp_path)
+    done = run("with harness.limited(0.1, cleanup=0.2): never_ends(None)", tmp_path)
     assert done.returncode == 1 and "in never_ends" in done.stderr
 
 
@@ -70,7 +70,7 @@ def test_a_failure_that_is_not_expected_is_not_hidden(tmp_path: Path) -> None:
         """
 def fails(run):
     raise ValueError("a fault of the benchmark")
-runner.run_all("x", [Experiment("bad", "fails", fails)], quick=True, path=Path(sys.argv[1]))
+harness.run_all("x", [Experiment("bad", "fails", fails)], quick=True, path=Path(sys.argv[1]))
 """,
         tmp_path / "x.json",
     )

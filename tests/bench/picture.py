@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.balance.experiment import Line, Panel, Role
+from bench.experiment import Line, Panel, Role
 
 _COLORS: dict[Role, str] = {
     "millpond": "#12766f",
