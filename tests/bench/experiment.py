@@ -39,10 +39,19 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Of an experiment."""
+    """The rows of an experiment, and panels of the picture, if it has any."""
 
     rows: tuple[Row, ...]
     panels: tuple[Panel, ...] = ()
+
+
+class Unmeasured(Exception):
+    """The text says why this machine, or what is installed on it, cannot be measured on."""
+
+    def __init__(self, why: str, *figures: str) -> None:
+        super().__init__(why)
+        self.figures = figures
+        """The figures that have no value then; none for the one that is called as the experiment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class Experiment:
 
     name: str
     title: str
-    measure: Callable[[Run], Findings]
+    measure: Callable[[Run], Findings | Sequence[Row]]
     seconds: float | None = None
 
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from bench.experiment import Experiment, Findings, Panel, Run, choose
+from bench.experiment import Experiment, Findings, Panel, Run, Unmeasured, choose
 from bench.picture import draw
-from bench.rows import Row, write
+from bench.rows import Row, summary, write
 from bench.table import table
 
 _QUICK_SECONDS, _SECONDS = 300, 3600
@@ -104,7 +104,7 @@ def run_all(
     for experiment in chosen:
         try:
             with limited(_QUICK_SECONDS if quick else experiment.seconds or _SECONDS):
-                found = experiment.measure(run)
+                found = _measured(experiment, run)
         except expected as error:
             print(f"bench-{name}: {experiment.name}: {error}", file=sys.stderr)
             whole = False
@@ -115,6 +115,16 @@ def run_all(
         write(rows, path)
     run.say(f"written: {path}")
     return Findings(tuple(rows), tuple(panels)), whole
+
+
+def _measured(experiment: Experiment, run: Run) -> Findings:
+    try:
+        found = experiment.measure(run)
+    except Unmeasured as error:
+        run.say(f"{experiment.name}: {error}")
+        figures = error.figures or (experiment.name,)
+        found = [summary(figure, f"not measured: {error}", [], "") for figure in figures]
+    return found if isinstance(found, Findings) else Findings(tuple(found))
 
 
 @contextlib.contextmanager

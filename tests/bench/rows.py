@@ -26,13 +26,24 @@ class Row:
 
 
 def summary(
-    figure: str, what: str, values: Sequence[float], unit: str, *, peer: str | None, emulation: str | None
+    figure: str,
+    what: str,
+    values: Sequence[float],
+    unit: str,
+    *,
+    peer: str | None = None,
+    emulation: str | None = None,
 ) -> Row:
     """The row of ``values``, one per repeat."""
     if not values:
         return Row(figure, what, None, None, None, unit, peer, 0, emulation)
     low, middle, high = (_rounded(value) for value in (min(values), statistics.median(values), max(values)))
     return Row(figure, what, middle, low, high, unit, peer, len(values), emulation)
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Ours over theirs, repeat by repeat."""
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 
 def write(rows: Iterable[Row], path: Path) -> None:

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import Encoding
@@ -121,7 +121,7 @@ def accuracy(encoding: Encoding, division: Division, seed: int, rounds: int) -> 
     return 100 * float(right.float().mean())
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``encodings.NAME.bytes``, ``.even``, ``.skewed`` and ``.ms`` of each encoding."""
     torch.set_num_threads(1)
     rounds, seeds = (2, SEEDS[:1]) if run.quick else (ROUNDS, SEEDS)
@@ -143,7 +143,7 @@ def measure(run: Run) -> Findings:
             rows.append(
                 _row(name, "ms", f"of the processor to encode an update of {VALUES:,} values", times, "ms")
             )
-    return Findings(tuple(rows))
+    return rows
 
 
 def _milliseconds(encoding: Encoding) -> float:
@@ -156,7 +156,7 @@ def _milliseconds(encoding: Encoding) -> float:
 
 
 def _row(name: str, part: str, what: str, values: Sequence[float], unit: str) -> Row:
-    return summary(f"encodings.{name}.{part}", what, values, unit, peer="float32", emulation=None)
+    return summary(f"encodings.{name}.{part}", what, values, unit, peer="float32")
 
 
 def _vector(model: nn.Module) -> Vector:

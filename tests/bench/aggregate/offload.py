@@ -13,9 +13,10 @@ from statistics import median
 
 import psutil
 
-from bench.experiment import Findings, Run
-from bench.fleets import running
-from bench.rows import summary
+from bench.experiment import Run
+from bench.fleets import IDLE_MODEL, running
+from bench.rows import Row, ratios, summary
+from job_files import written
 from system.support import Emulation
 
 DEVICES = tuple(f"csd{number}" for number in range(10))
@@ -25,19 +26,6 @@ EMULATION = "10 devices are process trees of one machine, their LAN is a bridge 
 _ROUNDS, _QUICK_ROUNDS = 60, 12
 _FIRST = 5
 """Rounds before those that count: nodes are started, links measured, buffers grow."""
-_MODEL = """\
-from millpond.train.zoo.models import cifar_cnn
-from torch import nn
-
-
-class Idle(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cnn = cifar_cnn()
-
-    def forward(self, images):
-        return images.flatten(1)[:, :10] * self.cnn[-1].bias
-"""
 _JOB = """\
 name = "offload"
 aggregate = "{aggregate}"
@@ -63,7 +51,7 @@ on = []
 """
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Alternate jobs that the host adds and jobs that a device adds."""
     seconds: dict[str, list[float]] = {"host": [], "star": [], "tree": []}
     walls: dict[str, list[float]] = {name: [] for name in seconds}
@@ -75,23 +63,21 @@ def measure(run: Run) -> Findings:
                 walls[name].append(wall)
                 run.say(f"{repeat + 1}: {name}: {cpu:.4f} s of the host's processors, a round {wall:.3f} s")
     best = min(("star", "tree"), key=lambda name: median(seconds[name]))
-    ratios = [ours / hosts for ours, hosts in zip(seconds[best], seconds["host"], strict=True)]
-    rows = [summary("host_cpu_offloaded", f"{ABOUT} ({best})", ratios, "x", peer=None, emulation=EMULATION)]
+    over = ratios(seconds[best], seconds["host"])
+    rows = [summary("host_cpu_offloaded", f"{ABOUT} ({best})", over, "x", emulation=EMULATION)]
     for name, found in seconds.items():
         about = f"the host's processor seconds of a round, added by: {name}"
-        rows.append(summary(f"host_cpu_{name}", about, found, "s", peer=None, emulation=EMULATION))
+        rows.append(summary(f"host_cpu_{name}", about, found, "s", emulation=EMULATION))
         about = f"seconds of a round, added by: {name}"
-        rows.append(summary(f"round_{name}", about, walls[name], "s", peer=None, emulation=EMULATION))
-    return Findings(tuple(rows))
+        rows.append(summary(f"round_{name}", about, walls[name], "s", emulation=EMULATION))
+    return rows
 
 
 def _round(fleet: Emulation, name: str, rounds: int) -> tuple[float, float]:
     """Return the seconds of the host's processors, and those that pass, of one of a job's ``rounds``."""
-    folder = fleet.base / "offload"
-    folder.mkdir(exist_ok=True)
-    (folder / "idle.py").write_text(_MODEL)
     aggregate, topology = ("host", "auto") if name == "host" else (DEVICES[0], name)
-    (folder / "job.toml").write_text(_JOB.format(aggregate=aggregate, topology=topology, rounds=rounds))
+    text = _JOB.format(aggregate=aggregate, topology=topology, rounds=rounds)
+    folder = written({"idle.py": IDLE_MODEL, "job.toml": text}, fleet.base / "offload")
     job = fleet.submit(folder / "job.toml")
     first = _reach(fleet, job, _FIRST)
     last = _reach(fleet, job, rounds - 1)

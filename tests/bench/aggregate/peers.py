@@ -6,11 +6,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
-import venv
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +16,8 @@ from statistics import median
 
 from bench.aggregate import rounds
 from bench.aggregate.rounds import VALUES, Server, serve
-from bench.experiment import Findings, Run
+from bench.experiment import Run
+from bench.installed import installed
 from bench.rows import Row, summary
 
 FLOWER_TITLE = "beside Flower's server"
@@ -32,18 +31,14 @@ _THREADS = (1, 2, 3, 4)
 _LATE = 0.3  # seconds
 
 
-def measure_flower(run: Run) -> Findings:
+def measure_flower(run: Run) -> list[Row]:
     """Rows ``flower_wall``, ``flower_cpu`` and ``flower_memory``: Flower's figure over ours."""
     names = {
         "flower_wall": "seconds",
         "flower_cpu": "server's processor time",
         "flower_memory": "server's memory",
     }
-    try:
-        python = _flower(Path(".bench/flower-venv"))
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = f"Flower could not be installed: {error}"
-        return Findings(tuple(summary(name, why, [], "x", peer=_FLOWER, emulation=None) for name in names))
+    python = installed("flower", _FLOWER, figures=names)
     ratios: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(run.repeats):
         ours, theirs = serve("millpond", 10, VALUES), _flower_rounds(python)
@@ -51,38 +46,24 @@ def measure_flower(run: Run) -> Findings:
         ratios["flower_cpu"].append(median(theirs.cpu) / median(ours.cpu))
         ratios["flower_memory"].append((theirs.peak - theirs.alone) / (ours.peak - ours.alone))
         run.say(f"Flower: {median(theirs.seconds):.2f} s, {median(theirs.cpu):.2f} s CPU a round")
-    return Findings(
-        tuple(
-            summary(
-                name,
-                f"{what} of a round of 10 clients x {VALUES}, Flower's over ours",
-                ratios[name],
-                "x",
-                peer=f"{_FLOWER}, gRPC server",
-                emulation=rounds.EMULATION,
-            )
-            for name, what in names.items()
+    return [
+        summary(
+            name,
+            f"{what} of a round of 10 clients x {VALUES}, Flower's over ours",
+            ratios[name],
+            "x",
+            peer=f"{_FLOWER}, gRPC server",
+            emulation=rounds.EMULATION,
         )
-    )
+        for name, what in names.items()
+    ]
 
 
-def _flower(folder: Path) -> Path:
-    """Return an interpreter that has Flower; it is installed once."""
-    python = folder / "bin/python"
-    if not (folder / "installed").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder, with_pip=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", _FLOWER]
-        subprocess.run(pip, check=True, capture_output=True)
-        (folder / "installed").touch()
-    return python.absolute()
-
-
-def _flower_rounds(python: Path, count: int = 10, size: int = VALUES) -> Server:
+def _flower_rounds(python: str, count: int = 10, size: int = VALUES) -> Server:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0"}
-    command = [str(python), str(_FOLDER / "flower_server.py"), *map(str, (port, size, count, 4))]
+    command = [python, str(_FOLDER / "flower_server.py"), *map(str, (port, size, count, 4))]
     with contextlib.ExitStack() as undo:
         server = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
@@ -92,7 +73,7 @@ def _flower_rounds(python: Path, count: int = 10, size: int = VALUES) -> Server:
         assert server.stdout
         first = json.loads(server.stdout.readline())
         clients = subprocess.Popen(
-            [str(python), str(_FOLDER / "flower_clients.py"), *map(str, (port, size, count))],
+            [python, str(_FOLDER / "flower_clients.py"), *map(str, (port, size, count))],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=environment,
@@ -111,7 +92,7 @@ def _flower_rounds(python: Path, count: int = 10, size: int = VALUES) -> Server:
     )
 
 
-def measure_split(run: Run) -> Findings:
+def measure_split(run: Run) -> list[Row]:
     """Rows ``range_split_over_locked`` and ``range_split_over_unlocked``, with the best number of threads."""
     found: dict[str, list[float]] = {"millpond": [], "locked": [], "racing": []}
     with _shared_vector_library() as library:
@@ -122,17 +103,15 @@ def measure_split(run: Run) -> Findings:
                 best.append(min(by_threads.values()))
                 run.say(f"{kind}: " + ", ".join(f"{n} threads {s:.3f} s" for n, s in by_threads.items()))
     about = f"seconds of a round of 10 clients x {VALUES}, best of 1 to 4 threads"
-    return Findings(
-        (
-            _over(
-                found,
-                "locked",
-                "range_split_over_locked",
-                f"{about}: atomic additions over ours",
-            ),
-            _over(found, "racing", "range_split_over_unlocked", f"{about}: racing ones over ours"),
-        )
-    )
+    return [
+        _over(
+            found,
+            "locked",
+            "range_split_over_locked",
+            f"{about}: atomic additions over ours",
+        ),
+        _over(found, "racing", "range_split_over_unlocked", f"{about}: racing ones over ours"),
+    ]
 
 
 def _over(found: dict[str, list[float]], kind: str, figure: str, what: str) -> Row:
@@ -149,7 +128,7 @@ def _shared_vector_library() -> Iterator[Path]:
         yield library
 
 
-def measure_staged(run: Run) -> Findings:
+def measure_staged(run: Run) -> list[Row]:
     """Rows ``staged_wall``, ``staged_late`` and ``staged_models``: the other design over ours."""
     ratios: dict[str, list[float]] = {"staged_wall": [], "staged_late": [], "staged_models": []}
     for _ in range(run.repeats):
@@ -165,14 +144,13 @@ def measure_staged(run: Run) -> Findings:
         "staged_late": f"seconds of {about}, one answer {_LATE:g} s late",
         "staged_models": f"server's memory of {about}",
     }
-    rows = (
+    return [
         summary(name, text, ratios[name], "x", peer="StagedServer", emulation=rounds.EMULATION)
         for name, text in what.items()
-    )
-    return Findings(tuple(rows))
+    ]
 
 
-def measure_gigabyte(run: Run) -> Findings:
+def measure_gigabyte(run: Run) -> list[Row]:
     """Rows ``gigabyte_models`` and ``gigabyte_over_link``."""
     size = _GIGABYTE >> 4 if run.quick else _GIGABYTE
     models, ratios = [], []
@@ -184,23 +162,20 @@ def measure_gigabyte(run: Run) -> Findings:
         run.say(f"{4 * size / 1e9:.2f} GB: {seconds}")
     about = f"4 clients x {4 * size / 1e9:.2f} GB, both ways"
     peer = "a select server that adds nothing, over the same sockets"
-    return Findings(
-        (
-            summary(
-                "gigabyte_models",
-                f"server's peak memory above alone, {about}",
-                models,
-                "models",
-                peer=None,
-                emulation=rounds.EMULATION,
-            ),
-            summary(
-                "gigabyte_over_link",
-                f"seconds of a round, {about}",
-                ratios,
-                "x",
-                peer=peer,
-                emulation=rounds.EMULATION,
-            ),
-        )
-    )
+    return [
+        summary(
+            "gigabyte_models",
+            f"server's peak memory above alone, {about}",
+            models,
+            "models",
+            emulation=rounds.EMULATION,
+        ),
+        summary(
+            "gigabyte_over_link",
+            f"seconds of a round, {about}",
+            ratios,
+            "x",
+            peer=peer,
+            emulation=rounds.EMULATION,
+        ),
+    ]

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from millpond.linux.descriptors import allow_most
 
@@ -33,7 +33,7 @@ class Server:
     peak: int
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``cpu_over_floor`` and ``memory_models``."""
     allow_most()
     ours, plain = [], []
@@ -57,7 +57,7 @@ def measure(run: Run) -> Findings:
     for (count, size), servers in measured.items():
         if count > 10 and not (run.quick and count > 100):
             servers += [serve("millpond", count, size) for _ in range(run.repeats)]
-    return Findings((*rows, *_memory(run, measured)))
+    return [*rows, *_memory(run, measured)]
 
 
 def _ratio(figure: str, what: str, ours: list[tuple[float, ...]], plain: list[tuple[float, ...]]) -> Row:
@@ -87,7 +87,7 @@ def _memory(run: Run, measured: Mapping[tuple[int, int], Sequence[Server]]) -> l
 
 
 def _models(figure: str, what: str, values: Sequence[float]) -> Row:
-    return summary(figure, what, values, "models", peer=None, emulation=EMULATION)
+    return summary(figure, what, values, "models", emulation=EMULATION)
 
 
 def serve(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from train import personal_reference, strategy_reference
 from train.personal_reference import PERSONALIZED
@@ -18,7 +18,7 @@ TITLE = "Strategies: points of accuracy between each and its reference"
 SEEDS = (0, 1, 2)
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``strategies`` (the largest of all), ``strategies.NAME`` and ``strategies.NAME.accuracy``."""
     torch.set_num_threads(1)
     rounds, seeds = (2, SEEDS[:1]) if run.quick else (ROUNDS, SEEDS)
@@ -40,8 +40,8 @@ def measure(run: Run) -> Findings:
         accuracies = [each.ours for each in found]
         rows.append(_row(f"strategies.{name}.accuracy", f"accuracy {what}", accuracies, "%"))
         run.say(f"{name}: {', '.join(f'{each:.1f} %' for each in accuracies)}, off by {max(points):.2f}")
-    return Findings((_row("strategies", "points of the farthest strategy", largest, "points"), *rows))
+    return [_row("strategies", "points of the farthest strategy", largest, "points"), *rows]
 
 
 def _row(figure: str, what: str, values: list[float], unit: str) -> Row:
-    return summary(figure, what, values, unit, peer="plain torch", emulation=None)
+    return summary(figure, what, values, unit, peer="plain torch")

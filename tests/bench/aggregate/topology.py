@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.tunnel.namespace import Namespace
 from millpond.aggregate import topology
@@ -52,7 +52,7 @@ Seconds = dict[str, dict[str, list[float]]]  # by number of nodes, topology
 TITLE = "star, tree and ring over shaped links"
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Measure all topologies with 2 to 16 nodes."""
     links, shared, seconds = _measure(run.repeats, _COUNTS[:2] if run.quick else _COUNTS)
     predicted = {
@@ -66,7 +66,7 @@ def measure(run: Run) -> Findings:
         for name, measured in found.items():
             middle = statistics.median(measured)
             run.say(f"{count:>2} nodes, {name:6} {middle:6.2f} s, predicted {predicted[count][name]:6.2f} s")
-    return Findings(tuple(_figures(seconds, predicted)))
+    return list(_figures(seconds, predicted))
 
 
 def _figures(seconds: Seconds, predicted: Mapping[str, Mapping[str, float]]) -> Iterator[Row]:

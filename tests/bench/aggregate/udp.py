@@ -11,7 +11,7 @@ from statistics import median
 from bench.aggregate import udp_accuracy
 from bench.aggregate.udp_lan import lan
 from bench.aggregate.udp_response import KINDS, Response, Setting, team
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 
 CLIENTS, SIZE = 10, 2_029_642
@@ -35,7 +35,7 @@ _PEERS = {
 }
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``udp_over_tcp_0`` and ``udp_over_tcp_1``, the same against TCP that sends parts of the mean
     early, without repair, at a measured rate, and on a faster LAN; and the seconds of each kind.
     """
@@ -57,10 +57,10 @@ def measure(run: Run) -> Findings:
                 emulation = _EMULATION.format(setting.clients, mbit)
                 suffix = name if mbit == MBIT else f"{name}_{mbit}"
                 rows += _rows(found, suffix, f"{loss:.0%} of packets lost", emulation)
-    return Findings(tuple(rows))
+    return rows
 
 
-def measure_accuracy(run: Run) -> Findings:
+def measure_accuracy(run: Run) -> list[Row]:
     """Row ``udp_accuracy_points``: points of accuracy that TCP has more, by seed; the median of seeds."""
     rounds, lossless, lossy, size = (4 if run.quick else udp_accuracy.ROUNDS), [], [], 0
     for seed in range(SEEDS):
@@ -75,20 +75,18 @@ def measure_accuracy(run: Run) -> Findings:
     )
     peer, emulation = "the exact mean, as TCP brings it", "both sides of the protocol in one process"
     points = [best - other for best, other in zip(lossless, lossy, strict=True)]
-    return Findings(
-        (
-            summary(
-                "udp_accuracy_points",
-                f"points lost: {what}",
-                points,
-                "points",
-                peer=peer,
-                emulation=emulation,
-            ),
-            summary("udp_accuracy", what, lossy, "%", peer=None, emulation=emulation),
-            summary("tcp_accuracy", "the same without loss", lossless, "%", peer=None, emulation=emulation),
-        )
-    )
+    return [
+        summary(
+            "udp_accuracy_points",
+            f"points lost: {what}",
+            points,
+            "points",
+            peer=peer,
+            emulation=emulation,
+        ),
+        summary("udp_accuracy", what, lossy, "%", emulation=emulation),
+        summary("tcp_accuracy", "the same without loss", lossless, "%", emulation=emulation),
+    ]
 
 
 def _rows(found: dict[str, list[Response]], suffix: str, circumstances: str, emulation: str) -> Iterator[Row]:
@@ -106,7 +104,7 @@ def _rows(found: dict[str, list[Response]], suffix: str, circumstances: str, emu
             (f"{name}_seconds_{suffix}", "s", [each.seconds for each in responses]),
             (f"{name}_server_cpu_{suffix}", "s", [each.server_cpu for each in responses]),
         ):
-            yield summary(figure, f"{kind}; {circumstances}", values, unit, peer=None, emulation=emulation)
+            yield summary(figure, f"{kind}; {circumstances}", values, unit, emulation=emulation)
 
 
 def _median(responses: list[Response]) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.balance.paper import CSD, CURVES, HOST, Machine
 from bench.balance.team import emulation, side_by_side, speed, team
-from bench.experiment import Experiment, Findings, Run
+from bench.experiment import Experiment, Run
 from bench.rows import Row, summary
 from millpond.train.balance.controller import PATIENCE, BalanceController
 from millpond.train.balance.curve import Floats
@@ -59,7 +59,7 @@ Key = tuple[int, int]
 """How many workers, and which loads."""
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``sim_error``, and one for each number of workers."""
     lengths = QUICK if run.quick else FULL
     run.say(f"simulator: {lengths.steps} steps of virtual workers, {lengths.repeats} loads at the same time")
@@ -72,7 +72,7 @@ def measure(run: Run) -> Findings:
     worst = max(pairs, key=lambda workers: median(_errors(pairs[workers])))
     rows = [_row("sim_error", worst, pairs[worst], lengths)]
     rows += [_row(f"sim_error.{workers}", workers, found, lengths) for workers, found in pairs.items()]
-    return Findings(tuple(rows))
+    return rows
 
 
 EXPERIMENT = Experiment("sim_error", "The simulator against virtual workers with the same loads", measure)

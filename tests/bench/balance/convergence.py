@@ -11,8 +11,8 @@ from statistics import mean
 import numpy as np
 
 from bench.balance import processes
-from bench.experiment import Experiment, Findings, Run
-from bench.rows import summary
+from bench.experiment import Experiment, Run
+from bench.rows import Row, summary
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.host.emulation.demo import data
@@ -70,7 +70,7 @@ class Interrupted:
         self.worker.close()
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``convergence_loss_points``, and how often workers were late and re-tuned."""
     seeds_ = range(1, 2 if run.quick else 6)
     epochs = 2 if run.quick else EPOCHS
@@ -95,11 +95,9 @@ def measure(run: Run) -> Findings:
     )
     difference = mean(alone) - mean(together)
     row = summary("convergence_loss_points", what, [difference], "points", peer="one process", emulation=note)
-    more = summary("convergence_retuned", "new plans in a run", retuned, "", peer=None, emulation=note)
-    late_row = summary(
-        "convergence_carried", "percent of samples a step late", carried, "%", peer=None, emulation=note
-    )
-    return Findings((row, more, late_row))
+    more = summary("convergence_retuned", "new plans in a run", retuned, "", emulation=note)
+    late_row = summary("convergence_carried", "percent of samples a step late", carried, "%", emulation=note)
+    return [row, more, late_row]
 
 
 EXPERIMENT = Experiment("convergence", "Accuracy: balanced with interruptions against one process", measure)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.experiment import Experiment, Findings, Run
-from bench.fleets import running
-from bench.rows import summary
-from system.support import Emulation, millpond, why_not
+from bench.experiment import Experiment, Run
+from bench.fleets import running, trained
+from bench.rows import Row, ratios, summary
+from system.support import Emulation, millpond
 
 VALUES = 3_504_872
 """Those of MobileNetV2."""
@@ -76,7 +76,7 @@ dist.destroy_process_group()
 """
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``exchange_over_gloo``."""
     emulation = (
         f"a host and {len(DEVICES)} emulated devices on one machine's processors; tunnels, agents and "
@@ -87,10 +87,6 @@ def measure(run: Run) -> Findings:
         "optimizer's time, median of an epoch; over the median all_reduce of as many"
     )
     peer = "gloo's all_reduce between the same workers, by millpond launch"
-    if complaint := why_not():
-        run.say(f"no fleet: {complaint}")
-        row = summary("exchange_over_gloo", f"not measured: {complaint}", [], "x", peer=peer, emulation=None)
-        return Findings((row,))
     ours, theirs, searched = [], [], []
     with _all_take_part(run, searched=False) as fleet:
         for repeat in range(1 if run.quick else 7):
@@ -101,22 +97,18 @@ def measure(run: Run) -> Findings:
         for repeat in range(1 if run.quick else 3):
             searched.append(_ours(fleet, repeat))
             run.say(f"exchange, searched for two patterns: {searched[-1]:.1f} ms")
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-    return Findings(
-        (
-            summary("exchange_over_gloo", what, ratios, "x", peer=peer, emulation=emulation),
-            summary("exchange_ms", "a step's exchange", ours, "ms", peer=None, emulation=emulation),
-            summary("exchange_gloo_ms", "gloo's all_reduce", theirs, "ms", peer=None, emulation=emulation),
-            summary(
-                "exchange_searched_ms",
-                "a step's exchange where agents search all that they send for a canary and a tracer",
-                searched,
-                "ms",
-                peer=None,
-                emulation=emulation,
-            ),
-        )
-    )
+    return [
+        summary("exchange_over_gloo", what, ratios(ours, theirs), "x", peer=peer, emulation=emulation),
+        summary("exchange_ms", "a step's exchange", ours, "ms", emulation=emulation),
+        summary("exchange_gloo_ms", "gloo's all_reduce", theirs, "ms", emulation=emulation),
+        summary(
+            "exchange_searched_ms",
+            "a step's exchange where agents search all that they send for a canary and a tracer",
+            searched,
+            "ms",
+            emulation=emulation,
+        ),
+    ]
 
 
 class NotAll(RuntimeError):
@@ -153,17 +145,12 @@ def _gloo(fleet: Emulation, times: int) -> float:
 
 
 def _ours(fleet: Emulation, repeat: int) -> float:
-    folder = fleet.base / f"job{repeat}"
-    folder.mkdir()
-    (folder / "wide.py").write_text(_MODEL)
-    (folder / "job.toml").write_text(_JOB.format(test=fleet.base / "test", values=VALUES, steps=32))
-    info, epochs = fleet.wait_for_end(fleet.submit(folder / "job.toml"))
-    if info.state != "done":
-        raise RuntimeError(f"the job is {info.state}: {info.error}")
+    job = _JOB.format(test=fleet.base / "test", values=VALUES, steps=32)
+    epochs = trained(fleet, f"job{repeat}", {"wide.py": _MODEL, "job.toml": job})
     taken = {name: own["exchanges"] for name, own in epochs[-1].by_worker.items()}
     if len(taken) < len(DEVICES) + 1 or min(taken.values()) < _PART * max(taken.values()):
         raise NotAll(f"exchanges by worker: {taken}")
-    return epochs[-1].metrics["exchange_ms"]
+    return float(epochs[-1].metrics["exchange_ms"])
 
 
 def _millpond(argv: list[str | Path]) -> str:

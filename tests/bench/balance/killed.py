@@ -15,8 +15,8 @@ import psutil
 
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
-from bench.experiment import Experiment, Findings, Run
-from bench.rows import summary
+from bench.experiment import Experiment, Run
+from bench.rows import Row, summary
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import SynchronousSpec
 
@@ -56,7 +56,7 @@ class Witness:
         self._supply.requeue(rank)
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``kill_seconds``, ``kill_samples_wrong``."""
     lost, wrong = [], []
     for repeat in range(1 if run.quick else 5):
@@ -73,12 +73,10 @@ def measure(run: Run) -> Findings:
         f"of the samples that the others can read ({PUBLIC} public ones and their own {PRIVATE} each), those "
         "that did not count exactly once in the epoch"
     )
-    return Findings(
-        (
-            summary("kill_seconds", what, lost, "s", peer=None, emulation=note),
-            summary("kill_samples_wrong", missed, wrong, "samples", peer=None, emulation=note),
-        )
-    )
+    return [
+        summary("kill_seconds", what, lost, "s", emulation=note),
+        summary("kill_samples_wrong", missed, wrong, "samples", emulation=note),
+    ]
 
 
 EXPERIMENT = Experiment("kill", "A worker killed in mid-epoch", measure)

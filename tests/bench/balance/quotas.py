@@ -14,7 +14,7 @@ from bench.balance.cgroups import Unavailable, cgroup
 from bench.balance.load import count_for, gzip
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
-from bench.experiment import Experiment, Findings, Line, Panel, Run
+from bench.experiment import Experiment, Findings, Line, Panel, Run, Unmeasured
 from bench.rows import Row, summary
 from millpond.train.job.spec import SynchronousSpec
 
@@ -29,9 +29,7 @@ def measure(run: Run) -> Findings:
     try:
         return _measure(run)
     except Unavailable as error:
-        run.say(f"no cgroups: {error}")
-        missing = [f"a_real_{name}" for name in (*LOADS, "back")]
-        return Findings(tuple(_row(name, f"not measured: {error}", []) for name in missing))
+        raise Unmeasured(f"no cgroups: {error}", *(f"a_real_{name}" for name in (*LOADS, "back"))) from None
 
 
 EXPERIMENT = Experiment("a_real", "Stannis A with real processes, cgroup quotas and gzip", measure)

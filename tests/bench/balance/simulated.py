@@ -87,14 +87,14 @@ def _bias(found: Found) -> Row:
     bias = {fleet: [100 * result.bias for result in results["millpond"]] for fleet, results in found.items()}
     worst = max(bias, key=lambda fleet: median(bias[fleet]))
     what = f"millpond, {worst.devices} devices: how much less than it should the worst off of them counts"
-    return summary("sim_bias_percent", what, bias[worst], "%", peer=None, emulation=_note())
+    return summary("sim_bias_percent", what, bias[worst], "%", emulation=_note())
 
 
 def _milliseconds(found: Found) -> Row:
     largest = max(found, key=lambda fleet: fleet.devices)
     values = [1e3 * result.controller_seconds for result in found[largest]["millpond"]]
     what = f"millpond, {largest.devices} devices: the controller's time for a step, median of each run"
-    return summary("sim_ms", what, values, "ms", peer=None, emulation=_note())
+    return summary("sim_ms", what, values, "ms", emulation=_note())
 
 
 def _panel(found: Found) -> Panel:

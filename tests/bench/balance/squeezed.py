@@ -132,7 +132,7 @@ def _lateness(courses: Mapping[Case, Sequence[Course]], lengths: Lengths) -> Row
     values = [quantiles(moments, n=10)[-1] for moments in late]
     what = "how much later than they wanted workers woke up, 90th percentile of each run"
     note = _note(lengths.planned / HOST.curve.seconds[-1], lengths.planned)
-    return summary("a_virtual_late_ms", what, values, "ms", peer=None, emulation=note)
+    return summary("a_virtual_late_ms", what, values, "ms", emulation=note)
 
 
 def _panel(percent: int, courses: Mapping[Case, Sequence[Course]], lengths: Lengths) -> Panel:

@@ -25,19 +25,19 @@ from typing import Any
 import numpy as np
 
 import millpond.data
-from bench.experiment import Findings, Run
-from bench.rows import summary
+from bench.experiment import Run
+from bench.rows import Row, summary
 from millpond.data.streaming.client import StreamClient
 
 TITLE = "samples counted while workers are killed and added"
 _SAMPLES, _EPOCHS, _WORKERS = 3000, 20, 3
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Count over 20 epochs, in each repeat."""
     wrong = [float(_wrong(run, repeat, 3 if run.quick else _EPOCHS)) for repeat in range(run.repeats)]
     about = f"samples not counted exactly once in {_EPOCHS} epochs with a worker killed and one added in each"
-    return Findings((summary("elastic_samples_wrong", about, wrong, "", peer=None, emulation=None),))
+    return [summary("elastic_samples_wrong", about, wrong, "")]
 
 
 class _Trainer:

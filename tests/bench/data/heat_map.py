@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from bench.data.shaped import EMULATION, found, serving, sparse_images
-from bench.experiment import Findings, Run
-from bench.rows import summary
+from bench.experiment import Run
+from bench.rows import Row, summary
 
 TITLE = "epochs over batch and chunk, and the tuner's choice"
 PICTURE = Path(".bench/data-heat-map.png")
@@ -41,7 +41,7 @@ _WORKS = {
 }
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Take all cells of three shapes of work and the tuner's choices, alternating."""
     repeats = min(run.repeats, _MOST)
     chunks = _CHUNKS[::2] if run.quick else _CHUNKS
@@ -61,7 +61,7 @@ def measure(run: Run) -> Findings:
         f"epoch with the tuner's chunk over the best cell of its batch; 3 shapes of work, batches {_BATCHES}"
     )
     emulation = f"{EMULATION} of 1 Gbit/s; steps sleep as long as they would compute"
-    return Findings((summary("tuner_over_best", about, worst, "x", peer=None, emulation=emulation),))
+    return [summary("tuner_over_best", about, worst, "x", emulation=emulation)]
 
 
 def _cells(

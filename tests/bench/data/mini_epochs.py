@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import millpond.data
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from millpond.data.tier.mini_epochs import MiniEpoch
 from millpond.data.tier.repeats import RepeatRule, rule_of
@@ -26,7 +26,7 @@ _RULES: dict[str, int | str] = {"rf16": 16, "score": "score", "bands": "bands"}
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Train plainly, with fixed and with adaptive repeats, on sorted and unsorted storage."""
     lost: dict[str, dict[str, float]] = {name: {} for name in _RULES}
     seeds = SEEDS[:1] if run.quick else SEEDS
@@ -42,7 +42,7 @@ def measure(run: Run) -> Findings:
                 lost[name][f"{data}, {storage}"] = 100 * (fmean(plain) - fmean(values))
             told = ", ".join(f"{name} {100 * fmean(values):.1f}" for name, values in found.items())
             run.say(f"{data}, {storage}: plain {100 * fmean(plain):.1f} %, {told}")
-    return Findings(tuple(_rows(lost)))
+    return list(_rows(lost))
 
 
 def _rows(lost: dict[str, dict[str, float]]) -> Iterator[Row]:

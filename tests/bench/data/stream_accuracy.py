@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import millpond.data
-from bench.experiment import Findings, Run
-from bench.rows import summary
+from bench.experiment import Run
+from bench.rows import Row, summary
 
 TITLE = "accuracy of streamed training"
 SEEDS = range(3)
 _EPOCHS, _BATCH = 15, 32
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Train on digits with each seed, from memory and streamed."""
     found, test = load_digits(), slice(None, None, 5)
     pixels = (found.images * 15).astype(np.uint8)
@@ -57,7 +57,7 @@ def measure(run: Run) -> Findings:
     lost = [100 * abs(fmean(plain) - fmean(streamed))]
     about = f"points of accuracy between them, digits, mean of {len(plain)} seeds"
     peer = "the same model on data in memory"
-    return Findings((summary("stream_accuracy_points", about, lost, "points", peer=peer, emulation=None),))
+    return [summary("stream_accuracy_points", about, lost, "points", peer=peer)]
 
 
 def _accuracy(seed: int, batches: Any, split: tuple[Tensor, Tensor]) -> float:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-import venv
 from pathlib import Path
 
 from bench.data.shaped import EMULATION, ShapedService, found, serving, sparse_images
-from bench.experiment import Findings, Run
-from bench.rows import summary
+from bench.experiment import Run
+from bench.installed import installed
+from bench.rows import Row, summary
 
 TITLE = "beside mosaicml-streaming"
 _MOSAIC = "mosaicml-streaming==0.13.0"
@@ -19,13 +19,9 @@ _PEER = Path(__file__).with_name("mosaic_peer.py")
 _RATE, _SHAPE, _BATCH, _WORKERS, _PORT = 125e6, (3, 64, 64), 64, 2, 8000
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Alternate epochs of both over a link of 1 Gbit/s."""
-    try:
-        python = installed("mosaic", _MOSAIC)
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = f"mosaicml-streaming could not be installed: {error}"
-        return Findings((summary("mosaic_over_ours", why, [], "x", peer=_MOSAIC, emulation=None),))
+    python = installed("mosaic", "torch==2.13.0", _MOSAIC, figures=["mosaic_over_ours"])
     ratios = list[float]()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
         root = Path(folder)
@@ -45,7 +41,7 @@ def measure(run: Run) -> Findings:
     about = "samples per second of an epoch of 12 KB images, its first batch included, theirs over ours"
     peer = f"{_MOSAIC} with {_WORKERS} DataLoader processes, MDS shards over HTTP; ours reads in one process"
     emulation = f"{EMULATION} of 1 Gbit/s"
-    return Findings((summary("mosaic_over_ours", about, ratios, "x", peer=peer, emulation=emulation),))
+    return [summary("mosaic_over_ours", about, ratios, "x", peer=peer, emulation=emulation)]
 
 
 def _theirs(service: ShapedService, python: str, cache: Path) -> float:
@@ -58,16 +54,3 @@ def _ours(service: ShapedService) -> float:
     spec = {"name": "set", "batch": _BATCH, "step": 0.0, "each": 0.0}
     told = found(service.start("consume", spec))["cells"][0]
     return float(told["samples"] / told["seconds"])
-
-
-def installed(name: str, *packages: str) -> str:
-    """Return an interpreter of a virtual environment that has a peer beside our torch; it is made once.
-    Raises OSError, CalledProcessError.
-    """
-    folder = Path(".bench").resolve() / f"{name}-venv"
-    python = str(folder / "bin" / "python")
-    if not (folder / "installed").exists():
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "torch==2.13.0", *packages], check=True)
-        (folder / "installed").touch()
-    return python

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.data.stream_peers import installed
-from bench.experiment import Findings, Run
-from bench.rows import summary
+from bench.experiment import Run
+from bench.installed import installed
+from bench.rows import Row, summary
 
 TITLE = "a job beside Ray Train and Ray Data"
 _RAY = "ray[train,data]==2.60.0"
@@ -26,15 +26,11 @@ _SAMPLES, _EPOCHS, _BATCH, _RANKS = 10_000, 3, 64, 2
 _MOST = 3
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Alternate jobs, on this machine."""
     whole = "seconds of a job with two workers on {} images of 32 px, start included, ours over Ray's"
     names = {"stream_time_over_ray": whole, "stream_loop_over_ray": "seconds of its training loop alone"}
-    try:
-        python = installed("ray", _RAY)
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = f"Ray could not be installed: {error}"
-        return Findings(tuple(summary(name, why, [], "x", peer=_RAY, emulation=None) for name in names))
+    python = installed("ray", "torch==2.13.0", _RAY, figures=names)
     ratios: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
         root = Path(folder) / "set"
@@ -47,11 +43,9 @@ def measure(run: Run) -> Findings:
             run.say("ours {:.1f} s, its loop {:.1f} s; Ray's {:.1f} s, {:.1f} s".format(*ours, *theirs))
             for values, own, other in zip(ratios.values(), ours, theirs, strict=True):
                 values.append(own / other)
-    rows = [
-        summary(name, about.format(_SAMPLES), ratios[name], "x", peer=_RAY, emulation=None)
-        for name, about in names.items()
+    return [
+        summary(name, about.format(_SAMPLES), ratios[name], "x", peer=_RAY) for name, about in names.items()
     ]
-    return Findings(tuple(rows))
 
 
 def _told(output: bytes) -> float:

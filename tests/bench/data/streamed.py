@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.data.shaped import EMULATION, ShapedService, found, serving, sparse_images
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 
 TITLE = "first batch, waiting and memory of streamed data"
@@ -21,7 +21,7 @@ _MEMORY_SAMPLES = 10**9 // _BYTES
 _STEPS = "steps sleep as long as they would compute"
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Start afresh for each repeat."""
     firsts, idle, memory = list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
@@ -35,7 +35,7 @@ def measure(run: Run) -> Findings:
             idle.append(100 * _idle(root, f"{repeat} {time.time()}"))
             memory.append(_memory(root, f"{repeat} {time.time()}"))
             run.say(f"first batch {firsts[-1]:.2f} s, waiting {idle[-1]:.1f} %, memory {memory[-1]:.2f}")
-    return Findings(tuple(_rows(firsts, idle, memory)))
+    return list(_rows(firsts, idle, memory))
 
 
 def _rows(firsts: list[float], idle: list[float], memory: list[float]) -> Iterator[Row]:
@@ -43,15 +43,15 @@ def _rows(firsts: list[float], idle: list[float], memory: list[float]) -> Iterat
     about = (
         f"seconds from the call of stream() to the end of the first step, batch {_BATCH}, of a set of 10 GB"
     )
-    yield summary("first_batch_s", about, firsts, "s", peer=None, emulation=emulation)
+    yield summary("first_batch_s", about, firsts, "s", emulation=emulation)
     about = (
         f"time that {_WORKERS} workers wait for data, of all, where the link carries 1.2 x what they consume"
     )
-    yield summary("idle_share", about, idle, "%", peer=None, emulation=emulation)
+    yield summary("idle_share", about, idle, "%", emulation=emulation)
     about = (
         f"peak memory of {_WORKERS} workers and the service, over that of workers with a set of 1 GB in each"
     )
-    yield summary("stream_ram", about, memory, "x", peer="the set in each worker's memory", emulation=None)
+    yield summary("stream_ram", about, memory, "x", peer="the set in each worker's memory")
 
 
 def _first(root: Path) -> float:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import millpond.data
-from bench.experiment import Findings, Run
-from bench.rows import summary
+from bench.experiment import Run
+from bench.rows import Row, summary
 
 TITLE = "time and bytes of repeated mini-epochs over a slow tier"
 EMULATION = "the slow tier sleeps as its bandwidth says, the consumer as long as its batches would take"
@@ -43,7 +43,7 @@ class SlowTier(Dataset[Tensor]):
         return torch.full((_VALUES,), float(index))
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Alternate plain training with a reading process and mini-epochs, for as many visits of samples."""
     visits = 8 if run.quick else 32
     speedups, stalls, reads = [], [], []
@@ -56,7 +56,7 @@ def measure(run: Run) -> Findings:
         reads.append(read)
         run.say(f"{repeat + 1}: an epoch {plain:.2f} s, {ours:.3f} s with rf 16; rf 10 waits {stall:.1%}")
     plainly = "a torch DataLoader with a process that reads ahead"
-    rows = [
+    return [
         summary(
             "met_speedup",
             "epoch time of plain training over that of mini-epochs with rf 16",
@@ -70,7 +70,6 @@ def measure(run: Run) -> Findings:
             f"share of the time without a mini-epoch, rf {_RATIO + 2} where the slow tier gives 1/{_RATIO}",
             stalls,
             "%",
-            peer=None,
             emulation=EMULATION,
         ),
         summary(
@@ -82,7 +81,6 @@ def measure(run: Run) -> Findings:
             emulation=EMULATION,
         ),
     ]
-    return Findings(tuple(rows))
 
 
 def _plain(epochs: int) -> float:

@@ -41,7 +41,7 @@ class Setting:
 
 
 def _row(figure: str, what: str, values: list[float], unit: str, emulation: str | None = None) -> Row:
-    return summary(figure, what, values, unit, peer=None, emulation=emulation)
+    return summary(figure, what, values, unit, emulation=emulation)
 
 
 def size(setting: Setting) -> list[Row]:

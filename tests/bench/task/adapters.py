@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from bench.experiment import Findings, Run
-from bench.fleets import running
+from bench.experiment import Run
+from bench.fleets import running, trained
 from bench.rows import Row, summary
-from system.support import Emulation, why_not
+from system.support import Emulation
 
 DEVICES = ("csd0", "csd1")
 TITLE = "Bytes of a round when only adapters train, over those of the whole model"
@@ -67,12 +67,8 @@ _EMULATION = (
 )
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``lora_bytes``, ``lora_share``, and the bytes of both kinds of rounds."""
-    if complaint := why_not():
-        run.say(f"no fleet: {complaint}")
-        row = summary("lora_bytes", f"not measured: {complaint}", [], "x", peer=_PEER, emulation=None)
-        return Findings((row,))
     with running(DEVICES, searched=False) as fleet:
         found = [
             [_bytes(fleet, run.quick, adapters) for adapters in (True, False)] for _ in range(run.repeats)
@@ -80,29 +76,21 @@ def measure(run: Run) -> Findings:
     for ours, whole in found:
         run.say(f"{ours:.0f} bytes per round, of the whole model {whole:.0f}: {ours / whole:.4f}")
     ratios = [ours / whole for ours, whole in found]
-    return Findings(
-        (
-            summary("lora_bytes", _WHAT, ratios, "x", peer=_PEER, emulation=_EMULATION),
-            Row("lora_share", "trainable values", *3 * (round(SHARE, 5),), "x", "all values", 1, None),
-            _row("lora_round_bytes", [ours for ours, _ in found]),
-            _row("whole_round_bytes", [whole for _, whole in found]),
-        )
-    )
+    return [
+        summary("lora_bytes", _WHAT, ratios, "x", peer=_PEER, emulation=_EMULATION),
+        Row("lora_share", "trainable values", *3 * (round(SHARE, 5),), "x", "all values", 1, None),
+        _row("lora_round_bytes", [ours for ours, _ in found]),
+        _row("whole_round_bytes", [whole for _, whole in found]),
+    ]
 
 
 def _row(figure: str, values: Sequence[float]) -> Row:
-    return summary(figure, "the round", values, "bytes", peer=None, emulation=_EMULATION)
+    return summary(figure, "the round", values, "bytes", emulation=_EMULATION)
 
 
 def _bytes(fleet: Emulation, quick: bool, adapters: bool) -> float:
     """Return the bytes of a round. Raises RuntimeError."""
-    folder = fleet.base / f"adapters-{adapters}"
-    folder.mkdir(exist_ok=True)
-    (folder / "adapters.py").write_text(_MODEL)
     job = _JOB.format(test=fleet.base / "test", adapters=str(adapters).lower(), rounds=3 if quick else 6)
-    (folder / "job.toml").write_text(job)
-    info, rounds = fleet.wait_for_end(fleet.submit(folder / "job.toml"))
-    if info.state != "done" or any(set(each.workers) != set(DEVICES) for each in rounds):
-        raise RuntimeError(f"the job is {info.state}: {info.error}")
+    rounds = trained(fleet, f"adapters-{adapters}", {"adapters.py": _MODEL, "job.toml": job}, DEVICES)
     # The first round's bytes have those of the preparation among them.
-    return median(sum(to + back for to, back in each.tunnel.values()) for each in rounds[1:])
+    return float(median(sum(to + back for to, back in each.tunnel.values()) for each in rounds[1:]))

@@ -14,7 +14,7 @@ from statistics import median
 from typing import IO
 
 from bench.balance.cgroups import Cgroup, Unavailable, cgroup
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.task import images, reader
 from bench.task.reader import BATCH
@@ -55,13 +55,13 @@ class Trained:
     killed: int
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``big_data_rss``, ``big_data_used``, and ``big_data_speed`` with the better number of threads that
     read ahead, and with each.
     """
     count = LIMIT * TIMES // images.IMAGE
     with images.folder(count) as folder:
-        return Findings((*_memory(run, folder, count // 16 if run.quick else 0), *_speeds(run, folder)))
+        return [*_memory(run, folder, count // 16 if run.quick else 0), *_speeds(run, folder)]
 
 
 def _memory(run: Run, folder: Path, samples: int) -> list[Row]:
@@ -82,8 +82,8 @@ def _memory(run: Run, folder: Path, samples: int) -> list[Row]:
     held, used = [each.held / LIMIT for each in found], [each.used / LIMIT for each in found]
     text = _USED.format(sum(each.killed for each in found))
     return [
-        summary("big_data_rss", missing or _HELD, held, "x", peer=None, emulation=None),
-        summary("big_data_used", missing or text, used, "x", peer=None, emulation=None),
+        summary("big_data_rss", missing or _HELD, held, "x"),
+        summary("big_data_used", missing or text, used, "x"),
     ]
 
 
@@ -107,7 +107,7 @@ def _speeds(run: Run, folder: Path) -> list[Row]:
     best = max(shares, key=lambda threads: median(shares[threads]))
     rows = [("big_data_speed", best), *((f"big_data_speed.{threads}", threads) for threads in shares)]
     return [
-        summary(key, f"{_SPEED}; prefetch {threads}", shares[threads], "x", peer=peer, emulation=None)
+        summary(key, f"{_SPEED}; prefetch {threads}", shares[threads], "x", peer=peer)
         for key, threads in rows
     ]
 

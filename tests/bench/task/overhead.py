@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.selection import SampleFolders
@@ -86,7 +86,7 @@ class _Own(_BuiltIn):
         return {"accuracy": (float((model(images).argmax(1) == labels).sum()), len(labels))}
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``task_overhead``, and one for each task, kind of exchange and batch."""
     generators.be_deterministic(1)
     bunch = load_digits()
@@ -110,7 +110,7 @@ def measure(run: Run) -> Findings:
                     found.setdefault((name, kind, batch), []).append(ratio)
                     told += f", {name.removeprefix('.') or 'own'} {ratio:.3f} x"
                 run.say(told)
-    return Findings(tuple(_rows(found)))
+    return list(_rows(found))
 
 
 def _times(kind: str, batch: int, *, quick: bool) -> int:
@@ -160,4 +160,4 @@ def _row(figure: str, key: tuple[str, str, int], values: list[float]) -> Row:
         else f"gradients of {batch} samples"
     )
     what = f"LocalTrainer.run, {done}, the demo's CNN, one thread; {_TASKS[name]}; median pair"
-    return summary(figure, what, values, "x", peer=_PEER, emulation=None)
+    return summary(figure, what, values, "x", peer=_PEER)

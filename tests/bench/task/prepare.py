@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.fleets import running
-from bench.rows import summary
-from system.support import MILLPOND, Emulation, why_not
+from bench.rows import Row, ratios, summary
+from system.support import MILLPOND, Emulation
 
 DEVICES = ("csd0", "csd1", "csd2")
 TITLE = "From 'millpond train' to the first round, over the import of torch"
@@ -38,14 +38,8 @@ _WHAT = (
 _EMULATION = "a host and three emulated devices on one machine's processors; agents and processes are real"
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Rows ``prepare_over_import``, ``prepare_s``, ``import_s``, and ``prepare_first_s``."""
-    if complaint := why_not():
-        run.say(f"no fleet: {complaint}")
-        row = summary(
-            "prepare_over_import", f"not measured: {complaint}", [], "x", peer=_PEER, emulation=None
-        )
-        return Findings((row,))
     ours, peers, first = [], [], []
     with running(DEVICES, searched=False) as fleet:
         _import()
@@ -54,15 +48,12 @@ def measure(run: Run) -> Findings:
             peers.append(_import())
             ours.append(_first_round(fleet))
             run.say(f"first round after {ours[-1]:.2f} s, torch imported in {peers[-1]:.2f} s")
-    ratios = [mine / other for mine, other in zip(ours, peers, strict=True)]
-    return Findings(
-        (
-            summary("prepare_over_import", _WHAT, ratios, "x", peer=_PEER, emulation=_EMULATION),
-            summary("prepare_s", _WHAT, ours, "s", peer=None, emulation=_EMULATION),
-            summary("import_s", _PEER, peers, "s", peer=None, emulation=None),
-            summary("prepare_first_s", "the fleet's first job", first, "s", peer=None, emulation=_EMULATION),
-        )
-    )
+    return [
+        summary("prepare_over_import", _WHAT, ratios(ours, peers), "x", peer=_PEER, emulation=_EMULATION),
+        summary("prepare_s", _WHAT, ours, "s", emulation=_EMULATION),
+        summary("import_s", _PEER, peers, "s"),
+        summary("prepare_first_s", "the fleet's first job", first, "s", emulation=_EMULATION),
+    ]
 
 
 def _import() -> float:

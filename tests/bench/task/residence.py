@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.task import images
 
@@ -43,7 +43,7 @@ _WHAT = {
 }
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``uint8_memory``, and one for each size, also of the peak while it is opened."""
     found: dict[tuple[str, str], list[float]] = {}
     for name, size in SIZES.items():
@@ -58,9 +58,9 @@ def measure(run: Run) -> Findings:
     worst = max(SIZES, key=lambda name: max(found[name, ""]))
     rows = [_row("uint8_memory", worst, "", found[worst, ""])]
     rows += [_row(f"uint8_memory.{name}{part}", name, part, values) for (name, part), values in found.items()]
-    return Findings(tuple(rows))
+    return rows
 
 
 def _row(figure: str, name: str, part: str, values: list[float]) -> Row:
     what = f"{_WHAT[part]}images.npy of {SIZES[name] >> 20} MiB of uint8"
-    return summary(figure, what, values, "x", peer=None, emulation=None)
+    return summary(figure, what, values, "x")

@@ -6,11 +6,11 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.fleets import running
-from bench.rows import summary
+from bench.rows import Row, summary
 from job_files import packed, written
-from system.support import Emulation, why_not
+from system.support import Emulation
 
 DEVICES = ("csd0", "csd1", "csd2")
 TITLE = "A second job with the same wheels, against one without"
@@ -54,13 +54,8 @@ quorum = 1.0
 """
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``wheels_s``, and the first job's."""
-    if complaint := why_not():
-        run.say(f"no fleet: {complaint}")
-        return Findings(
-            (summary("wheels_s", f"not measured: {complaint}", [], "s", peer=None, emulation=None),)
-        )
     with running(DEVICES, searched=False) as fleet:
         without, with_wheel = (_job(fleet, wheels) for wheels in (False, True))
         _prepared(fleet, without)  # the zygotes load torch
@@ -69,14 +64,10 @@ def measure(run: Run) -> Findings:
         for _ in range(run.repeats):
             extra.append(_prepared(fleet, with_wheel) - _prepared(fleet, without))
             run.say(f"wheels: first job {first:.2f} s, now {extra[-1]:.2f} s")
-    return Findings(
-        (
-            summary("wheels_s", _WHAT, extra, "s", peer=None, emulation=_EMULATION),
-            summary(
-                "wheels_first_s", "the same of the first job", [first], "s", peer=None, emulation=_EMULATION
-            ),
-        )
-    )
+    return [
+        summary("wheels_s", _WHAT, extra, "s", emulation=_EMULATION),
+        summary("wheels_first_s", "the same of the first job", [first], "s", emulation=_EMULATION),
+    ]
 
 
 def _job(fleet: Emulation, wheels: bool) -> Path:

@@ -6,29 +6,16 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from bench.experiment import Findings, Run
-from bench.fleets import running
-from bench.rows import summary
-from system.support import Emulation, why_not
+from bench.experiment import Run
+from bench.fleets import IDLE_MODEL, running, trained
+from bench.rows import Row, ratios, summary
+from system.support import Emulation
 
 VALUES = 2_029_642
 """Those of the zoo's cifar_cnn."""
 DEVICES = ("csd0", "csd1", "csd2")
 TITLE = "A round without training over the tunnels, against plain sockets"
 _UNTIMED = 3  # first exchanges of each side, in which buffers and windows grow
-_MODEL = """\
-from millpond.train.zoo.models import cifar_cnn
-from torch import nn
-
-
-class Idle(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cnn = cifar_cnn()
-
-    def forward(self, images):
-        return images.flatten(1)[:, :10] * self.cnn[-1].bias
-"""
 _JOB = """\
 name = "idle"
 
@@ -126,12 +113,8 @@ _WHAT = (
 )
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``round_over_floor``, and what it is made of."""
-    if complaint := why_not():
-        run.say(f"no fleet: {complaint}")
-        text = f"not measured: {complaint}"
-        return Findings((summary("round_over_floor", text, [], "x", peer=_PEER, emulation=None),))
     times = 12 if run.quick else 40
     ours, floor, outside = [], [], []
     with running(DEVICES, searched=False) as fleet:
@@ -141,18 +124,16 @@ def measure(run: Run) -> Findings:
             ours.append(whole)
             outside.append(exchange)
             run.say(f"round: {whole:.1f} ms, of which exchange {exchange:.1f}; floor {floor[-1]:.1f} ms")
-    ratios = [mine / other for mine, other in zip(ours, floor, strict=True)]
-    over = [mine / other for mine, other in zip(outside, floor, strict=True)]
     inside = "of which neither the slowest worker's pass over samples and values nor the optimizer's time"
-    return Findings(
-        (
-            summary("round_over_floor", _WHAT, ratios, "x", peer=_PEER, emulation=_EMULATION),
-            summary("round_exchange_over_floor", inside, over, "x", peer=_PEER, emulation=_EMULATION),
-            summary("round_ms", "the round", ours, "ms", peer=None, emulation=_EMULATION),
-            summary("round_exchange_ms", inside, outside, "ms", peer=None, emulation=_EMULATION),
-            summary("round_floor_ms", "the loop", floor, "ms", peer=None, emulation=_EMULATION),
-        )
-    )
+    return [
+        summary("round_over_floor", _WHAT, ratios(ours, floor), "x", peer=_PEER, emulation=_EMULATION),
+        summary(
+            "round_exchange_over_floor", inside, ratios(outside, floor), "x", peer=_PEER, emulation=_EMULATION
+        ),
+        summary("round_ms", "the round", ours, "ms", emulation=_EMULATION),
+        summary("round_exchange_ms", inside, outside, "ms", emulation=_EMULATION),
+        summary("round_floor_ms", "the loop", floor, "ms", emulation=_EMULATION),
+    ]
 
 
 def _floor(fleet: Emulation, times: int) -> float:
@@ -168,13 +149,8 @@ def _floor(fleet: Emulation, times: int) -> float:
 
 def _ours(fleet: Emulation, repeat: int, times: int) -> tuple[float, float]:
     """Milliseconds of a round, and those of its exchange alone. Raises RuntimeError."""
-    folder = fleet.base / f"job{repeat}"
-    folder.mkdir()
-    (folder / "idle.py").write_text(_MODEL)
-    (folder / "job.toml").write_text(_JOB.format(test=fleet.base / "test", rounds=times))
-    info, rounds = fleet.wait_for_end(fleet.submit(folder / "job.toml"))
-    if info.state != "done" or any(set(each.workers) != set(DEVICES) for each in rounds):
-        raise RuntimeError(f"the job is {info.state}: {info.error}")
+    job = _JOB.format(test=fleet.base / "test", rounds=times)
+    rounds = trained(fleet, f"job{repeat}", {"idle.py": IDLE_MODEL, "job.toml": job}, DEVICES)
     timed = rounds[_UNTIMED:]
     whole = median(each.seconds for each in timed)
     return 1000 * whole, median(each.metrics["exchange_ms"] for each in timed)

@@ -17,7 +17,7 @@ from typing import IO
 
 import psutil
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.train.simulated_host import VALUES
 
@@ -42,7 +42,7 @@ _WHAT = {
 }
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``host_models``, and one for each number of workers and phase."""
     found: dict[tuple[int, str], list[float]] = {}
     for _ in range(run.repeats):
@@ -58,12 +58,12 @@ def measure(run: Run) -> Findings:
         _row(f"host_models.{workers}{'' if phase == 'rounds' else f'.{phase}'}", workers, phase, values)
         for (workers, phase), values in found.items()
     ]
-    return Findings(tuple(rows))
+    return rows
 
 
 def _row(figure: str, workers: int, phase: str, values: list[float]) -> Row:
     what = f"{workers} workers, {_WHAT[phase]}: {_COUNTED}"
-    return summary(figure, what, values, "models", peer=None, emulation=_EMULATION)
+    return summary(figure, what, values, "models", emulation=_EMULATION)
 
 
 def _peaks(workers: int, rounds: int) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row
 
 FOLDERS = ("agent/millpond/train", "host/millpond/host/jobs", "host/millpond/host/workers")
@@ -15,7 +15,7 @@ TITLE = "Lines of the product's training"
 _TOP = Path(__file__).parents[3]
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``lines``."""
     by_folder = {folder: _lines(_TOP / folder) for folder in FOLDERS}
     total = sum(by_folder.values())
@@ -23,7 +23,7 @@ def measure(run: Run) -> Findings:
     what = f"all lines of all Python files of {listed}; {total - BEFORE:+d} against {COMMIT}"
     run.say(f"{total} lines, {BEFORE} at {COMMIT}")
     peer = f"commit {COMMIT}: {BEFORE} lines"
-    return Findings((Row("lines", what, total, total, total, "lines", peer, 1, None),))
+    return [Row("lines", what, total, total, total, "lines", peer, 1, None)]
 
 
 def _lines(folder: Path) -> int:

@@ -9,8 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from bench.experiment import Findings, Run
-from bench.rows import summary
+from bench.experiment import Run
+from bench.rows import Row, summary
 from millpond.host.jobs.training.collection import Collection
 from millpond.host.jobs.training.membership import Membership, MemberState
 from millpond.host.jobs.training.round_planner import RoundPlanner
@@ -101,7 +101,7 @@ def faults(clients: int, source: np.random.Generator) -> Faults:
     return Faults(tuple(events.tolist()), frozenset(order[:lost].tolist()))
 
 
-def measure(run: Run) -> Findings:
+def measure(run: Run) -> list[Row]:
     """Row ``sim_rounds_10000``."""
     found, counted = [], []
     for repeat in range(run.repeats):
@@ -119,4 +119,4 @@ def measure(run: Run) -> Findings:
         f"{min(counted)} to {max(counted)} answers count): round plan, collection of answers and "
         "membership; median round"
     )
-    return Findings((summary("sim_rounds_10000", what, found, "ms", peer=None, emulation=_EMULATION),))
+    return [summary("sim_rounds_10000", what, found, "ms", emulation=_EMULATION)]

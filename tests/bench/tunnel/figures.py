@@ -171,8 +171,8 @@ def plain(record: Record, known: Circumstances) -> list[Row]:
             if values := record.values(quantity.name, route):
                 what = f"{label}: {quantity.what.format(crowd=known.crowd)}{note}"
                 figure = f"{quantity.name}.{route}"
-                rows.append(summary(figure, what, values, quantity.unit, peer=None, emulation=EMULATION))
+                rows.append(summary(figure, what, values, quantity.unit, emulation=EMULATION))
     for route, reason in record.missing.items():
         what = f"{known.labels[route]}: {reason}"
-        rows.append(summary(f"missing.{route}", what, (), "", peer=None, emulation=EMULATION))
+        rows.append(summary(f"missing.{route}", what, (), "", emulation=EMULATION))
     return rows
