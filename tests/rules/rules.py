@@ -95,6 +95,24 @@ def docstrings_without_a_subject(root: Path) -> list[str]:
     ]
 
 
+def undocumented_methods(root: Path) -> list[str]:
+    """Find public methods without a docstring whose name no other class documents, as a protocol would."""
+    methods = [
+        (module, node, method)
+        for module in modules(root)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, Function) and not f"{node.name} {method.name}".startswith("_")
+    ]
+    known = {method.name for _, _, method in methods if ast.get_docstring(method)}
+    return [
+        f"{module.place}:{method.lineno}: {node.name}.{method.name}"
+        for module, node, method in methods
+        if method.name not in known and not method.name.startswith("_")
+    ]
+
+
 def crowded_folders(root: Path) -> list[str]:
     """Find folders that hold too many modules, packages not counted."""
     counts: dict[Path, int] = defaultdict(int)

@@ -44,6 +44,10 @@ def test_docstrings_can_be_read_alone() -> None:
     expect_none(found if len(found) > DOCSTRINGS_WITHOUT_A_SUBJECT else [])
 
 
+def test_public_methods_are_documented_or_implement_one_that_is() -> None:
+    expect_none(rules.undocumented_methods(ROOT))
+
+
 def test_folders_are_not_crowded() -> None:
     expect_none(rules.crowded_folders(ROOT))
 
@@ -127,6 +131,20 @@ def item():
         f"{place}:2: Plan: Who computes what.",
         f"{place}:4: made: It is there.",
     ]
+
+
+def test_undocumented_methods_are_found(tmp_path: Path) -> None:
+    text = '''
+class Rule(Protocol):
+    def applies(self):
+        """Return whether it applies."""
+class Never:
+    def applies(self): ...
+    def other(self): ...
+    def _own(self): ...
+'''
+    found = rules.undocumented_methods(tree(tmp_path, plan=text))
+    assert found == ["tunnel/millpond/base/plan.py:7: Never.other"]
 
 
 def test_crowded_folders_are_found(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from millpond.agent.config import AgentConfig
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, ProtocolError, Refused
+from millpond.base.sizes import SLOWEST
 from millpond.train.job.file_cache import DamagedFile, FileCache
 from millpond.train.job.files import JobFile, contents, laid_out, wheels_of
 from millpond.train.job.overlays import Overlays
@@ -23,7 +24,6 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
 SECONDS = 60.0
-SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _MOST_TEXT = 1 << 20
 
 

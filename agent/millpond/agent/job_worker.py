@@ -31,7 +31,7 @@ from millpond.agent.policy.shown_volume import OWN, showing
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
-from millpond.base.sizes import bytes_of
+from millpond.base.sizes import SLOWEST, bytes_of
 from millpond.data.streaming.protocol.messages import OpenData
 from millpond.data.streaming.relay import StreamRelay
 from millpond.fs.store.layout import PRIVATE, PUBLIC
@@ -65,7 +65,6 @@ log = logging.getLogger(__name__)
 
 PREPARE_SECONDS = 300.0  # a cold ARM board needs half a minute for `import torch` alone
 SEND_SECONDS = 60.0
-SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _DIED = "the worker process died; the job's log on the device may say why"
 _STRANGE = "the worker process sent what is no answer"
 _HANGS = "the worker process hangs: it neither computes nor reads"

@@ -14,7 +14,7 @@ import ipaddress
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from millpond.aggregate.kernels import Vector
@@ -22,16 +22,15 @@ from millpond.aggregate.messages import FetchSums, JoinRound
 from millpond.aggregate.progress import STALL_SECONDS, expect
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import KEY_SIZE, MOST_CLIENTS, VectorPlan, values_at
-from millpond.aggregate.udp.exchange import NoClientLeft, aggregate, exchange, ignore
+from millpond.aggregate.udp.exchange import LostClients, aggregate, exchange, ignore
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError, RemoteError
+from millpond.base.sizes import SLOWEST
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import JOB_PORTS
 from millpond.wire.messages import Ok
 
 _ROUNDS = 1 << 32
-_SLOWEST = 1e6
-"""Bytes per second of a vector, below which a round has failed."""
 
 
 class DatagramRounds:
@@ -77,41 +76,29 @@ class DatagramRounds:
         return leaving
 
     def _aggregate(self, request: FetchSums, joins: Mapping[str, JoinRound], update: Vector) -> Vector:
-        # All or none count, so one weight may be the whole divisor.
-        heads = [
-            ClientHead(join.key, request.divisor if name == request.node else 0.0, request.bounds[name][1])
-            for name, join in joins.items()
-        ]
+        heads = [ClientHead(join.key, request.bounds[name][1]) for name, join in joins.items()]
         plan, allowed = _plan(joins[request.node], update), round_seconds(update.nbytes)
         pool = ThreadPoolExecutor(1, "own update")
         try:
             own = pool.submit(self._exchange, joins[request.node], update, leaves=False)
-            lost = self._lost(plan, heads, Deadline.after(allowed))
-            if lost:
-                names = list(joins)
-                faults = "; ".join(f"{names[client]}: {fault}" for client, fault in lost.items())
-                raise RemoteError(f"a round by datagrams: {faults}")
-            return own.result()
-        finally:
-            # An own update that is left out waits until its deadline, or the next round.
-            pool.shutdown(wait=False)
-
-    def _lost(self, plan: VectorPlan, heads: Sequence[ClientHead], deadline: Deadline) -> dict[int, str]:
-        """Aggregate. Returns the clients that are left out, with the reason."""
-        with self._leading.taken() as abandoned:
-            try:
-                done = aggregate(
+            with self._leading.taken() as abandoned:
+                aggregate(
                     self._hub,
                     plan,
                     heads,
-                    deadline,
-                    with_mean=False,
+                    request.divisor,
+                    Deadline.after(allowed),
                     abandoned=abandoned,
                     repaired=self._repaired,
                 )
-            except NoClientLeft as error:
-                return error.lost
-        return done.lost
+            return own.result()
+        except LostClients as error:
+            names = list(joins)
+            faults = "; ".join(f"{names[client]}: {fault}" for client, fault in error.lost.items())
+            raise RemoteError(f"a round by datagrams: {faults}") from None
+        finally:
+            # An own update of a round that has failed waits until its deadline, or the next round.
+            pool.shutdown(wait=False)
 
     def check(self, request: JoinRound, update: Vector) -> None:
         """Check a request for ``update``, which then passes the gate. Raises RemoteError."""
@@ -175,4 +162,4 @@ def _plan(request: JoinRound, update: Vector) -> VectorPlan:
 
 def round_seconds(size: int) -> float:
     """Return the time limit of a round of vectors of ``size`` bytes, of both directions."""
-    return 2 * STALL_SECONDS + 2 * size / _SLOWEST
+    return 2 * STALL_SECONDS + 2 * size / SLOWEST

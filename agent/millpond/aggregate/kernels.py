@@ -62,19 +62,15 @@ class NativeKernels:
         self._divide.argtypes, self._divide.restype = (pointer, pointer, size, real), None
 
     def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> bool:
-        """See Kernels."""
         return not self._add_rounded(*_addresses(totals, values), len(totals), factor, shift, bound)
 
     def squares(self, values: Vector) -> float:
-        """See Kernels."""
         return float(self._squares(_addresses(values, values)[0], len(values)))
 
     def add_totals(self, totals: Totals, others: Totals, shift: float, bound: float) -> bool:
-        """See Kernels."""
         return not self._add_totals(*_addresses(totals, others), len(totals), shift, bound)
 
     def divide(self, means: Vector, totals: Totals, divisor: float) -> None:
-        """See Kernels."""
         self._divide(*_addresses(means, totals), len(means), divisor)
 
 
@@ -82,7 +78,6 @@ class NumpyKernels:
     """The loops in numpy."""
 
     def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> bool:
-        """See Kernels."""
         for start in range(0, len(values), _BLOCK):
             block = values[start : start + _BLOCK].astype(np.float64)
             with np.errstate(invalid="ignore"):
@@ -97,7 +92,6 @@ class NumpyKernels:
         return True
 
     def squares(self, values: Vector) -> float:
-        """See Kernels."""
         lanes = np.zeros(_LANES)
         for start in range(0, len(values), _BLOCK):
             block = values[start : start + _BLOCK].astype(np.float64)
@@ -107,14 +101,12 @@ class NumpyKernels:
         return float(functools.reduce(float.__add__, lanes.tolist(), 0.0))
 
     def add_totals(self, totals: Totals, others: Totals, shift: float, bound: float) -> bool:
-        """See Kernels."""
         with np.errstate(invalid="ignore", over="ignore"):
             exact = (np.abs(others) <= bound) & ((others + shift) - shift == others)
         totals += others
         return bool(exact.all())
 
     def divide(self, means: Vector, totals: Totals, divisor: float) -> None:
-        """See Kernels."""
         np.divide(totals, divisor, out=means, casting="same_kind")
 
 

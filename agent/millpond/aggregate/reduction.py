@@ -31,6 +31,7 @@ from millpond.aggregate.kernels import Totals, Vector, kernels
 from millpond.aggregate.rules import CombinationRule, ExactMean, RangeRule
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
+from millpond.base.sizes import SLOWEST
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ STALL_SECONDS = 5.0
 GRACE_SECONDS = 0.25
 """Time for a range of a source that had as much time before, while another one was waited for."""
 TRANSFER_SECONDS = 10.0
-SLOWEST = 1e6  # bytes per second
 MOST_THREADS = 4
 _LEAST_THREADED = 1 << 19  # values, below which threads cost more memory than they save time
 _NORM_ERROR = 1e-3

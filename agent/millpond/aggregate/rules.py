@@ -75,7 +75,6 @@ class ExactMean:
         return min(max(1 << (size // _RANGES).bit_length(), LEAST_RANGE), MOST_RANGE)
 
     def computation(self, values: int) -> RangeRule:
-        """See CombinationRule."""
         return _MeanOfRange(values)
 
 
@@ -160,7 +159,6 @@ class TrimmedMeanOfRows:
         return min(1 << (wanted.bit_length() - 1), MOST_RANGE)
 
     def computation(self, values: int) -> RangeRule:
-        """See CombinationRule."""
         return _TrimmedRange(self._share, values)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.aggregate.udp.aggregator import Aggregator, ClientHead
-from millpond.aggregate.udp.datagrams import DatagramKind, VectorPlan, parse
+from millpond.aggregate.udp.datagrams import VectorPlan
 from millpond.aggregate.udp.outgoing import RoundSide, SealedDatagram, datagrams_of
 from millpond.aggregate.udp.participant import Participant
 from millpond.aggregate.udp.sums import BlockSums, ClientVectors
@@ -38,21 +38,20 @@ def client_key(client: int) -> bytes:
     return bytes(range(client, client + 32))
 
 
-def heads_of(vectors: Sequence[Vector], weights: Sequence[float]) -> list[ClientHead]:
+def heads_of(vectors: Sequence[Vector]) -> list[ClientHead]:
     """Return what a control session would have said of them."""
     return [
-        ClientHead(client_key(client), weight, float(np.abs(vector).max()))
-        for client, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
+        ClientHead(client_key(client), float(np.abs(vector).max())) for client, vector in enumerate(vectors)
     ]
 
 
-def exact_mean(vectors: Sequence[Vector], heads: Sequence[ClientHead], scale: float = 0.0) -> Vector:
+def exact_mean(vectors: Sequence[Vector], heads: Sequence[ClientHead]) -> Vector:
     """Return the mean as ``ExactSum`` gives it over TCP."""
     total, mean = ExactSum(len(vectors[0])), np.empty(len(vectors[0]), np.float32)
-    total.begin(scale or scale_of(max(head.largest for head in heads), len(heads)))
+    total.begin(scale_of(max(head.largest for head in heads), len(heads)))
     for vector, head in zip(vectors, heads, strict=True):
         total.add(vector, bound=head.largest)
-    total.divide(sum(head.weight for head in heads), mean)
+    total.divide(len(heads), mean)
     return mean
 
 
@@ -69,36 +68,31 @@ class FakeLink:
         seed: int = 0,
         lives: dict[int, int] | None = None,
         window: int = 64,
-        rate: float = 0.0,
         stall: float = 5.0,
         deadline: float | None = None,
     ) -> None:
         self.plan, self.faults, self.random, self.now = plan, faults, random.Random(seed), 1.0
         self.lives, self.sent = lives or {}, dict.fromkeys([HUB, *range(len(heads))], 0)
-        self.taken: set[tuple[int, int]] = set()
         self._queue: list[tuple[float, int, Hashable, Hashable, bytes]] = []
         self._order = 0
-        self.sums = BlockSums(plan, heads)
+        self.sums = BlockSums(plan, heads, len(heads))
         self.aggregator = Aggregator(
             plan,
             heads,
             self.sums,
             window=window,
             now=self.now,
-            rate=rate,
             stall=stall,
             deadline=None if deadline is None else self.now + deadline,
         )
-        self.vectors = [
-            ClientVectors(plan, each, head.weight) for each, head in zip(vectors, heads, strict=True)
-        ]
+        self.vectors = [ClientVectors(plan, each) for each in vectors]
         self.participants = [
             Participant(plan, client, head.key, self.vectors[client], HUB, window=window, now=self.now)
             for client, head in enumerate(heads)
         ]
 
     def run(self, seconds: float = 200.0) -> None:
-        """Go on until the aggregator and all clients that it has not lost are finished."""
+        """Go on until the aggregator has lost clients, or all are finished."""
         until = self.now + seconds
         while not self.finished:
             assert self.now < until, "the round does not end"
@@ -107,11 +101,8 @@ class FakeLink:
     @property
     def finished(self) -> bool:
         """Whether nobody waits for anything."""
-        lost = {*self.aggregator.lost, *self.aggregator.unconfirmed}
-        waiting = any(
-            not each.finished for each in self.participants if each.client not in lost and self._lives(each)
-        )
-        return self.aggregator.finished and not waiting
+        waiting = any(not each.finished for each in self.participants if self._lives(each))
+        return bool(self.aggregator.lost) or (self.aggregator.finished and not waiting)
 
     def step(self) -> None:
         """Let all send, and go on to the next time at which something happens."""
@@ -166,7 +157,4 @@ class FakeLink:
             assert isinstance(target, int)
             self.participants[target].receive(datagram, sender, self.now)
             return
-        found = parse(datagram)
-        if found is not None and found.kind == DatagramKind.DATA:
-            self.taken.add((found.client, found.index))
         self.aggregator.receive(datagram, sender, self.now)

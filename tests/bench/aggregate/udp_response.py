@@ -24,7 +24,7 @@ from millpond.aggregate.udp.datagrams import KEY_SIZE, VectorPlan
 from millpond.aggregate.udp.exchange import aggregate, exchange, open_socket
 from millpond.base.deadline import Deadline
 
-KINDS = ("udp", "udp-measured", "udp-lossy", "tcp", "tcp-pipelined")
+KINDS = ("udp", "tcp", "tcp-pipelined")
 PORT = 7000
 _SECONDS = 120.0
 _Word = dict[str, Any]
@@ -36,11 +36,10 @@ def _key_of(client: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Of all rounds: clients, the size of a vector, and the rate of the LAN in bytes per second."""
+    """Of all rounds: clients, and the size of a vector."""
 
     clients: int
     size: int
-    rate: float
 
     def vector(self, client: int) -> Vector:
         """Return a client's vector."""
@@ -50,10 +49,6 @@ class Setting:
     def largest(self) -> float:
         """The bound of all values."""
         return 16.0
-
-    def plan(self, kind: str, number: int) -> VectorPlan:
-        """Return the plan of a round by UDP."""
-        return VectorPlan(number, self.size, repair=kind != "udp-lossy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +131,15 @@ def _live(lan: Lan, setting: Setting, number: int, channel: socket.socket) -> No
 
 def _server(setting: Setting, channel: socket.socket) -> Callable[[str, int], _Word]:
     datagrams = open_socket((address(0), PORT))
-    heads = [ClientHead(_key_of(client), 1.0, setting.largest) for client in range(setting.clients)]
+    heads = [ClientHead(_key_of(client), setting.largest) for client in range(setting.clients)]
     found: list[TcpServer] = []
     with socket.create_server((address(0), PORT), backlog=64) as listener:
         channel.send(b"ready")
         kept = listener.dup()
 
     def run(kind: str, number: int) -> _Word:
-        if kind.startswith("udp"):
-            rate = 0.0 if kind == "udp-measured" else setting.rate
-            aggregate(datagrams, setting.plan(kind, number), heads, rate=rate, with_mean=False)
+        if kind == "udp":
+            aggregate(datagrams, VectorPlan(number, setting.size), heads, len(heads))
             return {}
         if not found:
             connections = [kept.accept()[0] for _ in range(setting.clients)]
@@ -163,8 +157,8 @@ def _client(setting: Setting, client: int, channel: socket.socket) -> Callable[[
     channel.send(b"ready")
 
     def run(kind: str, number: int) -> _Word:
-        if kind.startswith("udp"):
-            plan, deadline = setting.plan(kind, number), Deadline.after(_SECONDS / 2)
+        if kind == "udp":
+            plan, deadline = VectorPlan(number, setting.size), Deadline.after(_SECONDS / 2)
             mean = exchange(datagrams, hub, plan, client, key, values, deadline=deadline).mean
         else:
             mean = tcp_exchange(connection, values)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from millpond.base.errors import LocalError
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+SLOWEST = 1e6
+"""Bytes per second, below which a transfer counts as stuck."""
 
 
 def bytes_of(text: str | int) -> int:

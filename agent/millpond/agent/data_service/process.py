@@ -24,7 +24,6 @@ class _LoggedOutlet(GateOutlet):
     """An outlet whose finds are in the device's log: the consumer is told of them, the agent is not."""
 
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
-        """See GateOutlet."""
         try:
             super().passing(kind, data, payload)
         except CanaryError as error:

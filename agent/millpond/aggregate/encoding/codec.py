@@ -68,14 +68,12 @@ class NativeCodec:
         kept: Buffer | None = None,
         left: Buffer | None = None,
     ) -> Bounds:
-        """See Codec."""
         count, largest = checked_count(encoding, values, out, kept, left), ctypes.c_float()
         places = [_address(buffer) for buffer in (out, values, kept, left)]
         squares = self._encode(_KINDS[encoding.name], *places, count, *_top_of(encoding, count), largest)
         return NOT_FINITE if squares < 0 else Bounds(largest.value, squares)
 
     def decode(self, encoding: Encoding, data: Buffer, out: Buffer) -> bool:
-        """See Codec."""
         count, kind = checked_count(encoding, out, data, decodes=True), _KINDS[encoding.name]
         return not self._decode(kind, _address(out), _address(data), count, *_top_of(encoding, count))
 

@@ -26,7 +26,6 @@ class NumpyCodec:
         kept: Buffer | None = None,
         left: Buffer | None = None,
     ) -> Bounds:
-        """See Codec."""
         count = checked_count(encoding, values, out, kept, left)
         given, data = np.frombuffer(values, np.float32), np.frombuffer(out, np.uint8)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -42,7 +41,6 @@ class NumpyCodec:
             return _bounds(sums, [encode(sums[span], data[place]) for span, place in encoding.pieces(count)])
 
     def decode(self, encoding: Encoding, data: Buffer, out: Buffer) -> bool:
-        """See Codec."""
         count = checked_count(encoding, out, data, decodes=True)
         values, given = np.frombuffer(out, np.float32), np.frombuffer(data, np.uint8)
         if encoding.name == "bfloat16":

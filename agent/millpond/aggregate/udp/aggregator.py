@@ -3,14 +3,10 @@
 when.
 
 *Parts of the mean* go out as soon as all clients' values of them have come, while others still come in: what
-all have sent is final. Where datagrams may stay lost, the rest goes out when all clients have ended.
+all have sent is final.
 
-*A client without END leaves no trace.* Its values are in the totals, and nobody can subtract them but by
-sending them again; to keep each client's values apart would take a model for each. But the other clients hold
-their vectors until they have the mean. So the round begins anew without the lost client, as ``reduction``
-does over TCP, and the bits are those of a round that never had it. ``revision`` counts these beginnings, in
-each datagram, so that a client takes no part of a mean that no longer holds. A client that has sent no values
-costs nothing.
+*All clients count, or the round fails*: the values of a client that is lost are in the totals, and nobody can
+subtract them but by sending them again; to keep each client's values apart would take a model for each.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -32,67 +27,37 @@ from millpond.aggregate.udp.datagrams import (
     seal,
 )
 from millpond.aggregate.udp.outgoing import Address, Outgoing, SealedDatagram, Train
-from millpond.aggregate.udp.pacing import WIRE_OVERHEAD, Pacer
 from millpond.aggregate.udp.receiving import Credit, IncomingStream, Word
 from millpond.aggregate.udp.sending import OutgoingStream
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from millpond.base.sizes import SLOWEST
 
 STALL_SECONDS = 5.0
 """Time without a datagram of a client, after which it is lost."""
 LONGEST_TRAIN = 88
 """Datagrams of a train: so many go to one client before the next one's turn."""
-_BURST_SECONDS = 0.05
-"""Longer than of a client: a burst is divided among the ports of the switch."""
-_SOLICIT_SECONDS = 0.05
-_SLOWEST = 1e6
-"""Bytes per second of the mean's way to all clients, once all have sent their values, beside two stalls."""
-_MOST_REVISIONS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHead:
-    """A client of a round, as the control session knows it: its key, its ``weight`` in the divisor, and the
-    bound of its values.
-    """
+    """A client of a round, as the control session knows it: its key, and the bound of its values."""
 
     key: bytes
-    weight: float
     largest: float
 
 
-class MeanSums(BlockSink, Protocol):
-    """The sums of a round."""
-
-    def scale(self, active: NDArray[np.uint8]) -> float:
-        """Return the scale of a sum of the active clients' values."""
-
-    def begin(self, active: NDArray[np.uint8]) -> None:
-        """Begin new sums of the active clients' values, to be divided by all these clients' weights."""
-
-    def weigh(self, active: NDArray[np.uint8]) -> None:
-        """Divide all sums by the weights of the active clients."""
-
-    def divide_by(self, index: int, clients: NDArray[np.bool_]) -> None:
-        """Divide the sums of a datagram by other weights: those of ``clients``."""
-
-
 class Aggregator:
-    """One round. ``rate`` is the receiver's and sender's share of the LAN in bytes per second, 0 to measure
-    what comes and not to pace what goes; ``window`` the datagrams that its receive buffer holds; ``deadline``
-    the time at which clients that have not ended are left out.
+    """One round. ``window`` are the datagrams that its receive buffer holds; ``deadline`` the time at which
+    clients that have not ended are lost. The first ``lost`` clients, with the reason, end the round.
     """
 
     def __init__(
         self,
         plan: VectorPlan,
         clients: Sequence[ClientHead],
-        sums: MeanSums,
+        sums: BlockSink,
         *,
         window: int,
         now: float,
-        rate: float = 0.0,
         stall: float = STALL_SECONDS,
         deadline: float | None = None,
     ) -> None:
@@ -103,28 +68,18 @@ class Aggregator:
         self.incoming = [IncomingStream(self.arrivals, row, in_order=True) for row in range(len(clients))]
         self.outgoing = [OutgoingStream(plan, self.arrivals.whole) for _ in clients]
         self.lost: dict[int, str] = {}
-        self.unconfirmed: set[int] = set()
         self._addresses: dict[int, Address] = {}
         self._heard, self._seen = [now] * len(clients), self.arrivals.seen.copy()
-        self._credit, self._pacer = (
-            Credit(plan, window, rate),
-            Pacer(plan.datagram + WIRE_OVERHEAD, rate, _BURST_SECONDS),
-        )
-        self._stall, self._deadline, self._solicit, self._turn = stall, deadline, 0.0, 0
+        self._credit = Credit(plan, window)
+        self._stall, self._deadline, self._turn = stall, math.inf if deadline is None else deadline, 0
         self._given_up = math.inf
         self._words: list[Outgoing] = []
         self._received = 0
-        sums.begin(self.arrivals.active)
-
-    @property
-    def present(self) -> list[int]:
-        """The clients that are not lost."""
-        return np.flatnonzero(self.arrivals.active).tolist()
 
     @property
     def finished(self) -> bool:
-        """Whether all clients that are present have the mean, or cannot be reached any more."""
-        return all(self.outgoing[row].done or row in self.unconfirmed for row in self.present)
+        """Whether all clients have the mean, or some are lost."""
+        return bool(self.lost) or all(stream.done for stream in self.outgoing)
 
     def receive(self, datagram: bytes, address: Address, now: float) -> None:
         """Take a datagram that came from ``address``. What is not a client's, or of another round, is counted
@@ -140,10 +95,7 @@ class Aggregator:
             self.arrivals.take(message, self._sums)
             return
         self.arrivals.count("control")
-        if message.revision != self.arrivals.revision:
-            if message.kind in (DatagramKind.START, DatagramKind.PROBE, DatagramKind.END):
-                self._say(row, (DatagramKind.GRANT, 0, 0, b""))
-        elif message.kind in (DatagramKind.START, DatagramKind.PROBE, DatagramKind.END):
+        if message.kind in (DatagramKind.START, DatagramKind.PROBE, DatagramKind.END):
             for word in self.incoming[row].hear(message, self._share()):
                 self._say(row, word)
         else:
@@ -155,14 +107,12 @@ class Aggregator:
         self._lose(now)
         self._close(now)
         share = self._share()
-        for row in self.present:
-            if row not in self.unconfirmed:
-                self._grant_and_solicit(row, share, now)
-                self._mean_words(row, now)
-        if now >= self._solicit:
-            self._solicit = now + _SOLICIT_SECONDS
+        for row, stream in enumerate(self.incoming):
+            for word in stream.next_grants(share):
+                self._say(row, word)
+            self._mean_words(row, now)
         words, self._words = self._words, []
-        return [*words, *self._trains(now)]
+        return [*words, *self._trains()]
 
     @property
     def repaired(self) -> int:
@@ -172,24 +122,18 @@ class Aggregator:
     def sent(self, train: Train, count: int) -> None:
         """Account for the first ``count`` datagrams of a train."""
         self.outgoing[train.row].sent(count)
-        self._pacer.spend(count * (self.plan.datagram + WIRE_OVERHEAD))
 
     def due(self, now: float) -> float:
         """Return when ``poll`` is to be called at the latest, if nothing comes before."""
-        times = [self._given_up if self._deadline is None else self._deadline]
-        for row in self.present:
-            if row in self.unconfirmed:
-                continue
-            stream, silent = self.outgoing[row], not self.incoming[row].ended
+        times = [min(self._deadline, self._given_up)]
+        for row, stream in enumerate(self.outgoing):
             if len(stream.next(1)):
-                times.append(self._pacer.due(now))
+                times.append(now)
             if (due := stream.due()) is not None:
                 times.append(due)
-            if silent or stream.unanswered:
+            if not self.incoming[row].ended or stream.unanswered:
                 times.append(self._patience(row))
-            if silent and self.arrivals.revision and not self.incoming[row].started:
-                times.append(self._solicit)
-        return min(times, default=now)
+        return min(times)
 
     def _notice(self, now: float) -> None:
         """Note which clients' data has come; the C engine does not say."""
@@ -203,85 +147,39 @@ class Aggregator:
             self._received = received
 
     def _share(self) -> tuple[int, float]:
-        return self._credit.share(sum(not self.incoming[row].ended for row in self.present))
+        return self._credit.share(sum(not stream.ended for stream in self.incoming))
 
     def _lose(self, now: float) -> None:
-        """Leave out clients that are silent, late, or send what they must not."""
-        faults: dict[int, str] = {}
-        late = self._deadline is not None and now >= self._deadline
-        for row in self.present:
+        """Lose clients that are silent, late, or send what they must not."""
+        for row, stream in enumerate(self.outgoing):
+            silent = now >= self._patience(row)
             if self.arrivals.beyond[row]:
-                faults[row] = "its values are beyond those it has announced"
+                self.lost[row] = "its values are beyond those it has announced"
             elif self.incoming[row].ended:
-                silent = self.outgoing[row].unanswered and now >= self._patience(row)
-                if not self.outgoing[row].done and (silent or now >= self._given_up):
-                    self.unconfirmed.add(row)
-            elif late:
-                faults[row] = "its values have not come by the deadline"
-            elif now >= self._patience(row):
-                faults[row] = f"no datagram came for {self._stall:g} s"
-        if late:
-            self._deadline = None
-        if faults:
-            self._exclude(faults, now)
+                if not stream.done and ((stream.unanswered and silent) or now >= self._given_up):
+                    self.lost[row] = "it does not confirm the mean"
+            elif now >= self._deadline:
+                self.lost[row] = "its values have not come by the deadline"
+            elif silent:
+                self.lost[row] = f"no datagram came for {self._stall:g} s"
 
     def _patience(self, row: int) -> float:
         """Return the time at which a client is lost if nothing comes from it."""
         stream, ended = self.outgoing[row], self.incoming[row].ended
         return max(self._heard[row], stream.since if ended else 0.0) + self._stall
 
-    def _exclude(self, faults: dict[int, str], now: float) -> None:
-        arrivals, traces = self.arrivals, any(self.arrivals.received[row] for row in faults)
-        before = self._sums.scale(arrivals.active)
-        self.lost |= faults
-        for row in faults:
-            arrivals.exclude(row)
-        if not self.present:
-            return
-        if not traces and self._sums.scale(arrivals.active) == before:
-            self._sums.weigh(arrivals.active)
-            whole = np.flatnonzero(arrivals.counts == arrivals.present)
-            arrivals.whole[: len(whole)], arrivals.whole_count[0] = whole, len(whole)
-            return
-        if arrivals.revision == _MOST_REVISIONS:
-            self.lost |= dict.fromkeys(self.present, "too many clients were lost one after the other")
-            arrivals.active[:] = 0
-            return
-        self._begin_anew(now)
-
-    def _begin_anew(self, now: float) -> None:
-        self.arrivals.begin(self.arrivals.revision + 1)
-        self._sums.begin(self.arrivals.active)
-        self._seen[:], self._solicit, self._words = 0, 0.0, []
-        self._heard = [now] * len(self.clients)
-        for incoming, outgoing in zip(self.incoming, self.outgoing, strict=True):
-            incoming.reset()
-            outgoing.reset()
-
     def _close(self, now: float) -> None:
-        """Divide what not all clients have sent, when no more of it can come."""
-        if self.arrivals.closed or not all(self.incoming[row].ended for row in self.present):
-            return
-        arrivals, active = self.arrivals, self.arrivals.active.astype(bool)
-        for index in arrivals.incomplete().tolist():
-            if arrivals.counts[index]:
-                self._sums.divide_by(index, arrivals.has(index) & active)
-                arrivals.whole[arrivals.whole_count[0]] = index
-                arrivals.whole_count[0] += 1
-        arrivals.closed = True
-        self._given_up = now + 2 * self._stall + 4 * self.plan.size * len(self.present) / _SLOWEST
-
-    def _grant_and_solicit(self, row: int, share: tuple[int, float], now: float) -> None:
-        stream = self.incoming[row]
-        for word in stream.next_grants(share):
-            self._say(row, word)
-        if self.arrivals.revision and not stream.started and now >= self._solicit:
-            self._say(row, (DatagramKind.GRANT, 0, 0, b""))
+        """Begin to wait for the mean's way out, when no more can come in."""
+        if not self.arrivals.closed and all(stream.ended for stream in self.incoming):
+            self.arrivals.closed = True
+            self._deadline = math.inf
+            size = 4 * self.plan.size * len(self.clients)
+            self._given_up = now + 2 * self._stall + size / SLOWEST
 
     def _mean_words(self, row: int, now: float) -> None:
         stream = self.outgoing[row]
-        stream.ready, stream.closed = int(self.arrivals.whole_count[0]), self.arrivals.closed
-        if stream.ready or stream.closed:
+        stream.ready = int(self.arrivals.whole_count[0])
+        if stream.ready:
             stream.start(now)
         if word := stream.control(now):
             self._say(row, (*word, self.plan.pack() if word[0] == DatagramKind.START else b""))
@@ -289,20 +187,16 @@ class Aggregator:
     def _say(self, row: int, word: Word) -> None:
         if row in self._addresses:
             kind, sequence, index, payload = word
-            revision, number = self.arrivals.revision, self.plan.round
-            message = Datagram(kind | FROM_AGGREGATOR, revision, row, number, sequence, index, payload)
+            message = Datagram(kind | FROM_AGGREGATOR, row, self.plan.round, sequence, index, payload)
             self._words.append(SealedDatagram(self._addresses[row], seal(self.clients[row].key, message)))
 
-    def _trains(self, now: float) -> list[Outgoing]:
-        """Return one train for each client in turn, as far as the pace allows."""
-        size = self.plan.datagram + WIRE_OVERHEAD
-        left, present, trains = self._pacer.allowance(now), self.present, list[Outgoing]()
-        turn = self._turn % len(present) if present else 0
-        for row in present[turn:] + present[:turn]:
-            most = 0 if row in self.unconfirmed else int(min(left / size, LONGEST_TRAIN))
-            indices = self.outgoing[row].next(most)
+    def _trains(self) -> list[Outgoing]:
+        """Return one train for each client in turn."""
+        count, trains = len(self.clients), list[Outgoing]()
+        turn = self._turn % count
+        for row in (*range(turn, count), *range(turn)):
+            indices = self.outgoing[row].next(LONGEST_TRAIN)
             if len(indices):
                 trains.append(Train(self._addresses[row], row, indices.copy(), self.outgoing[row].sequence))
-                left -= len(indices) * size
                 self._turn = row + 1
         return trains

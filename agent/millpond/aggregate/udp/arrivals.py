@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure: what has arrived of the vectors of one or many senders, in arrays that the C engine writes, too.
 
-Each (sender, index) counts once. Lengths, round and revision are checked before the tag, and the tag before
+Each (sender, index) counts once. Lengths and round are checked before the tag, and the tag before
 any value is used; nothing is buffered.
 """
 
@@ -35,11 +35,9 @@ COUNTERS = (
     "malformed",
     "client",
     "round",
-    "revision",
     "tag",
     "length",
     "duplicate",
-    "excluded",
     "late",
 )
 """What happened to datagrams: the names of ``Arrivals.counters``, in the order of engine.c."""
@@ -64,29 +62,17 @@ class Arrivals:
         if any(len(key) != KEY_SIZE for key in keys):
             raise ValueError(f"a client's key has {KEY_SIZE} bytes")
         rows = len(keys)
-        self.plan, self.keys, self.first, self.revision = plan, tuple(keys), first, 0
-        self.closed = False  # takes no more values: they have been divided, or are being used
+        self.plan, self.keys, self.first = plan, tuple(keys), first
+        self.closed = False  # takes no more values: they are being used
         self.direction = FROM_AGGREGATOR if reverse else 0
         self.bits = np.zeros((rows, -(-plan.blocks // 8)), np.uint8)
-        self.active, self.present = np.ones(rows, np.uint8), rows
         self.beyond = np.zeros(rows, np.uint8)  # whether it has sent a value beyond its bound
         self.received = np.zeros(rows, np.uint32)
         self.seen = np.zeros(rows, np.uint32)  # the highest sequence number, plus one
         self.counts = np.zeros(plan.blocks, np.uint32)
-        self.whole = np.zeros(plan.blocks, np.uint32)  # the indices that all active rows have sent
+        self.whole = np.zeros(plan.blocks, np.uint32)  # the indices that all rows have sent
         self.whole_count = np.zeros(1, np.uint32)
         self.counters = np.zeros(len(COUNTERS), np.uint64)
-
-    def begin(self, revision: int) -> None:
-        """Forget what has arrived. Rows stay active or not."""
-        self.revision, self.closed = revision, False
-        for each in (self.bits, self.beyond, self.received, self.seen, self.counts, self.whole_count):
-            each[...] = 0
-
-    def exclude(self, row: int) -> None:
-        """Take no more from a sender."""
-        self.active[row] = 0
-        self.present = int(np.count_nonzero(self.active))
 
     def count(self, name: str) -> None:
         """Count what happened to a datagram."""
@@ -97,7 +83,7 @@ class Arrivals:
         return dict(zip(COUNTERS, self.counters.tolist(), strict=True))
 
     def open(self, datagram: bytes) -> Datagram | None:
-        """Return what a datagram says that is of this round and from an active sender, of any revision."""
+        """Return what a datagram says that is of this round and from a sender."""
         message, fault = parse(datagram), ""
         if message is None or (message.kind & FROM_AGGREGATOR) != self.direction:
             fault = "malformed"
@@ -105,8 +91,6 @@ class Arrivals:
             fault = "client"
         elif message.round != self.plan.round:
             fault = "round"
-        elif not self.active[message.client - self.first]:
-            fault = "excluded"
         elif message.kind == self.direction | DatagramKind.DATA and (wrong := self._is_wrong(message)):
             fault = wrong
         elif not is_genuine(self.keys[message.client - self.first], datagram):
@@ -117,8 +101,6 @@ class Arrivals:
         return message
 
     def _is_wrong(self, message: Datagram) -> str:
-        if message.revision != self.revision:
-            return "revision"
         if self.closed:
             return "late"
         plan = self.plan
@@ -138,7 +120,7 @@ class Arrivals:
         self.count("accepted")
         self.received[row] += 1
         self.counts[index] += 1
-        if self.counts[index] == self.present:
+        if self.counts[index] == len(self.keys):
             self.whole[self.whole_count[0]] = index
             self.whole_count[0] += 1
 
@@ -152,14 +134,6 @@ class Arrivals:
     def is_whole(self, row: int) -> bool:
         """Return whether everything has arrived from a sender."""
         return int(self.received[row]) == self.plan.blocks
-
-    def incomplete(self) -> NDArray[np.intp]:
-        """Return the indices that not all active senders have sent."""
-        return np.flatnonzero(self.counts < self.present)
-
-    def has(self, index: int) -> NDArray[np.bool_]:
-        """Return which senders' values of an index have arrived."""
-        return (self.bits[:, index >> 3] >> (index & 7) & 1) > 0
 
 
 def bitmap_size(plan: VectorPlan) -> int:

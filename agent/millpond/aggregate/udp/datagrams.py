@@ -31,7 +31,7 @@ FROM_AGGREGATOR = 8
 """The bit of a kind that tells the directions apart, so that no datagram is taken for one of its receiver's
 own.
 """
-_PLAN = struct.Struct("<QII")
+_PLAN = struct.Struct("<QI")
 
 
 class DatagramKind(IntEnum):
@@ -51,13 +51,12 @@ class DatagramKind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
     """Facts that both sides know of a round before its first datagram: its number, the ``size`` of all
-    vectors, how many values a datagram carries, and whether missing ones are sent again. Raises ValueError.
+    vectors, and how many values a datagram carries. Raises ValueError.
     """
 
     round: int
     size: int
     values: int = 360
-    repair: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.round < 1 << 32:
@@ -83,7 +82,7 @@ class VectorPlan:
 
     def pack(self) -> bytes:
         """Return the payload of a START, by which the peer sees that it is meant."""
-        return _PLAN.pack(self.size, self.values, self.repair)
+        return _PLAN.pack(self.size, self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,6 @@ class Datagram:
     """A datagram whose tag is right, without it. ``sequence`` and ``index`` mean what the kind says."""
 
     kind: int
-    revision: int
     client: int
     round: int
     sequence: int
@@ -113,7 +111,7 @@ def seal(key: bytes, message: Datagram) -> bytes:
     """Return the datagram of a message."""
     head = HEADER.pack(
         VERSION << 4 | message.kind,
-        message.revision,
+        0,
         message.client,
         message.round,
         message.sequence,
@@ -127,14 +125,14 @@ def _tag(key: bytes, head: bytes, payload: bytes) -> bytes:
 
 
 def parse(datagram: bytes) -> Datagram | None:
-    """Return what a datagram says, its tag unchecked; None if it is too short or of another version."""
+    """Return what a datagram says, its tag unchecked; None if it is too short or of another layout."""
     if not OVERHEAD <= len(datagram) <= LARGEST_DATAGRAM:
         return None
-    first, revision, client, number, sequence, index = HEADER.unpack_from(datagram)
-    if first >> 4 != VERSION:
+    first, reserved, client, number, sequence, index = HEADER.unpack_from(datagram)
+    if first >> 4 != VERSION or reserved:
         return None
     payload = datagram[HEADER.size : -TAG_SIZE]
-    return Datagram(first & 15, revision, client, number, sequence, index, payload)
+    return Datagram(first & 15, client, number, sequence, index, payload)
 
 
 def is_genuine(key: bytes, datagram: bytes) -> bool:

@@ -24,10 +24,10 @@
 #error "values are sent as they lie in memory: the Python engine is for processors of the other byte order"
 #endif
 
-enum { ENGINE_VERSION = 1, PROTOCOL = 1, DATA = 7, FROM_AGGREGATOR = 8 };
+enum { ENGINE_VERSION = 2, PROTOCOL = 1, DATA = 7, FROM_AGGREGATOR = 8 };
 enum { HEADER = 16, TAG = 16, OVERHEAD = HEADER + TAG, DIGEST = 32, LANES = 4, BLOCK = 128 };
 enum { BUFFER = 65536, BATCH = 16, SEGMENTS = 64, LARGEST = 65507, MESSAGES = 64, RECORD = 4 };
-enum counter { ACCEPTED, CONTROL, MALFORMED, CLIENT, ROUND, REVISION, WRONG_TAG, LENGTH, DUPLICATE, EXCLUDED, LATE };
+enum counter { ACCEPTED, CONTROL, MALFORMED, CLIENT, ROUND, WRONG_TAG, LENGTH, DUPLICATE, LATE };
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
@@ -39,12 +39,12 @@ typedef uint64_t lanes __attribute__((vector_size(8 * LANES)));
 typedef int add_function(double *totals, const float *values, size_t count, double factor, double shift, float bound);
 typedef void divide_function(float *means, const double *totals, size_t count, double divisor);
 
-struct header { uint8_t kind, revision; uint16_t client; uint32_t round, sequence, index; };
+struct header { uint8_t kind, reserved; uint16_t client; uint32_t round, sequence, index; };
 
 struct receiver {
     const uint64_t *keys; // of each row: the state of BLAKE2b after the key's block, 8 words
     uint8_t *bits;
-    uint8_t *active, *beyond;
+    uint8_t *beyond;
     uint32_t *received, *seen, *counts, *whole, *whole_count;
     uint64_t *counters;
     double *totals;      // of an aggregator, with the bounds of each row
@@ -54,18 +54,19 @@ struct receiver {
     uint8_t *buffers;    // BATCH * BUFFER bytes
     uint64_t size;
     double shift;
-    uint32_t values, blocks, stride, rows, present, first, round, revision, direction, closed, more;
+    uint32_t values, blocks, stride, rows, first, round, direction, closed, more;
 };
 
 struct sender {
     uint64_t key[8];
     const float *vector;  // of a client
-    const double *totals, *divisors; // of an aggregator, with digests of parts that have been sent before
+    const double *totals; // of an aggregator, with digests of parts that have been sent before
     uint8_t *digests, *digested;
     divide_function *divide;
     uint8_t *buffer;      // BUFFER bytes
+    double divisor;       // of an aggregator
     uint64_t size;
-    uint32_t values, blocks, client, round, revision, direction, segmented, address_length;
+    uint32_t values, blocks, client, round, direction, segmented, address_length;
     uint8_t address[32];
 };
 
@@ -209,19 +210,15 @@ static int fault_of(const struct receiver *r, struct found *found)
     if (found->length < OVERHEAD || found->length > LARGEST)
         return MALFORMED;
     memcpy(&h, found->datagram, sizeof h);
-    if (h.kind >> 4 != PROTOCOL || (h.kind & FROM_AGGREGATOR) != r->direction)
+    if (h.kind >> 4 != PROTOCOL || h.reserved || (h.kind & FROM_AGGREGATOR) != r->direction)
         return MALFORMED;
     found->row = (uint32_t)h.client - r->first;
     if (found->row >= r->rows)
         return CLIENT;
     if (h.round != r->round)
         return ROUND;
-    if (!r->active[found->row])
-        return EXCLUDED;
     if ((h.kind & 7) != DATA)
         return -1;
-    if (h.revision != r->revision)
-        return REVISION;
     if (r->closed)
         return LATE;
     if ((uintptr_t)found->datagram % sizeof(float)) // behind others that are none
@@ -252,7 +249,7 @@ static void take_values(struct receiver *r, const struct found *found)
         r->beyond[row] = 1;
     r->counters[ACCEPTED]++;
     r->received[row]++;
-    if (++r->counts[h.index] == r->present)
+    if (++r->counts[h.index] == r->rows)
         r->whole[(*r->whole_count)++] = h.index;
 }
 
@@ -372,7 +369,7 @@ static uint32_t write_values(const struct sender *s, uint32_t index, uint8_t *to
     if (s->vector)
         memcpy(to, s->vector + at, 4 * (size_t)count);
     else
-        s->divide((float *)to, s->totals + at, count, s->divisors[index]);
+        s->divide((float *)to, s->totals + at, count, s->divisor);
     return count;
 }
 
@@ -405,8 +402,8 @@ static int write_lanes(const struct sender *s, const uint32_t *indices, uint32_t
     for (; count < LANES && (uint32_t)count < most; count++) {
         if (values_of(s->size, s->values, indices[count]) != values)
             break;
-        struct header h = {(uint8_t)(PROTOCOL << 4 | s->direction | DATA), (uint8_t)s->revision, (uint16_t)s->client,
-                           s->round, sequence + (uint32_t)count, indices[count]};
+        struct header h = {(uint8_t)(PROTOCOL << 4 | s->direction | DATA), 0, (uint16_t)s->client, s->round,
+                           sequence + (uint32_t)count, indices[count]};
         datagrams[count] = to + (size_t)count * length;
         memcpy(datagrams[count], &h, sizeof h);
         write_values(s, indices[count], datagrams[count] + HEADER);

@@ -33,36 +33,19 @@ small receive buffer takes to fill at a gigabyte per second.
 """
 
 
-class NoClientLeft(RemoteError):
-    """A round has ``lost`` all of its clients, each for a reason."""
+class LostClients(RemoteError):
+    """The clients that a round has ``lost``, each for a reason."""
 
-    def __init__(self, number: int, lost: Mapping[int, str]) -> None:
-        faults = "; ".join(f"client {client}: {fault}" for client, fault in lost.items())
-        super().__init__(f"no client of round {number} is left: {faults}")
+    def __init__(self, lost: Mapping[int, str]) -> None:
+        super().__init__("; ".join(f"client {client}: {fault}" for client, fault in lost.items()))
         self.lost = dict(lost)
 
 
 @dataclass(frozen=True, slots=True)
-class AggregatedRound:
-    """The outcome of an aggregator: its mean, faults by client, who did not confirm the mean, and what became
-    of datagrams, by name.
-    """
-
-    mean: Vector | None
-    lost: dict[int, str]
-    unconfirmed: tuple[int, ...]
-    counted: dict[str, int]
-    revisions: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReceivedMean:
-    """The mean as a client has it, how many of its datagrams are the client's own values, and what became of
-    datagrams.
-    """
+    """The mean as a client has it, and what became of datagrams, by name."""
 
     mean: Vector
-    own: int
     counted: dict[str, int]
 
 
@@ -87,36 +70,31 @@ def aggregate(
     connection: socket.socket,
     plan: VectorPlan,
     clients: Sequence[ClientHead],
+    divisor: float,
     deadline: Deadline = NEVER,
     *,
-    rate: float = 0.0,
     stall: float = STALL_SECONDS,
     engine: EngineName = "auto",
-    with_mean: bool = True,
     abandoned: threading.Event | None = None,
     repaired: Callable[[int], None] = ignore,
-) -> AggregatedRound:
-    """Sum the clients' vectors and send them the mean. Clients without END by the deadline are left out;
-    ``stall`` seconds without a datagram of a client do the same. ``rate`` is the LAN's, in bytes per second,
-    0 to measure it. The event ``abandoned`` ends the round within a second. However the round ends,
-    ``repaired`` is told how many bytes of values went out more than once.
+) -> dict[str, int]:
+    """Send the clients the sum of their vectors over ``divisor``. Returns what became of datagrams, by name.
+    A client without END by the deadline is lost, and so is one of which no datagram comes for ``stall``
+    seconds. The event ``abandoned`` ends the round within a second. However the round ends, ``repaired`` is
+    told how many bytes of values went out more than once.
 
-    Raises NoClientLeft, and ConnectionLost if the round is abandoned.
+    Raises LostClients, and ConnectionLost if the round is abandoned.
     """
-    sums, now = BlockSums(plan, clients), time.monotonic()
+    sums, now = BlockSums(plan, clients, divisor), time.monotonic()
     window = _window(connection, plan)
-    side = Aggregator(
-        plan, clients, sums, window=window, now=now, rate=rate, stall=stall, deadline=deadline.at
-    )
+    side = Aggregator(plan, clients, sums, window=window, now=now, stall=stall, deadline=deadline.at)
     try:
         _run(connection, side, _engine(engine, connection, side, sums), NEVER, abandoned)
     finally:
         repaired(4 * plan.values * side.repaired)
-    if not side.present:
-        raise NoClientLeft(plan.round, side.lost)
-    mean = sums.mean(side.arrivals.counts) if with_mean else None
-    counted, unconfirmed = side.arrivals.counted(), tuple(sorted(side.unconfirmed))
-    return AggregatedRound(mean, side.lost, unconfirmed, counted, side.arrivals.revision)
+    if side.lost:
+        raise LostClients(side.lost)
+    return side.arrivals.counted()
 
 
 def exchange(
@@ -126,28 +104,25 @@ def exchange(
     client: int,
     key: bytes,
     values: Vector,
-    weight: float = 1.0,
     deadline: Deadline = NEVER,
     *,
     engine: EngineName = "auto",
     abandoned: threading.Event | None = None,
     repaired: Callable[[int], None] = ignore,
 ) -> ReceivedMean:
-    """Send a client's vector and return the mean. ``values`` over ``weight`` stand where the mean does not
-    come. The event ``abandoned`` ends the round within a second. However the round ends, ``repaired`` is told
-    how many bytes of values went out more than once.
+    """Send a client's vector and return the mean. The event ``abandoned`` ends the round within a second.
+    However the round ends, ``repaired`` is told how many bytes of values went out more than once.
 
     Raises DeadlineExceeded, and ConnectionLost if the round is abandoned.
     """
-    vectors, now = ClientVectors(plan, values, weight), time.monotonic()
+    vectors, now = ClientVectors(plan, values), time.monotonic()
     window = _window(connection, plan)
     side = Participant(plan, client, key, vectors, aggregator, window=window, now=now)
     try:
         _run(connection, side, _engine(engine, connection, side, vectors), deadline, abandoned)
     finally:
         repaired(4 * plan.values * side.repaired)
-    own = plan.blocks - int(side.arrivals.received[0])
-    return ReceivedMean(vectors.mean, own, side.arrivals.counted())
+    return ReceivedMean(vectors.mean, side.arrivals.counted())
 
 
 def resolve(engine: EngineName) -> EngineName:

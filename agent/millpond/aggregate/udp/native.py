@@ -23,7 +23,7 @@ from millpond.aggregate.udp.sums import BlockSums, ClientVectors
 from millpond.base import shared_library
 
 LIBRARY = Path(__file__).with_name("_engine.so")
-_VERSION = 1
+_VERSION = 2
 _BUFFER, _BATCH, _WORDS = 1 << 16, 16, 1 << 16
 _AT_ONCE = 1 << 19
 """Bytes that are received before grants go out."""
@@ -35,10 +35,7 @@ class _Receiver(ctypes.Structure):
     """Mirrors ``struct receiver`` of engine.c."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("keys", "bits", "active", "beyond", "received", "seen", "counts")
-        ),
+        *((name, ctypes.c_void_p) for name in ("keys", "bits", "beyond", "received", "seen", "counts")),
         *(
             (name, ctypes.c_void_p)
             for name in ("whole", "whole_count", "counters", "totals", "bounds", "mean")
@@ -46,8 +43,8 @@ class _Receiver(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("add", "buffers")),
         ("size", ctypes.c_uint64),
         ("shift", ctypes.c_double),
-        *((name, ctypes.c_uint32) for name in ("values", "blocks", "stride", "rows", "present", "first")),
-        *((name, ctypes.c_uint32) for name in ("round", "revision", "direction", "closed", "more")),
+        *((name, ctypes.c_uint32) for name in ("values", "blocks", "stride", "rows", "first")),
+        *((name, ctypes.c_uint32) for name in ("round", "direction", "closed", "more")),
     )
 
 
@@ -56,16 +53,11 @@ class _Sender(ctypes.Structure):
 
     _fields_ = (
         ("key", ctypes.c_uint64 * 8),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("vector", "totals", "divisors", "digests", "digested", "divide")
-        ),
+        *((name, ctypes.c_void_p) for name in ("vector", "totals", "digests", "digested", "divide")),
         ("buffer", ctypes.c_void_p),
+        ("divisor", ctypes.c_double),
         ("size", ctypes.c_uint64),
-        *(
-            (name, ctypes.c_uint32)
-            for name in ("values", "blocks", "client", "round", "revision", "direction")
-        ),
+        *((name, ctypes.c_uint32) for name in ("values", "blocks", "client", "round", "direction")),
         *((name, ctypes.c_uint32) for name in ("segmented", "address_length")),
         ("address", ctypes.c_uint8 * 32),
     )
@@ -105,10 +97,7 @@ class NativeEngine:
     def receive(self, now: float) -> bool:
         """Take some of what has come. Returns whether there may be more. Raises OSError."""
         receiver, side = self._receiver, self._side
-        receiver.present, receiver.revision = side.arrivals.present, side.arrivals.revision
         receiver.closed = side.arrivals.closed
-        if isinstance(self._values, BlockSums):
-            receiver.shift = self._values.shift
         written = self._library.receive_datagrams(
             ctypes.byref(receiver), self._socket.fileno(), _AT_ONCE, self._words.ctypes.data, len(self._words)
         )
@@ -130,9 +119,6 @@ class NativeEngine:
 
     def _send_train(self, train: Train) -> int:
         sender, arrivals = self._sender, self._side.arrivals
-        if sender.revision != arrivals.revision:
-            sender.revision = arrivals.revision
-            self._digested[:] = 0
         address = packed(train.address)
         ctypes.memmove(sender.address, address, len(address))
         sender.address_length, sender.client = len(address), arrivals.first + train.row
@@ -156,7 +142,6 @@ class NativeEngine:
         receiver = _Receiver()
         for name in (
             "bits",
-            "active",
             "beyond",
             "received",
             "seen",
@@ -169,6 +154,7 @@ class NativeEngine:
         receiver.keys, receiver.buffers = _address(self._keys), _address(self._buffers)
         if isinstance(values, BlockSums):
             receiver.totals, receiver.bounds = _address(values.totals), _address(values.bounds)
+            receiver.shift = values.shift
             receiver.add = ctypes.cast(_loops().add_rounded, ctypes.c_void_p)
         else:
             receiver.mean = _address(values.mean)
@@ -181,13 +167,13 @@ class NativeEngine:
         arrivals, plan, values = self._side.arrivals, self._side.plan, self._values
         sender = _Sender(size=plan.size, values=plan.values, blocks=plan.blocks, round=plan.round)
         if isinstance(values, BlockSums):
-            sender.totals, sender.divisors = _address(values.totals), _address(values.divisors)
+            sender.totals, sender.divisor = _address(values.totals), values.divisor
             sender.digests, sender.digested = _address(self._digests), _address(self._digested)
             sender.divide = ctypes.cast(_loops().divide, ctypes.c_void_p)
         else:
             sender.vector = _address(values.values)
         sender.direction, sender.segmented = arrivals.direction ^ FROM_AGGREGATOR, 1
-        sender.buffer, sender.revision = _address(self._out), arrivals.revision
+        sender.buffer = _address(self._out)
         return sender
 
 

@@ -53,7 +53,7 @@ class RoundSide(Protocol):
     def finished(self) -> bool:
         """Whether nothing more is to be received."""
 
-    def receive(self, datagram: bytes, address: Address, now: float) -> None:
+    def receive(self, datagram: bytes, address: Address, now: float, /) -> None:
         """Take a datagram."""
 
     def poll(self, now: float) -> list[Outgoing]:
@@ -77,5 +77,5 @@ def datagrams_of(side: RoundSide, train: Train, payload: Callable[[int], bytes])
     client, number = arrivals.first + train.row, side.plan.round
     for place, index in enumerate(train.indices.tolist()):
         sequence = train.sequence + place
-        message = Datagram(kind, arrivals.revision, client, number, sequence, index, payload(index))
+        message = Datagram(kind, client, number, sequence, index, payload(index))
         yield seal(arrivals.keys[train.row], message)

@@ -6,25 +6,25 @@ from __future__ import annotations
 WIRE_OVERHEAD = 66
 """Bytes of a datagram on Ethernet beside its own: IP and UDP headers, frame, preamble and gap."""
 _CATCH_UP, _BEHIND_SECONDS = 1.5, 0.25
-_LEAST_BURST = 48 << 10
+_LEAST_BURST, _BURST_SECONDS = 48 << 10, 0.01
 _INTERVAL = 0.02
 _INTERVALS = 8
 
 
 class Pacer:
-    """A token bucket for datagrams of up to ``unit`` bytes; ``rate`` in bytes per second, 0 for no limit.
+    """A token bucket for datagrams of up to ``unit`` bytes, without a limit until it has a rate.
 
     A process that had to wait for a processor catches up, but not in one burst: a second bucket holds it to
     1.5 times the rate.
     """
 
-    def __init__(self, unit: int, rate: float = 0.0, burst_seconds: float = 0.01) -> None:
-        self._least, self._burst_seconds = max(_LEAST_BURST, 2 * unit), burst_seconds
-        self._rate, self._at = rate, 0.0
+    def __init__(self, unit: int) -> None:
+        self._least = max(_LEAST_BURST, 2 * unit)
+        self._rate = self._at = 0.0
         self._tokens = self._burst = float(self._least)
 
     def set_rate(self, rate: float) -> None:
-        """Go on at another rate."""
+        """Go on at another rate, in bytes per second."""
         self._rate = rate
 
     def allowance(self, now: float) -> float:
@@ -34,9 +34,7 @@ class Pacer:
         if self._at:
             new = (now - self._at) * self._rate
             self._tokens = min(max(self._least, self._rate * _BEHIND_SECONDS), self._tokens + new)
-            self._burst = min(
-                max(self._least, self._rate * self._burst_seconds), self._burst + _CATCH_UP * new
-            )
+            self._burst = min(max(self._least, self._rate * _BURST_SECONDS), self._burst + _CATCH_UP * new)
         self._at = now
         return max(min(self._tokens, self._burst), 0.0)
 

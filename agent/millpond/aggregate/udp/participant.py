@@ -5,8 +5,6 @@ and when.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from millpond.aggregate.udp.aggregator import LONGEST_TRAIN
@@ -22,13 +20,6 @@ _LAST_WORDS = 3
 _OF_MEAN = (DatagramKind.START, DatagramKind.PROBE, DatagramKind.END)
 
 
-class MeanSink(BlockSink, Protocol):
-    """Where the mean goes."""
-
-    def begin(self) -> None:
-        """Write the client's own values, which stay where the mean's do not come."""
-
-
 class Participant:
     """One round. ``client`` is its number, ``key`` its own; ``window`` the datagrams that its receive buffer
     holds.
@@ -39,7 +30,7 @@ class Participant:
         plan: VectorPlan,
         client: int,
         key: bytes,
-        sink: MeanSink,
+        sink: BlockSink,
         aggregator: Address,
         *,
         window: int,
@@ -50,18 +41,17 @@ class Participant:
         self.arrivals = Arrivals(plan, [key], client, reverse=True)
         self.incoming = IncomingStream(self.arrivals, 0)
         order = np.arange(plan.blocks, dtype=np.uint32)
-        self.outgoing = OutgoingStream(plan, order, plan.blocks, closed=True)
+        self.outgoing = OutgoingStream(plan, order, plan.blocks)
         self._pacer, self._window = Pacer(plan.datagram + WIRE_OVERHEAD), window
         self._words: list[Outgoing] = []
-        sink.begin()
         self.outgoing.start(now)
 
     @property
     def finished(self) -> bool:
-        """Whether the client has the mean, or what of it has come; ``poll`` may still return last words."""
+        """Whether the client has the mean; ``poll`` may still return last words."""
         return self.incoming.ended
 
-    def receive(self, datagram: bytes, address: Address, now: float) -> None:  # noqa: ARG002 - it is the tag that counts
+    def receive(self, datagram: bytes, _address: Address, _now: float) -> None:
         """Take a datagram. What is not the aggregator's, or of another round, is counted alone; where it came
         from does not matter.
         """
@@ -72,10 +62,6 @@ class Participant:
             self.arrivals.take(message, self._sink)
             return
         self.arrivals.count("control")
-        if message.revision > self.arrivals.revision:
-            self._begin_anew(message.revision, now)
-        if message.revision < self.arrivals.revision:
-            return
         kind = message.kind & 7
         if kind in _OF_MEAN:
             for word in self.incoming.hear(message, (self._window, 0.0)):
@@ -115,15 +101,7 @@ class Participant:
             return self._pacer.due(now)
         return self.outgoing.due()
 
-    def _begin_anew(self, revision: int, now: float) -> None:
-        self.arrivals.begin(revision)
-        self._sink.begin()
-        self.incoming.reset()
-        self.outgoing.reset()
-        self.outgoing.start(now)
-
     def _say(self, word: Word, times: int = 1) -> None:
         kind, sequence, index, payload = word
-        revision, number = self.arrivals.revision, self.plan.round
-        message = Datagram(kind, revision, self.client, number, sequence, index, payload)
+        message = Datagram(kind, self.client, self.plan.round, sequence, index, payload)
         self._words += [SealedDatagram(self._aggregator, seal(self.key, message))] * times

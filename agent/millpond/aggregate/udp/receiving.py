@@ -27,12 +27,12 @@ _FIRST_FLIGHT, _LEAST_FLIGHT, _FLIGHT_SECONDS, _PROBING = 256, 64, 0.01, 1.1
 
 class Credit:
     """Bounds what all senders together may have on the way: at most ``most`` datagrams, as the receive buffer
-    holds no more, at ``rate`` bytes per second. At rate 0 it is measured: the senders are let go a little
-    faster than data came so far, with what comes in 10 ms on the way.
+    holds no more. The senders are let go a little faster than data came so far, with what comes in 10 ms on
+    the way.
     """
 
-    def __init__(self, plan: VectorPlan, most: int, rate: float = 0.0) -> None:
-        self._size, self._most, self._rate = plan.datagram + WIRE_OVERHEAD, most, rate
+    def __init__(self, plan: VectorPlan, most: int) -> None:
+        self._size, self._most = plan.datagram + WIRE_OVERHEAD, most
         self._meter = RateMeter()
 
     def arrived(self, datagrams: int, now: float) -> None:
@@ -41,15 +41,10 @@ class Credit:
 
     def share(self, senders: int) -> tuple[int, float]:
         """Return the datagrams and the bytes per second of each of so many senders."""
-        senders = max(senders, 1)
-        rate, flight = self._rate, self._most
-        if not rate:
-            measured = self._meter.rate
-            rate = _PROBING * measured
-            flight = _FIRST_FLIGHT
-            if measured:
-                flight = max(int(measured * _FLIGHT_SECONDS / self._size), _LEAST_FLIGHT)
-        return max(min(flight, self._most) // senders, 1), rate / senders
+        senders, measured, flight = max(senders, 1), self._meter.rate, _FIRST_FLIGHT
+        if measured:
+            flight = max(int(measured * _FLIGHT_SECONDS / self._size), _LEAST_FLIGHT)
+        return max(min(flight, self._most) // senders, 1), _PROBING * measured / senders
 
 
 class IncomingStream:
@@ -59,10 +54,6 @@ class IncomingStream:
 
     def __init__(self, arrivals: Arrivals, row: int, *, in_order: bool = False) -> None:
         self._arrivals, self._row, self._in_order = arrivals, row, in_order
-        self.reset()
-
-    def reset(self) -> None:
-        """Expect the vector anew."""
         self.ended, self.started, self.limit, self._asked = False, False, 0, 0
 
     def hear(self, message: Datagram, share: tuple[int, float]) -> list[Word]:
@@ -93,7 +84,7 @@ class IncomingStream:
         stop = min(
             start + bitmap_size(self._arrivals.plan), start + int(found[-1]) - _MARGIN if len(found) else 0
         )
-        if stop <= start or not self._arrivals.plan.repair:
+        if stop <= start:
             return []
         first, self._asked = self._asked, 8 * stop
         bitmap = self._arrivals.missing(self._row)[start:stop]
@@ -113,7 +104,7 @@ class IncomingStream:
 
     def _end(self, message: Datagram, share: tuple[int, float]) -> list[Word]:
         plan, row, passed = self._arrivals.plan, self._row, message.index
-        if self.ended or not plan.repair or self._arrivals.is_whole(row):
+        if self.ended or self._arrivals.is_whole(row):
             self.ended = True
             return [(DatagramKind.ENDED, 0, passed, b"")]
         bitmap, step = self._arrivals.missing(row), bitmap_size(plan)

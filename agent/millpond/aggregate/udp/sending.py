@@ -33,20 +33,13 @@ class _Phase(Enum):
 
 class OutgoingStream:
     """A vector's way to one receiver. ``order`` holds the indices in the order in which they go out, the
-    first ``ready`` of which may go now; ``closed`` says that no more will be ready.
+    first ``ready`` of which may go now.
     """
 
-    def __init__(self, plan: VectorPlan, order: Indices, ready: int = 0, *, closed: bool = False) -> None:
-        self._plan, self._order = plan, order
-        self._first_ready, self._first_closed = ready, closed
+    def __init__(self, plan: VectorPlan, order: Indices, ready: int = 0) -> None:
+        self._plan, self._order, self.ready = plan, order, ready
         self.since = 0.0  # when the first of the unanswered words went out
-        self._all_sent = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin the vector anew."""
         self._phase, self._pass, self.sequence, self.limit, self._position = _Phase.IDLE, 0, 0, 0, 0
-        self.ready, self.closed = self._first_ready, self._first_closed
         self._again, self._answered = np.zeros(0, np.uint32), False
         self._at = self._wait = 0.0
         self.unanswered = 0
@@ -54,7 +47,7 @@ class OutgoingStream:
     @property
     def repaired(self) -> int:
         """How many datagrams were sent beyond one for each block of the vector."""
-        return max(0, self._all_sent - self._plan.blocks)
+        return max(0, self.sequence - self._plan.blocks)
 
     @property
     def done(self) -> bool:
@@ -117,7 +110,6 @@ class OutgoingStream:
     def sent(self, count: int) -> None:
         """Account for the first ``count`` indices of ``next``."""
         self.sequence += count
-        self._all_sent += count
         if len(self._again):
             self._again = self._again[count:]
         else:
@@ -125,7 +117,7 @@ class OutgoingStream:
 
     def control(self, now: float) -> tuple[DatagramKind, int, int] | None:
         """Return a word that is due: its kind, sequence number and index."""
-        if self._phase is _Phase.SENDING and self.closed and not self._wants():
+        if self._has_sent_all:
             self._pass, self._answered = self._pass + self._answered, False
             self._enter(_Phase.ENDING, now)
         if self._phase is _Phase.SENDING and self._wants() and self.sequence >= self.limit and not self._at:
@@ -144,7 +136,7 @@ class OutgoingStream:
 
     def due(self) -> float | None:
         """Return when ``control`` is to be called at the latest, None for not before something has come."""
-        if self._phase is _Phase.SENDING and self.closed and not self._wants():
+        if self._has_sent_all:
             return 0.0
         return self._at if self.outstanding else None
 
@@ -157,6 +149,10 @@ class OutgoingStream:
             self.ended(message.index)
         elif kind == DatagramKind.MISSING:
             self.missing(message.sequence, message.index, message.payload)
+
+    @property
+    def _has_sent_all(self) -> bool:
+        return self._phase is _Phase.SENDING and self.ready == self._plan.blocks and not self._wants()
 
     def _wants(self) -> bool:
         if self._phase is not _Phase.SENDING:

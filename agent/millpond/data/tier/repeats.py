@@ -48,7 +48,6 @@ class FixedRepeats:
             raise ValueError(f"repeat: {self.times} is less than 1")
 
     def goes_on(self, progress: RepeatHistory, /) -> bool:
-        """See RepeatRule."""
         return progress.done < self.times
 
 
@@ -65,7 +64,6 @@ class AutoRepeats:
     patience: int = 2
 
     def goes_on(self, progress: RepeatHistory, /) -> bool:
-        """See RepeatRule."""
         if progress.next_is_there or progress.done >= self.most:
             return False
         return not _is_stuck(progress, self.patience)
@@ -81,7 +79,6 @@ class ScoredRepeats:
     most: int = MOST
 
     def goes_on(self, progress: RepeatHistory, /) -> bool:
-        """See RepeatRule."""
         return progress.done < self.most and not _is_stuck(progress, self.patience)
 
 
@@ -99,7 +96,6 @@ class BandedRepeats:
     most: int = MOST
 
     def goes_on(self, progress: RepeatHistory, /) -> bool:
-        """See RepeatRule."""
         known = [*progress.before, *progress.scores]
         if progress.done >= self.most or not progress.scores:
             return progress.done < min(self.first, self.most)

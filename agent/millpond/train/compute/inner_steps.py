@@ -27,7 +27,6 @@ class InnerStepLoop(BatchLoop):
         self.roles = 3 if self._delta else 2
 
     def learn(self, optimizer: torch.optim.Optimizer, parts: Iterator[Part]) -> tuple[float, float]:
-        """See BatchLoop."""
         inner, outer, *third = _divided(parts, self.roles)
         free = trainable(self._model)
         place = [parameter.detach().clone() for parameter in free]

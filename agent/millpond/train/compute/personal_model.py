@@ -41,18 +41,15 @@ class MixedLoop(BatchLoop):
         )
 
     def begin(self, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        """See BatchLoop."""
         super().begin(make)
         self._optimizer = make(self._personal)
         self._personal.train()
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
-        """See BatchLoop."""
         super().end(optimizer)
         super().end(self._optimizer)
 
     def learn(self, optimizer: torch.optim.Optimizer, parts: Iterator[Part]) -> tuple[float, float]:
-        """See BatchLoop."""
         whole = list(parts)
         with self._mixed():
             _, count = self._loop.gradients(batch for _, batch in whole)
@@ -101,7 +98,6 @@ class MixedLoop(BatchLoop):
         self._alpha = float(kept[-1]) if self._work.local.adaptive else self._work.local.alpha
 
     def kept(self) -> Vector:
-        """See BatchLoop."""
         found = np.empty(layout.size(self.tensors), np.float32)
         flat.read(self._personal, found[:-1], self._layout)
         found[-1] = self._alpha

@@ -129,11 +129,9 @@ class _Device:
         return self._trainer.run(Work(number, 0, number, (), held_out=True), state).metrics
 
     def fetch(self, _stop: int, _deadline: Deadline) -> None:
-        """See Source."""
         self._next = 0
 
     def read(self, out: Vector, _deadline: Deadline) -> None:
-        """See Source."""
         out[:] = self._values[self._next : self._next + len(out)]
         self._next += len(out)
 

@@ -58,7 +58,6 @@ class ArrayRows:
         return len(self._array)
 
     def read(self, indices: Indices) -> Array:
-        """Implement ``Rows``."""
         found: Array = self._array[np.asarray(indices, np.int64)]
         return found
 
@@ -120,7 +119,6 @@ class PictureRows:
         return len(self._names)
 
     def read(self, indices: Indices) -> Array:
-        """Implement ``Rows``."""
         found = np.empty((len(indices), *self.shape), self.dtype)
         for place, index in enumerate(indices):
             image = self._decode(self._names[index])

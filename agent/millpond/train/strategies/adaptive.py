@@ -32,7 +32,6 @@ class Adaptive(Strategy):
         check_within("tau", self.tau, 1e-12, 1.0)
 
     def step(self, value: Tensor, mean: Tensor, kept: dict[str, Tensor]) -> None:
-        """See Strategy."""
         if not kept:
             kept["m"] = mean.new_zeros(mean.shape)
             kept["v"] = mean.new_full(mean.shape, self.tau**2)

@@ -33,7 +33,6 @@ class Apfl(FedAvg):
 
     @property
     def local(self) -> LocalRule:
-        """See Strategy."""
         if self.alpha == "adaptive":
             return LocalRule(alpha=FIRST_ALPHA, adaptive=True)
         return LocalRule(alpha=self.alpha)

@@ -20,5 +20,4 @@ class FedAdagrad(Adaptive):
     beta1: float = 0.0
 
     def follow(self, v: Tensor, squares: Tensor) -> None:
-        """See Adaptive."""
         v.add_(squares)

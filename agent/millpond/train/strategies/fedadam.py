@@ -17,5 +17,4 @@ class FedAdam(Adaptive):
     """``v = beta2 * v + (1 - beta2) * mean**2``."""
 
     def follow(self, v: Tensor, squares: Tensor) -> None:
-        """See Adaptive."""
         v.mul_(self.beta2).add_(squares, alpha=1 - self.beta2)

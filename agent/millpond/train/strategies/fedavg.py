@@ -22,5 +22,4 @@ class FedAvg(Strategy):
         check_rate(self.learning_rate)
 
     def step(self, value: Tensor, mean: Tensor, kept: dict[str, Tensor]) -> None:  # noqa: ARG002
-        """See Strategy."""
         value.sub_(mean, alpha=self.learning_rate)

@@ -24,7 +24,6 @@ class FedAvgM(Strategy):
         check_within("momentum", self.momentum, 0.0, 1.0)
 
     def step(self, value: Tensor, mean: Tensor, kept: dict[str, Tensor]) -> None:
-        """See Strategy."""
         if "velocity" not in kept:
             kept["velocity"] = mean.clone()
         else:

@@ -27,7 +27,6 @@ class FedNova(FedAvg):
 
     @property
     def local(self) -> LocalRule:
-        """See Strategy."""
         return LocalRule(proximal=self.mu, normalized=True)
 
 

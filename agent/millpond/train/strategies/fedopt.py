@@ -31,7 +31,6 @@ class FedOpt(Strategy):
 
     @property
     def torch_optimizer(self) -> dict[str, Any]:
-        """See Strategy."""
         table = {"name": "SGD", **self._table}
         rate = self.learning_rate or (1.0 if table["name"].lower() == "sgd" else None)
         return table if rate is None else {"learning_rate": rate, **table}

@@ -21,5 +21,4 @@ class FedProx(FedAvg):
 
     @property
     def local(self) -> LocalRule:
-        """See Strategy."""
         return LocalRule(proximal=self.mu)

@@ -17,5 +17,4 @@ class FedYogi(Adaptive):
     """``v -= (1 - beta2) * mean**2 * sign(v - mean**2)``: it shrinks more slowly than that of FedAdam."""
 
     def follow(self, v: Tensor, squares: Tensor) -> None:
-        """See Adaptive."""
         v.sub_(squares * (v - squares).sign(), alpha=1 - self.beta2)

@@ -18,5 +18,4 @@ class CoordinateMedian(FedAvg):
 
     @property
     def combine(self) -> Combination:
-        """See Strategy."""
         return Combination("median")

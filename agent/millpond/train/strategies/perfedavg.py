@@ -37,6 +37,5 @@ class PerFedAvg(FedAvg):
 
     @property
     def local(self) -> LocalRule:
-        """See Strategy."""
         delta = self.delta if self.variant == "hessian-free" else 0.0
         return LocalRule(inner_rate=self.inner_learning_rate, delta=delta)

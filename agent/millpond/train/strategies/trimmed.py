@@ -25,5 +25,4 @@ class TrimmedMean(FedAvg):
 
     @property
     def combine(self) -> Combination:
-        """See Strategy."""
         return Combination("trimmed", self.share)

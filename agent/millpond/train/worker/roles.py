@@ -156,7 +156,6 @@ class TrainingRole:
         return structure.parts_of(task.fetch([(parts[0], np.arange(count))]))
 
     def ready(self) -> Ready:
-        """Implement ``WorkerRole``."""
         return Ready(self._samples.counts, self._samples.held, batch=self._batch)
 
     def inlet(self, _message: Message) -> Vector | None:
@@ -164,7 +163,6 @@ class TrainingRole:
         return None
 
     def answer(self, message: Message) -> Answer | None:
-        """Implement ``WorkerRole``."""
         if not isinstance(message, protocol.Work):
             return None
         trains = not (message.held_out or message.synthetic)
@@ -253,7 +251,6 @@ class ParameterServerRole:
         try_out(task, accelerator.place(model, prepare.accelerator), work, self._strategy, samples, local)
 
     def ready(self) -> ServerReady:
-        """Implement ``WorkerRole``."""
         local, combine = self._strategy.local, self._strategy.combine
         stateless = not self._work.local_layers and not local.personal and self._task.state() is None
         return ServerReady(
@@ -284,14 +281,12 @@ class ParameterServerRole:
         return Advance(self._parameters.added) if subtracts else None
 
     def inlet(self, message: Message) -> Vector | None:
-        """Implement ``WorkerRole``."""
         if isinstance(message, protocol.Restore):
             self._momentum = np.empty(layout.size(message.tensors), np.float32)
             return self._momentum
         return None
 
     def answer(self, message: Message) -> Answer | None:
-        """Implement ``WorkerRole``."""
         if isinstance(message, protocol.Apply):
             self._move(message.state)
             began = time.perf_counter()
