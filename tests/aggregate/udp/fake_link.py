@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import socket
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 
 from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.aggregate.udp.aggregator import Aggregator, ClientHead
-from millpond.aggregate.udp.datagrams import VectorPlan
+from millpond.aggregate.udp.datagrams import RECEIVE_BUFFER, SEND_BUFFER, VectorPlan
 from millpond.aggregate.udp.outgoing import RoundSide, SealedDatagram, datagrams_of
 from millpond.aggregate.udp.participant import Participant
 from millpond.aggregate.udp.sums import BlockSums, ClientVectors
+from millpond.linux.sockets import set_buffers
 
 HUB = "aggregator"
 DELAY = 0.0005
@@ -36,6 +38,14 @@ class Faults:
 def client_key(client: int) -> bytes:
     """Return the key that a client shares with the aggregator."""
     return bytes(range(client, client + 32))
+
+
+def open_socket(address: tuple[str, int], receive_buffer: int = RECEIVE_BUFFER) -> socket.socket:
+    """Return a UDP socket at ``address`` for either side."""
+    connection = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    set_buffers(connection, receive_buffer, SEND_BUFFER)
+    connection.bind(address)
+    return connection
 
 
 def heads_of(vectors: Sequence[Vector]) -> list[ClientHead]:

@@ -35,12 +35,11 @@ from millpond.aggregate.udp.exchange import (
     ReceivedMean,
     aggregate,
     exchange,
-    open_socket,
 )
 from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, MillpondError, RemoteError
 
-from .fake_link import Vector, client_key, exact_mean, heads_of
+from .fake_link import Vector, client_key, exact_mean, heads_of, open_socket
 
 HAS_C = pytest.mark.skipif(not native.is_usable(), reason="no C compiler built it")
 PYTHON, C = "python", pytest.param("c", marks=HAS_C)
@@ -76,7 +75,6 @@ class World:
     engine: EngineName
     client_engine: EngineName
     loss: float = 0.0
-    host: str = "127.0.0.1"
     checksums: bool = True
     disturb: Callable[[socket.socket, tuple[str, int]], None] | None = None
     received: dict[int, ReceivedMean] = field(default_factory=dict)
@@ -86,14 +84,14 @@ class World:
     def run(self) -> dict[str, int]:
         heads = heads_of(self.vectors)
         with contextlib.ExitStack() as stack:
-            hub = stack.enter_context(open_socket((self.host, 0), 1 << 20))
+            hub = stack.enter_context(open_socket(("127.0.0.1", 0), 1 << 20))
             self._prepare(hub)
             threads = [
                 threading.Thread(target=self._exchange, args=(client, hub.getsockname()[:2]))
                 for client in range(len(self.vectors))
             ]
             if self.disturb:
-                self.disturb(stack.enter_context(open_socket((self.host, 0))), hub.getsockname()[:2])
+                self.disturb(stack.enter_context(open_socket(("127.0.0.1", 0))), hub.getsockname()[:2])
             for each in threads:
                 each.start()
             try:
@@ -117,7 +115,7 @@ class World:
 
     def _exchange(self, client: int, hub: tuple[str, int]) -> None:
         try:
-            with open_socket((self.host, 0), 1 << 20) as connection:
+            with open_socket(("127.0.0.1", 0), 1 << 20) as connection:
                 self._prepare(connection)
                 self.received[client] = exchange(
                     connection,
@@ -152,20 +150,13 @@ def test_each_engine_understands_each(engine: EngineName, client_engine: EngineN
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("values", [1, 3, 32, 64, values_at(1500, 6), values_at(9000), values_at(1 << 16)])
+@pytest.mark.parametrize("values", [1, 3, 32, 64, values_at(1500), values_at(9000), values_at(1 << 16)])
 def test_datagrams_of_any_size(engine: EngineName, values: int) -> None:
     """Payloads of one to many blocks of BLAKE2b, whole and not; the last datagram is a short one."""
     world = World(VectorPlan(9, 5 * values + 1, values), some_vectors(2, 5 * values + 1), engine, "python")
     world.run()
     world.expect_exact()
     world.engine, world.client_engine = "python", engine
-    world.run()
-    world.expect_exact()
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_ipv6(engine: EngineName) -> None:
-    world = World(VectorPlan(9, 9000, values_at(1500, 6)), some_vectors(2, 9000), engine, engine, host="::1")
     world.run()
     world.expect_exact()
 
@@ -314,19 +305,19 @@ def test_a_plan_that_fits_no_datagram_is_refused(bad: dict[str, int]) -> None:
 
 
 _CLIENTS = """
-import sys, threading
+import socket, sys, threading
 
 import numpy as np
 
 from millpond.aggregate.udp.datagrams import VectorPlan
-from millpond.aggregate.udp.exchange import exchange, open_socket
+from millpond.aggregate.udp.exchange import exchange
 
 port, size, clients = map(int, sys.argv[1:])
 values = np.ones(size, np.float32)
 
 
 def run(client):
-    with open_socket(("127.0.0.1", 0)) as connection:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         hub, key = ("127.0.0.1", port), bytes(range(client, client + 32))
         exchange(connection, hub, VectorPlan(1, size), client, key, values)
 

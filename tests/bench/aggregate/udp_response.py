@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from aggregate.udp.fake_link import open_socket
 from bench.aggregate.udp_lan import Lan, address
 from bench.aggregate.udp_peers import TcpServer, Vector, tcp_exchange
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import KEY_SIZE, VectorPlan
-from millpond.aggregate.udp.exchange import aggregate, exchange, open_socket
+from millpond.aggregate.udp.exchange import aggregate, exchange
 from millpond.base.deadline import Deadline
 
 KINDS = ("udp", "tcp", "tcp-pipelined")

@@ -17,8 +17,8 @@ VERSION = 1
 KEY_SIZE, TAG_SIZE, DIGEST_SIZE = 32, 16, 32
 HEADER = struct.Struct("<BBHIII")
 OVERHEAD = HEADER.size + TAG_SIZE
-IP_HEADERS = {4: 20 + 8, 6: 40 + 8}
-"""Bytes of IP and UDP headers, by the version of IP."""
+_IP_HEADERS = 20 + 8
+"""Bytes of the headers of IPv4 and UDP: a LAN of devices has no other addresses."""
 LARGEST_DATAGRAM = 65507
 RECEIVE_BUFFER, SEND_BUFFER = 8 << 20, 1 << 20
 """Bytes of a socket's buffers that rounds want."""
@@ -97,9 +97,9 @@ class Datagram:
     payload: bytes = b""
 
 
-def values_at(mtu: int, ip_version: int = 4) -> int:
+def values_at(mtu: int) -> int:
     """Return how many float32 values a datagram carries without fragments."""
-    return (min(mtu - IP_HEADERS[ip_version], LARGEST_DATAGRAM) - OVERHEAD) // 4
+    return (min(mtu - _IP_HEADERS, LARGEST_DATAGRAM) - OVERHEAD) // 4
 
 
 def digest(payload: bytes | memoryview) -> bytes:

@@ -14,14 +14,13 @@ from typing import Literal
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.udp import native
 from millpond.aggregate.udp.aggregator import STALL_SECONDS, Aggregator, ClientHead
-from millpond.aggregate.udp.datagrams import OVERHEAD, RECEIVE_BUFFER, SEND_BUFFER, VectorPlan
+from millpond.aggregate.udp.datagrams import OVERHEAD, VectorPlan
 from millpond.aggregate.udp.outgoing import Outgoing, RoundSide, Train
 from millpond.aggregate.udp.participant import Participant
 from millpond.aggregate.udp.python_engine import PythonEngine
 from millpond.aggregate.udp.sums import BlockSums, ClientVectors
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, RemoteError
-from millpond.linux.sockets import set_buffers
 
 EngineName = Literal["auto", "python", "c"]
 _LEAST_SLOT = 4096
@@ -47,19 +46,6 @@ class ReceivedMean:
 
     mean: Vector
     counted: dict[str, int]
-
-
-def open_socket(address: tuple[str, int], receive_buffer: int = RECEIVE_BUFFER) -> socket.socket:
-    """Return a UDP socket at ``address`` for either side. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    connection = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    try:
-        set_buffers(connection, receive_buffer, SEND_BUFFER)
-        connection.bind(address)
-    except OSError:
-        connection.close()
-        raise
-    return connection
 
 
 def ignore(_size: int) -> None:

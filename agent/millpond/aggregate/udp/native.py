@@ -178,30 +178,20 @@ class NativeEngine:
 
 
 def packed(address: Address) -> bytes:
-    """Return the socket address as the C engine writes it: ``struct sockaddr_in`` or ``sockaddr_in6``."""
+    """Return the socket address as the C engine writes it: ``struct sockaddr_in``."""
     if isinstance(address, bytes):
         return address
     assert isinstance(address, tuple)
-    host, port, *rest = address
-    if ":" not in host:
-        return struct.pack("=H2s4s8x", socket.AF_INET, port.to_bytes(2, "big"), socket.inet_aton(host))
-    flow, scope = rest or (0, 0)
-    where = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    return struct.pack(
-        "=H2sI16sI", socket.AF_INET6, port.to_bytes(2, "big"), socket.htonl(flow), where, scope
-    )
+    host, port = address
+    return struct.pack("=H2s4s8x", socket.AF_INET, port.to_bytes(2, "big"), socket.inet_aton(host))
 
 
-def _unpacked(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
+def _unpacked(address: Address) -> tuple[str, int]:
     if not isinstance(address, bytes):
         assert isinstance(address, tuple)
         return address
-    if len(address) == 16:
-        _, port, host = struct.unpack("=H2s4s8x", address)
-        return socket.inet_ntoa(host), int.from_bytes(port, "big")
-    _, port, flow, host, scope = struct.unpack("=H2sI16sI", address)
-    where = socket.inet_ntop(socket.AF_INET6, host)
-    return where, int.from_bytes(port, "big"), socket.ntohl(flow), scope
+    _, port, host = struct.unpack("=H2s4s8x", address)
+    return socket.inet_ntoa(host), int.from_bytes(port, "big")
 
 
 def _library() -> ctypes.CDLL:
