@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch, a data service): the stream of an address, see ``millpond.data.stream``."""
+"""Edge (torch, a data service): the stream of an address, ``millpond.data.stream``."""
 
 from __future__ import annotations
 
@@ -15,22 +15,32 @@ from millpond.fs.store.layout import PUBLIC
 from millpond.train.distributed.data_services import find_data_service
 
 
-def make(
+def stream(
     where: str,
     *,
-    batch: int | None,
-    secret: str,
-    run: str,
-    seed: int,
-    shuffle: int,
-    memory: str | int,
-    chunk: int | None,
-    at: At,
-    transform: str,
-    apply: Callable[[Any], Any] | None,
-    patience: float,
+    batch: int | None = None,
+    secret: str = "",
+    run: str = "",
+    seed: int = 0,
+    shuffle: int = 0,
+    memory: str | int = "256 MiB",
+    chunk: int | None = None,
+    at: At = "worker",
+    transform: str = "",
+    apply: Callable[[Any], Any] | None = None,
+    patience: float = 60.0,
 ) -> StreamDataset:
-    """Implement ``millpond.data.stream``."""
+    """Return a data set that a data service serves at ``where``, such as "host:port/folder", as a torch
+    IterableDataset: an iteration is an epoch, in which each sample comes once, over all processes that give
+    the same ``run``.
+
+    It yields samples, or batches of ``batch`` as views of what was received, ``apply`` being called on either
+    a batch or, where there is no ``batch``, a batch of one. The order follows from ``seed`` and the epoch: a
+    random one, or of shards one that moves a sample by at most ``shuffle`` samples, so that shards are read
+    from front to back. At most ``memory`` bytes are on the way; ``chunk`` samples are sent at once, tuned if
+    None. Images are decoded ``at`` the worker or the server, which may apply a ``transform`` of its own, by
+    its name. ``patience`` is the seconds for which the service may be away. Raises LocalError.
+    """
     if at not in ("server", "worker"):
         raise LocalError(f"data is decoded at 'server' or 'worker', not '{at}'")
     source = StreamSource(*located(where, secret), at, transform, patience)

@@ -176,20 +176,34 @@ class MiniEpochCallback:
         self._mini_epochs.report(float(metrics[self._monitor]))
 
 
-def make(
+def mini_epochs(
     dataset: MapStyle,
     *,
-    fast: str | int,
-    folder: str | Path | None,
-    size: int | None,
-    repeat: int | str | RepeatRule,
-    passes: int,
-    seed: int,
-    recompose: bool,
-    augment: Augment | None,
-    remember: tuple[str | Path, str] | None,
+    fast: str | int = "1 GiB",
+    folder: str | Path | None = None,
+    size: int | None = None,
+    repeat: int | str | RepeatRule = "auto",
+    passes: int = 1,
+    seed: int = 0,
+    recompose: bool = True,
+    augment: Augment | None = None,
+    remember: tuple[str | Path, str] | None = None,
 ) -> MiniEpochs:
-    """See ``millpond.data.mini_epochs``."""
+    """Return the mini-epochs of a torch map-style data set: random slices that are repeated in a fast tier
+    while the next one is fetched from where the data set lies.
+
+    The fast tier takes at most ``fast`` bytes, of the file system of ``folder`` (a flash, or a file system in
+    memory) or of this process's memory. Half of it is one mini-epoch, of ``size`` samples if that is less.
+    Each is repeated ``repeat`` times, or by a rule: "auto" until the next one is there, "score" and "bands"
+    by the scores that are reported, see ``tier.repeats``. There are ``passes`` over the data set, composed
+    anew each time if ``recompose``. ``remember`` is a file and a name of data set and model: what worked best
+    is used the next time.
+
+    What ``dataset`` returns is kept, with all that it has decoded; ``augment`` is called whenever a sample is
+    read, and so may be random. Raises LocalError, and ValueError for a rule that does not exist. A context
+    manager, and an iterator over data sets, one for each repetition; the data set's own exceptions are raised
+    there.
+    """
     room, order = bytes_of(fast), PassOrder(len(dataset), seed, recompose)
     tier = FastTier(dataset, order, room, Path(folder) if folder else None)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch): training of a task in this process alone, see ``train.fit``."""
+"""Edge (torch): training of a task in this process alone, ``millpond.train.fit``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def fit(
     tell: Callable[[str], None] = print,
     **training: Any,
 ) -> Fitted:
-    """Implement ``train.fit``."""
+    """Train a task in this process alone, on one or several folders, and print a line for each epoch, with
+    the task's figures on the folder ``test``. ``task`` has the hooks of ``train.task.task``; ``training``
+    are the keys of a job's table ``[train]``: batch, learning_rate, optimizer, ... So a task is tried before
+    it goes to a fleet. Raises LocalError, and any exception of the task.
+    """
     spec = replace(TrainingSpec(**training), epochs=1)
     folders = [train] if isinstance(train, (str, Path)) else train
     job = Job("fit", DataSpec(""), task=ModelSpec("fit"), seed=seed, train=spec)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch): rounds of federated training over folders in this process alone, see ``train.simulate``."""
+"""Edge (torch): rounds of federated training over folders in one process, ``millpond.train.simulate``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ def simulate(
     tell: Callable[[str], None] = print,
     **training: Any,
 ) -> Fitted:
-    """Implement ``train.simulate``."""
+    """Simulate federated averaging in this process alone: each of ``folders`` is the private folder of a
+    device, csd0, csd1, ... A fleet with these folders computes the same, but for random draws of models,
+    which are each device's own. ``strategy`` is that of a job's file or an object of a class of
+    one's own, ``local`` are patterns of layers that stay on their devices, and ``training`` the keys of
+    ``[train]``. Devices are scored, too, on a share ``held_out`` of their samples. Otherwise as ``fit``.
+    """
     own = _made(strategy)
     if test and local:
         raise LocalError("test: local layers have trained values on devices alone: set held_out instead")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch.distributed, clock): the processes that train one model with a script, see ``train.group``."""
+"""Edge (torch.distributed, clock): processes that train one model with a script, ``millpond.train.group``."""
 
 from __future__ import annotations
 
@@ -275,10 +275,21 @@ def _own_pool(count: int, rank: int, least: int) -> Pool:
 
 
 @contextmanager
-def joined(
-    model: nn.Module, policy: GroupPolicy, beside: ProcessGroup | None = None
+def group(
+    model: nn.Module, *, policy: GroupPolicy = "balance", beside: ProcessGroup | None = None
 ) -> Iterator[ProcessGroup]:
-    """Implement ``train.group``."""
+    """Join the processes that train ``model`` with this script, each with its part of every batch; a step is
+    exactly that of one process with all samples. The members are the ranks of torch's default process group.
+    Without one, a gloo group is made from the environment, as ``millpond launch`` and ``torchrun`` set it,
+    and ended with the ``with`` block; if RANK is not set there, the process trains alone. In a confined
+    launch, ``millpond launch --private``, they are the ranks of the launch.
+
+    All ranks begin with the model of rank 0. With the policy "balance" batches follow the ranks' speeds; with
+    "fixed" they are equal, and the same data and seeds give the same bits. A second model that is trained on
+    the batches of a first one, such as a generator's on its critic's, names the first one's group as
+    ``beside``. Raises LocalError, in ``with``,
+    for a model without parameters, and for parameters that are not float32. A model may be on a GPU.
+    """
     channel = own_channel()
     own = channel is None and "RANK" in os.environ and not dist.is_initialized()
     if own:
