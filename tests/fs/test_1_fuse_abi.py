@@ -84,7 +84,6 @@ def test_names_end_with_nul() -> None:
         (abi.WRITE, 40),
         (abi.RELEASE, 24),
         (abi.FLUSH, 24),
-        (abi.IOCTL, 32),
         (abi.INTERRUPT, 8),
         (abi.FSYNC, 16),
         (abi.FALLOCATE, 32),
@@ -218,18 +217,3 @@ def test_the_numbers_of_locks() -> None:
     codes = (Code.FLUSH, Code.GETLK, Code.SETLK, Code.SETLKW, Code.INTERRUPT)
     assert codes == (25, 31, 32, 33, 36)
     assert (Feature.POSIX_LOCKS, Feature.FLOCK_LOCKS) == (2, 1024)
-
-
-def test_what_is_about_to_be_read() -> None:
-    assert abi.prefetch_command(5) == 0x40056D70  # _IOW('m', 'p', char[5])
-    assert abi.prefetch_command(abi.PREFETCH_MOST) == 0x7FFF6D70
-
-    def body(command: int, flags: int = abi.IOCTL_OF_DIRECTORY) -> memoryview:
-        return memoryview(abi.IOCTL.pack(1, flags, command, 0xDEAD, 5, 0) + b"ab\0\xffd")
-
-    assert abi.names_to_prefetch(body(abi.prefetch_command(5))) == [b"ab", b"\xffd"]
-    for wrong in (body(abi.prefetch_command(5), 0), body(abi.prefetch_command(4)), body(0x5401)):
-        with pytest.raises(OSError, match="Inappropriate ioctl") as caught:
-            abi.names_to_prefetch(wrong)
-        assert caught.value.errno == errno.ENOTTY
-    assert abi.pack_ioctl() == bytes(16)

@@ -53,7 +53,6 @@ class Host:
         """Those of the keys."""
         found = {
             "millpond": Route("millpond", "millpond's mount on the host", lambda: mounted(self)),
-            "prefetch": Route("prefetch", "the same, with prefetch", lambda: mounted(self, prefetch=True)),
             "together": Route(
                 "together", f"{PROGRAMS} programs at once", lambda: mounted(self, programs=PROGRAMS)
             ),
@@ -119,15 +118,13 @@ def _in_network_of(pid: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def mounted(
-    host: Host, *, prefetch: bool = False, programs: int = 1, timeout: float | None = None
-) -> Iterator[Mount]:
+def mounted(host: Host, *, programs: int = 1, timeout: float | None = None) -> Iterator[Mount]:
     """Millpond's mount on the host, with the mount option ``timeout`` in seconds. Raises RouteFailed."""
     mountpoint = host.scratch / "host-mount"
     argv = [*command(host.emulation.directory, DEVICE, mountpoint, timeout), "--die-with-parent"]
     with served(argv, mountpoint, "ready") as server:
         mount = _mount(host, mountpoint / PUBLIC / FOLDER, (server.pid,))
-        yield replace(mount, prefetch=prefetch, programs=programs)
+        yield replace(mount, programs=programs)
 
 
 def _mount(host: Host, folder: Path, near: Iterable[int], *far: int) -> Mount:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.experiment import Findings, Run
@@ -58,15 +58,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``figures`` are the ratios that it gives, and the peer's key of each; ``prefetched`` those with
-    prefetch. ``afresh``: each repeat has a fleet of its own, as the device's server remembers a client that
-    has gone.
+    """``figures`` are the ratios that it gives, and the peer's key of each. ``afresh``: each repeat has a
+    fleet of its own, as the device's server remembers a client that has gone.
     """
 
     title: str
     figures: Mapping[str, str]
     trial: Callable[[Stage], Trial]
-    prefetched: Mapping[str, str] = field(default_factory=dict)
     afresh: bool = False
 
 
@@ -181,7 +179,7 @@ def epochs(stage: Stage) -> Trial:
     work = ReadSamples("samples", count, PAGE)
     work.make(stage.host.backing)
     what = f"host, {count} files of 4 KiB in ten folders, read in shuffled order by one reader"
-    routes = stage.host.routes("millpond", "prefetch", "sshfs", "plain")
+    routes = stage.host.routes("millpond", "sshfs", "plain")
     return Trial("epoch", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
@@ -213,7 +211,6 @@ PARTS = {
         "The host reads an epoch of small files",
         {"epoch_over_sshfs": "sshfs", "epoch_over_plain": "plain"},
         epochs,
-        prefetched={"epoch_prefetch_over_sshfs": "sshfs"},
     ),
 }
 
@@ -223,14 +220,12 @@ def measure(part: Part, tools: Tools, run: Run) -> Findings:
     lengths = QUICK if run.quick else FULL
     if complaint := why_not():
         what = f"not measured: {complaint}"
-        figures = (*part.figures, *part.prefetched)
-        missing = [summary(figure, what, [], "x", peer=None, emulation=None) for figure in figures]
+        missing = [summary(figure, what, [], "x", peer=None, emulation=None) for figure in part.figures]
         return Findings(tuple(missing))
     trial, record = _in_a_fleet(part, tools, lengths, run, Record())
     for repeat in range(1, trial.repeats if part.afresh else 0):
         _in_a_fleet(part, tools, lengths, run, record, repeat)
     rows = [ratio(figure, trial, record, peer) for figure, peer in part.figures.items()]
-    rows += [ratio(figure, trial, record, peer, "prefetch") for figure, peer in part.prefetched.items()]
     return Findings((*rows, *details(trial, record)))
 
 

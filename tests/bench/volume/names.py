@@ -15,7 +15,6 @@ from pathlib import Path
 
 from bench.volume.route import Mount, RouteFailed
 from bench.volume.workload import Done
-from millpond.fs.prefetch import prefetch
 from millpond.linux.files import sync_folder
 
 _SECONDS = 300.0
@@ -82,7 +81,7 @@ class ReadSamples:
         """See Workload. An operation is one file, opened and read."""
         paths = self.shuffled(mount.folder, repeat)
         cpu, began = time.process_time(), time.perf_counter()
-        contents = read_files(prefetch(paths) if mount.prefetch else paths)
+        contents = read_files(paths)
         seconds, used = time.perf_counter() - began, time.process_time() - cpu
         if contents != read_files(self.shuffled(mount.backing, repeat)):
             raise RouteFailed("other contents than were written")

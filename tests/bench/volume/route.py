@@ -28,9 +28,9 @@ class RouteFailed(Exception):
 class Mount:
     """Files in ``folder`` that lie in ``backing``. The processes ``near`` serve the mount, those of ``far``
     are at the other end and in between, each with all below it. ``traffic`` counts the bytes that crossed the
-    tunnel, on the host; ``how`` is what the mount says of itself. With ``prefetch``, whoever reads says what
-    he is about to read. ``programs`` use the mount at once, where the workload is one for several. In
-    ``sandbox`` runs the program that reads, where the workload has one of its own.
+    tunnel, on the host; ``how`` is what the mount says of itself. ``programs`` use the mount at once, where
+    the workload is one for several. In ``sandbox`` runs the program that reads, where the workload has one of
+    its own.
     """
 
     folder: Path
@@ -39,7 +39,6 @@ class Mount:
     far: tuple[int, ...] = ()
     traffic: Callable[[], Traffic] | None = None
     how: str = ""
-    prefetch: bool = False
     programs: int = 1
     sandbox: Sandbox = field(default_factory=Sandbox)
 

@@ -65,7 +65,7 @@ class RemoteFs:
 
     def __init__(self, dial: Dial, timeout: float = DEFAULT_SECONDS) -> None:
         self.rpc = RpcPool(dial, timeout)
-        self._inodes, self._lock = self.rpc.inodes, self.rpc.lock
+        self.meter, self._inodes, self._lock = self.rpc.meter, self.rpc.inodes, self.rpc.lock
         self.files = OpenFiles(self.rpc)
         self._small_files = SmallFileCache()
         self.write_behind = WriteBehind(self.rpc, self.files, self._data_invalidation, self._cache_written)
@@ -73,9 +73,9 @@ class RemoteFs:
         self.locks = remote_file_locks(self.rpc, self.write_behind.flush)
         self._directories = OpenDirectories(self.rpc, self._ttl)
         self.readdir, self.readdirplus = self._directories.read, self._directories.read_plus
-        self.prefetcher = Prefetcher(self.rpc, self._small_files, self._directories.listing)
+        self._prefetcher = Prefetcher(self.rpc, self._small_files, self._directories.listing)
         self._readahead = Readahead(dial, self.rpc.client, self.rpc.silence, self.rpc.meter)
-        self._reader = Reader(self.rpc, self.files, self._small_files, self.prefetcher, self._readahead)
+        self._reader = Reader(self.rpc, self.files, self._small_files, self._prefetcher, self._readahead)
         self.bulk = RemoteBulk(self.rpc, self._invalidation)
         self.backchannel: Backchannel | None = None
 
@@ -83,7 +83,7 @@ class RemoteFs:
         """Disconnect; the server closes the files that were open."""
         self.write_behind.close()
         self._readahead.close()
-        self.prefetcher.close()
+        self._prefetcher.close()
         self._directories.stop()
         self.locks.close()
         self.rpc.close()

@@ -92,7 +92,6 @@ class Feature(IntFlag):
     BIG_WRITES = 1 << 5
     AUTO_INVAL_DATA = 1 << 12
     FLOCK_LOCKS = 1 << 10
-    IOCTL_DIR = 1 << 11
     DO_READDIRPLUS = 1 << 13
     READDIRPLUS_AUTO = 1 << 14
     PARALLEL_DIROPS = 1 << 18
@@ -117,7 +116,6 @@ class Valid(IntFlag):
     KILL_SUIDGID = 1 << 11
 
 
-IOCTL_OF_DIRECTORY = 1 << 4
 OPEN_DIRECT_IO = 1 << 0
 OPEN_KEEP_CACHE = 1 << 1
 OPEN_PASSTHROUGH = 1 << 7
@@ -152,7 +150,6 @@ INTERRUPT = Struct("=Q")
 FSYNC = Struct("=QII")
 FALLOCATE = Struct("=QQQII")
 LSEEK = Struct("=QqII")
-IOCTL = Struct("=QIIQII")
 """Handle, flags, command, its argument as a number, size of the input, size of the output."""
 FORGET = Struct("=Q")
 BATCH_FORGET = Struct("=II")
@@ -166,7 +163,6 @@ _OPENED = Struct("=QIi")
 _WRITTEN = Struct("=II")
 _STATISTICS = Struct("=QQQQQIIII24x")
 _OFFSET = Struct("=Q")
-_IOCTL_IS = Struct("=iIII")
 _INVAL_INODE = Struct("=Qqq")
 _LOCK = Struct("=QQQQIII4x")
 _LOCK_IS = Struct("=QQII")
@@ -203,17 +199,6 @@ class LockBody:
     kind: int
     pid: int
     flock: bool
-
-
-PREFETCH_MOST = (1 << 14) - 1
-_PREFETCH = 1 << 30 | ord("m") << 8 | ord("p")
-
-
-def prefetch_command(size: int) -> int:
-    """Return the ioctl on an open directory that announces ``size`` bytes of names, separated by NUL, about
-    to be read: _IOW('m', 'p', char[size]).
-    """
-    return _PREFETCH | size << 16
 
 
 _CODES = {code.value: code for code in Code}
@@ -320,19 +305,6 @@ def pack_written(count: int) -> bytes:
 def pack_offset(offset: int) -> bytes:
     """Pack the offset that a seek found."""
     return _OFFSET.pack(offset)
-
-
-def names_to_prefetch(body: memoryview) -> list[bytes]:
-    """Parse the names of the prefetch ioctl. Raises OSError: ENOTTY for another ioctl."""
-    _, flags, command, _, size, _ = IOCTL.unpack_from(body)
-    if not flags & IOCTL_OF_DIRECTORY or command != prefetch_command(size):
-        raise os_error(errno.ENOTTY)
-    return bytes(body[IOCTL.size :]).split(b"\0")
-
-
-def pack_ioctl() -> bytes:
-    """Pack an ioctl's return value of 0."""
-    return _IOCTL_IS.pack(0, 0, 0, 0)
 
 
 def pack_lock(start: int, end: int, kind: int, pid: int) -> bytes:

@@ -49,7 +49,6 @@ from millpond.fs.vfs.ownership import OwnerMap
 from millpond.fs.vfs.path_api import Handle, Owner, os_error
 
 Reply = Sequence[Buffer]
-Prefetch = Callable[[Node, Sequence[bytes]], None]
 log = logging.getLogger(__name__)
 
 _SYNCS = frozenset({Code.FSYNC, Code.FSYNCDIR})
@@ -80,7 +79,6 @@ def mount_and_serve(
     name: str,
     backing: int | None = None,
     options: Sequence[str] = ("allow_other",),
-    prefetch: Prefetch | None = None,
     operations: OperationLog | None = None,
     owners: OwnerMap | None = None,
     gathering: WriteGathering | None = None,
@@ -88,8 +86,7 @@ def mount_and_serve(
 ) -> None:
     """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it until it is unmounted.
 
-    Its files may lie in ``backing``, an open directory. ``options`` are of mount(8). ``prefetch`` is called
-    with a directory and the names in it that are about to be read, and returns at once. What programs do is
+    Its files may lie in ``backing``, an open directory. ``options`` are of mount(8). What programs do is
     recorded in ``operations``. ``owners`` says whose the files show as, ``gathering`` answers small writes
     before they are done. SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once it is mounted.
     The thread must be the main one. Raises LocalError if it cannot mount.
@@ -97,7 +94,7 @@ def mount_and_serve(
     require_mountable(mountpoint, name)
     with signals_blocked():
         kernel = FuseDevice(mountpoint, name, backing, options)
-        binding = FuseServer(kernel, tree, prefetch, operations, owners, gathering)
+        binding = FuseServer(kernel, tree, operations, owners, gathering)
         try:
             with stopped_by_signals() as woken:
                 on_ready(kernel)
@@ -116,13 +113,12 @@ class FuseServer:
         self,
         kernel: FuseDevice,
         tree: InodeFs,
-        prefetch: Prefetch | None = None,
         operations: OperationLog | None = None,
         owners: OwnerMap | None = None,
         gathering: WriteGathering | None = None,
     ) -> None:
         self._owners, self._gathering = owners or OwnerMap(), gathering
-        self._kernel, self._tree, self._prefetch = kernel, tree, prefetch
+        self._kernel, self._tree = kernel, tree
         self._operations = operations or OperationLog()
         self._backings, self._locks = Backings(kernel), KernelLocks(kernel, tree.locks)
         self._extended = KernelExtended(tree.extended, is_cheap=kernel.leaves_privileges)
@@ -412,15 +408,13 @@ class FuseServer:
         handle, offset, whence, _ = abi.LSEEK.unpack_from(body)
         return [abi.pack_offset(self._tree.seek(Handle(handle), offset, whence))]
 
-    def _ioctl(self, header: Header, body: memoryview) -> Reply:
-        if self._prefetch is None:
-            raise os_error(errno.ENOTTY)
-        self._prefetch(Node(header.node), abi.names_to_prefetch(body))
-        return [abi.pack_ioctl()]
+    def _ioctl(self, _header: Header, _body: memoryview) -> Reply:
+        raise os_error(errno.ENOTTY)
 
 
 _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply | None]] = {
     Code.LOOKUP: FuseServer._lookup,
+    Code.IOCTL: FuseServer._ioctl,
     Code.GETATTR: FuseServer._getattr,
     Code.SETATTR: FuseServer._setattr,
     Code.READLINK: FuseServer._readlink,
@@ -446,7 +440,6 @@ _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply
     Code.FSYNCDIR: FuseServer._fsync,
     Code.FALLOCATE: FuseServer._fallocate,
     Code.LSEEK: FuseServer._lseek,
-    Code.IOCTL: FuseServer._ioctl,
     Code.GETLK: lambda binding, header, body: binding._locks.get(header, body),
     Code.SETLK: lambda binding, header, body: binding._locks.set(header, body),
     Code.SETLKW: lambda binding, header, body: binding._locks.set(header, body),

@@ -49,7 +49,7 @@ class _StatsSource:
 
     def numbers(self) -> MountStats:
         """Return the present statistics."""
-        meter = self._tree.rpc.meter
+        meter = self._tree.meter
         return replace(
             self._about,
             asked={code.name.lower(): count for code, count in self._kernel.asked.items()}
@@ -132,7 +132,6 @@ def _mount_raw(
             mountpoint,
             name=name,
             options=options,
-            prefetch=tree.prefetcher.ask,
             operations=state.operations,
             owners=owners,
             gathering=tree.write_behind,
