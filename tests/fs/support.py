@@ -121,6 +121,7 @@ class Cutting(Channel):
         before: Sequence[Message] = (),
     ) -> None:
         if self.cut_before == message.NAME:
+            Cutting.cut_before = None  # this once
             self.sock.shutdown(socket.SHUT_RDWR)
             raise ConnectionLost("cut before it was sent")
         if self.lose == message.NAME:

@@ -151,7 +151,7 @@ def test_a_directory_that_is_gone_when_its_files_come(client: Client, top: Path,
     for name in names:
         (top / "public" / "d" / os.fsdecode(name)).write_bytes(name)
     d = client.find(b"d")
-    for name in names[: 63]:
+    for name in names[:63]:
         client.read(client.find(name, d))
     client.gate.shut("fs.fetched")
     client.read(client.find(names[63], d))

@@ -6,10 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from millpond.fs.client.cache.blocks import BlockCache
-from millpond.fs.client.metrics import OperationMeter
-from millpond.fs.client.readahead import EXTENT, _Extent, _Lane
 from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.client.reply_buffers import ReplyBuffers
 from millpond.fs.vfs.inode_api import ROOT
 
 from .support import Server
@@ -22,20 +20,14 @@ def test_of_what_was_read(tree: RemoteFs, server: Server, top: Path) -> None:
     one = tree.read(handles[0], 100_000, 0)
     other = tree.read(handles[1], 100_000, 0)  # over the same slot
     assert bytes(one) == b"f" * 100_000 and bytes(other) == b"g" * 100_000
-    buffer = id(tree.rpc._free[True][-1]._buffer)
-    del one, other
-    tree.read(handles[0], 100_000, 0)
-    assert id(tree.rpc._free[True][-1]._buffer) == buffer
 
 
-def test_of_what_was_read_ahead(server: Server) -> None:
-    lane = _Lane(server.dial, b"", 1.0, OperationMeter(), BlockCache())
-    extent = _Extent(EXTENT, memoryview(bytearray(EXTENT)))
-    assert extent.data is not None
-    reply = extent.data[:5]
-    lane._recycle(extent)
-    other = lane._buffer()
-    assert other.obj is not reply.obj
-    first = id(reply.obj)
-    del reply
-    assert id(lane._buffer().obj) == first
+def test_buffers_are_used_again_once_nobody_has_a_view() -> None:
+    buffers = ReplyBuffers(spare=1)
+    views = [buffers.take(5) for _ in range(4)]
+    assert len({id(view.obj) for view in views}) == 4
+    last = id(views[3].obj)
+    del views[3]
+    assert id(buffers.take(7).obj) == last
+    views.clear()
+    assert len({id(view.obj) for view in [buffers.take(5) for _ in range(2)]}) == 2

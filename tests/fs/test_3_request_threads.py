@@ -265,7 +265,7 @@ def test_a_mount_ends_under_load(world: World, in_namespace: InNamespace) -> Non
 def test_the_server_has_a_slot_for_all_that_wait() -> None:
     """A client's requests that may block, those that share slots, readahead, keep-alives and threads."""
     blocking = sum(kind.limit for kind in threads.RequestKind if kind is not threads.RequestKind.ORDINARY)
-    others = rpc_pool._MOST_SHARED + readahead._LANES + 1 + _BACKGROUND
+    others = rpc_pool._MOST_SHARED + readahead._SLOTS + 1 + _BACKGROUND
     assert blocking + others <= sessions._MAX_SLOTS
 
 

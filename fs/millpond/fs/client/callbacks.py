@@ -143,7 +143,7 @@ class CallbackChannel:
                     self._tree.write_behind.flush_all()
 
     def _answer_recalls(self, channel: Channel, deadline: Deadline) -> None:
-        sent, seconds = now(), self._tree.rpc.lease
+        sent, seconds = now(), self._tree.rpc.session.lease
         silent = _SILENT_SHARE * seconds
         channel.send(p.Attend(self._tree.rpc.client), deadline)
         heard = _receive(channel, deadline)

@@ -8,20 +8,17 @@ keep-alives, which are sent once a request has waited for a while. A server that
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import DeadlineExceeded, MillpondError
-from millpond.fs.proto.file_ops import Ping, SessionHello
-from millpond.wire.channel import Channel
 
 SILENT_SECONDS = 15.0
 _TICKS, _LONGEST_TICK = 8, 0.5
 _EARLY = 0.25  # of the silence: then the first keep-alive is sent
+_JOIN_SECONDS = 5.0
 
 
 class WaitingRequest(Protocol):
@@ -32,20 +29,17 @@ class WaitingRequest(Protocol):
 
 
 class KeepAlive:
-    """Watches the requests of the client with this name to the server that ``dial`` reaches. ``heard`` is
-    when the server last answered anything, in seconds of the monotonic clock, ``away_since`` since
-    when it cannot be connected to, None if it can.
+    """Watches the requests to a server. ``ping`` returns once the server has answered a keep-alive, or cannot
+    be reached, or the deadline has passed. ``heard`` is when the server last answered anything, in seconds of
+    the monotonic clock, ``away_since`` since when it cannot be connected to, None if it can.
     """
 
-    def __init__(self, dial: Callable[[Deadline], Channel], client: bytes, silence: float) -> None:
-        self._dial, self._silence = dial, silence
-        self._hello = SessionHello(client, os.urandom(16), may_block=False)
+    def __init__(self, ping: Callable[[Deadline], None], silence: float) -> None:
+        self._ping, self._silence = ping, silence
         self._tick = min(silence / _TICKS, _LONGEST_TICK)
         self._waiting: dict[WaitingRequest, float] = {}
         self.heard = 0.0
         self.away_since: float | None = None
-        self._channel: Channel | None = None
-        self._is_asked = self._awake = False
         self._called, self._closed = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -53,7 +47,7 @@ class KeepAlive:
     def begin(self, waiting: WaitingRequest, began: float) -> None:
         """Watch a request of an operation that began then."""
         self._waiting[waiting] = began
-        if not self._awake:
+        if not self._called.is_set():
             self._wake()
 
     def end(self, waiting: WaitingRequest) -> None:
@@ -75,7 +69,6 @@ class KeepAlive:
 
     def _wake(self) -> None:
         with self._lock:
-            self._awake = True
             self._called.set()
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="keep-alive", daemon=True)
@@ -88,51 +81,24 @@ class KeepAlive:
             self._called.set()
             thread = self._thread
         if thread:
-            thread.join()
+            thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
         while not self._closed.wait(self._tick):
             if self._waiting:
                 self._look()
                 continue
-            with self._lock:
-                self._awake = bool(self._waiting)
-                if self._awake or self._closed.is_set():
-                    continue
-                self._called.clear()
-            self._called.wait()
-        self._disconnect()
+            self._called.clear()
+            if not (self._waiting or self._closed.is_set()):
+                self._called.wait()
 
     def _look(self) -> None:
         """Send a keep-alive if a request has waited for a while, and give up those that wait in vain."""
-        silent = time.monotonic() - max(self.heard, min([*self._waiting.values()], default=0.0))
-        if silent > _EARLY * self._silence:
-            self._ask()
         now = time.monotonic()
+        since = max(self.heard, min([*self._waiting.values()], default=now))
+        if now - since > _EARLY * self._silence:
+            self._ping(Deadline(max(since + self._silence, now + self._tick)))
+            now = time.monotonic()
         for waiting, began in list(self._waiting.items()):
-            if now - max(began, self.heard) > self._silence:
+            if now - max(began, self.heard) >= self._silence:
                 waiting.give_up()
-
-    def _ask(self) -> None:
-        """Send a keep-alive, unless one is under way, and wait a little for its answer."""
-        deadline = Deadline.after(self._tick)
-        try:
-            if self._channel is None:
-                self._channel = self._dial(Deadline.after(_EARLY * self._silence))
-                self._channel.send(self._hello, Deadline.after(_EARLY * self._silence))
-            elif not self._is_asked:
-                self._channel.send(Ping(), deadline)
-            self._is_asked = True
-            self._channel.receive(deadline)
-            self._channel.receive_payload(0, deadline)
-        except DeadlineExceeded:  # the answer may yet come
-            return
-        except (MillpondError, OSError):
-            self._disconnect()
-            return
-        self._is_asked, self.heard = False, time.monotonic()
-
-    def _disconnect(self) -> None:
-        if self._channel:
-            self._channel.close()
-        self._channel, self._is_asked = None, False

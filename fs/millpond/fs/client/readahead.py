@@ -7,33 +7,26 @@ only if it was granted and not recalled since.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import MillpondError, ProtocolError
 from millpond.fs.client.cache.blocks import BLOCK, Block, BlockCache
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.client.open_files import OpenFile
-from millpond.fs.client.rpc import Dial, seconds_left, until
+from millpond.fs.client.reply_buffers import ReplyBuffers
+from millpond.fs.client.rpc import Exchange, SlotLost, until
+from millpond.fs.client.rpc_pool import RpcPool
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.operation import current, woken_by
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle
-from millpond.wire.channel import Channel
-from millpond.wire.framing import Head
 
 EXTENT = MAX_TRANSFER
 _LONG_READ = 128 << 10  # bytes: a read of so many at a file's beginning counts as sequential
 _FIRST_WINDOW, _LAST_WINDOW = 2, 8  # extents
-_LANES = 4
+_SLOTS = 4
 _SPARE = 4
 _BEHIND = 2  # extents: requests of one reader may come in another order than they were made
-_UNSHARED = sys.getrefcount(bytearray()) + 1  # references to a buffer in a list of which there is no view
 
 
 @dataclass(eq=False, slots=True)
@@ -55,20 +48,16 @@ class _Stream:
 
 
 class Readahead:
-    """The readahead of the client with this name. Threads may call at once: files are spread over a few
-    lanes, of which each serves one thread at a time. The others wait, for ``timeout`` seconds after their
-    operations began.
+    """The readahead of one client. Threads may call at once: files are spread over a few slots, of which each
+    serves one thread at a time.
     """
 
-    def __init__(
-        self, dial: Dial, client: bytes, timeout: float, meter: OperationMeter | None = None
-    ) -> None:
+    def __init__(self, rpc: RpcPool) -> None:
         self._blocks = BlockCache()
-        meter = meter or OperationMeter()
-        self._lanes = [_Lane(dial, client, timeout, meter, self._blocks) for _ in range(_LANES)]
+        self._slots = [_PipelinedSlot(rpc, self._blocks) for _ in range(_SLOTS)]
 
-    def _lane(self, handle: Handle) -> _Lane:
-        return self._lanes[handle % _LANES]
+    def _slot(self, handle: Handle) -> _PipelinedSlot:
+        return self._slots[handle % _SLOTS]
 
     def take(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
@@ -78,64 +67,63 @@ class Readahead:
         Returns None if the file is not read in order, or cannot be read this way. Raises OSError: ETIMEDOUT
         if other threads take too long.
         """
-        return self._lane(handle).take(handle, opened, size, offset, end)
+        return self._slot(handle).take(handle, opened, size, offset, end)
 
     def drop(self, file: CachedInode) -> None:
         """With the client's lock: invalidate all that was read ahead of this file."""
-        for lane in self._lanes:
-            lane.drop(file)
+        for slot in self._slots:
+            slot.drop(file)
         self._blocks.changed(file)
 
     def forget(self, handle: Handle) -> None:
         """Drop the stream of a handle that was closed."""
-        self._lane(handle).forget(handle)
-
-    def close(self) -> None:
-        """Disconnect."""
-        for lane in self._lanes:
-            lane.close()
+        self._slot(handle).forget(handle)
 
 
-class _Lane:
-    """The readahead of some files, over one connection."""
+class _PipelinedSlot:
+    """The readahead of some files, over one session slot."""
 
-    def __init__(
-        self, dial: Dial, client: bytes, timeout: float, meter: OperationMeter, blocks: BlockCache
-    ) -> None:
-        self._dial, self._client, self._timeout = dial, client, timeout
-        self._slot_id = os.urandom(16)
+    def __init__(self, rpc: RpcPool, blocks: BlockCache) -> None:
+        self._rpc, self._slot = rpc, rpc.new_slot(blocking=False)
         self._lock = threading.Lock()
-        self._channel: Channel | None = None
-        self._verifier = 0
-        self._meter, self._blocks = meter, blocks
+        self._meter, self._blocks = rpc.meter, blocks
         self._streams: dict[Handle, _Stream] = {}
         self._in_flight: deque[_Extent] = deque()
-        self._spare: list[bytearray] = []
+        self._buffers = ReplyBuffers(_SPARE)
 
     def take(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
     ) -> tuple[int, memoryview] | None:
         """Return the grant and the data, or None; see ``Readahead.take``."""
-        operation = current.get()
-        began = operation.began if operation and operation.began else time.monotonic()
-        deadline = Deadline(began + self._timeout)
+        deadline = self._rpc.deadline()
         with until(deadline, self._lock):
             return self._take(handle, opened, size, offset, end, deadline)
 
     def _take(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int, deadline: Deadline
     ) -> tuple[int, memoryview] | None:
+        stream = self._streams.setdefault(handle, _Stream(opened.file))
         try:
-            stream = self._streams.setdefault(handle, _Stream(opened.file))
             if not self._is_sequential(stream, size, offset, end):
                 return self._read_block(opened, size, offset, end, deadline)
-            self._request(
-                stream, opened, range(offset // EXTENT, -(-(offset + size) // EXTENT)), end, deadline
-            )
-            return self._read_extents(stream, offset, min(size, end - offset), deadline)
-        except (MillpondError, OSError):
-            self._disconnect()
+            wanted = range(offset // EXTENT, -(-(offset + size) // EXTENT))
+            with self._using(opened.verifier, deadline) as connection:
+                self._request(connection, stream, opened, wanted, end, deadline)
+                return self._read_extents(connection, stream, offset, min(size, end - offset), deadline)
+        except (SlotLost, OSError):
+            self._slot.disconnect()
+            self._in_flight.clear()
+            for each in self._streams.values():
+                self._drop(each)
             return None
+
+    def _using(self, verifier: int, deadline: Deadline) -> Exchange:
+        """Use the connection for a file that was opened in this session. Raises SlotLost and OSError."""
+        if not self._slot.is_connected:
+            self._slot.connect(deadline)
+        if self._slot.verifier != verifier:  # the server has forgotten the file
+            raise SlotLost(in_doubt=False)
+        return self._slot.using()
 
     def _is_sequential(self, stream: _Stream, size: int, offset: int, end: int) -> bool:
         """Return whether the file is read in order; update the stream's state."""
@@ -150,22 +138,27 @@ class _Lane:
         return in_order and stream.window > 0 and offset < end
 
     def _request(
-        self, stream: _Stream, opened: OpenFile, wanted: range, end: int, deadline: Deadline
+        self,
+        connection: Exchange,
+        stream: _Stream,
+        opened: OpenFile,
+        wanted: range,
+        end: int,
+        deadline: Deadline,
     ) -> None:
         """Send requests for the wanted extents and for the window behind them."""
-        channel = self._connected(opened.verifier, deadline)
         for index in [index for index in stream.extents if index < wanted.start - _BEHIND]:
-            self._recycle(stream.extents.pop(index))
+            del stream.extents[index]
         for index in range(wanted.start, wanted.stop + stream.window):
             start = index * EXTENT
             if start >= end or index in stream.extents:
                 continue
             extent = stream.extents[index] = _Extent(min(EXTENT, end - start), drops=stream.file.drops)
-            channel.send(p.Read(opened.remote, extent.size, start, True), deadline)
+            connection.send(p.Read(opened.remote, extent.size, start, True), deadline)
             self._in_flight.append(extent)
 
     def _read_extents(
-        self, stream: _Stream, offset: int, size: int, deadline: Deadline
+        self, connection: Exchange, stream: _Stream, offset: int, size: int, deadline: Deadline
     ) -> tuple[int, memoryview] | None:
         """Return the grant and the bytes once they have arrived: a view of one extent, or a copy from
         several.
@@ -175,7 +168,7 @@ class _Lane:
             extent = stream.extents[at // EXTENT]
             if extent.data is None and not extent.failed:
                 stream.window = min(2 * stream.window, _LAST_WINDOW)
-                self._receive(extent, deadline)
+                self._receive(connection, extent, deadline)
             dropped = extent.drops != stream.file.drops  # a grant of an earlier session is void
             if dropped or extent.failed or extent.data is None or len(extent.data) != extent.size:
                 self._drop(stream)
@@ -203,62 +196,27 @@ class _Lane:
             version = self._blocks.version(file)
             extent = _Extent(min(BLOCK, end - index * BLOCK))
             request = p.Read(opened.remote, extent.size, index * BLOCK, True)
-            self._connected(opened.verifier, deadline).send(request, deadline)
-            self._in_flight.append(extent)
-            self._receive(extent, deadline)
+            with self._using(opened.verifier, deadline) as connection:
+                connection.send(request, deadline)
+                self._in_flight.append(extent)
+                self._receive(connection, extent, deadline)
             if extent.failed or extent.data is None or len(extent.data) != extent.size:
                 return None
             block = Block(memoryview(bytes(extent.data)), extent.granted, version)
-            self._recycle(extent)
             self._blocks.keep(file, index, block)
         start = offset % BLOCK
         return block.granted, block.data[start : start + size]
 
-    def _receive(self, wanted: _Extent, deadline: Deadline) -> None:
+    def _receive(self, connection: Exchange, wanted: _Extent, deadline: Deadline) -> None:
         """Receive replies, in order, until the wanted one has arrived."""
-        assert self._channel
         while wanted.data is None and not wanted.failed:
             extent = self._in_flight.popleft()
-            head = self._await_reply(self._channel, deadline)
-            if head.payload_size > EXTENT:
-                raise ProtocolError(f"the server sent {head.payload_size} bytes where {extent.size} belong")
-            data = self._buffer()[: head.payload_size]
-            self._channel.receive_into(data, deadline)
+            reply, data = connection.receive(deadline, EXTENT, self._buffers)
             self._meter.ahead += len(data)
-            if isinstance(head.message, p.Data):
-                extent.data, extent.granted = data, head.message.granted
+            if isinstance(reply, p.Data):
+                extent.data, extent.granted = data, reply.granted
             else:
                 extent.failed = True
-
-    def _await_reply(self, channel: Channel, deadline: Deadline) -> Head:
-        """Return the next reply; meanwhile others are served, and an interruption ends the connection."""
-        with woken_by(channel.shut_down) as operation:
-            operation.about_to_wait(channel.sock.fileno(), seconds_left(deadline))
-            return channel.receive(deadline)
-
-    def _buffer(self) -> memoryview:
-        """Return a buffer of which no reply is on its way to a program any more."""
-        for number in range(len(self._spare)):
-            if sys.getrefcount(self._spare[number]) <= _UNSHARED:
-                return memoryview(self._spare.pop(number))
-        return memoryview(bytearray(EXTENT))
-
-    def _recycle(self, extent: _Extent) -> None:
-        buffer = extent.data.obj if extent.data is not None else None
-        if isinstance(buffer, bytearray) and len(self._spare) < _SPARE:
-            self._spare.append(buffer)
-            extent.data = None
-
-    def _connected(self, verifier: int, deadline: Deadline) -> Channel:
-        if self._channel is None:
-            self._channel = self._dial(deadline)
-            welcome = self._channel.call(
-                p.SessionHello(self._client, self._slot_id, False), p.SessionWelcome, deadline
-            )
-            self._verifier = welcome.verifier
-        if self._verifier != verifier:
-            raise ProtocolError("the server has forgotten the file")
-        return self._channel
 
     def drop(self, file: CachedInode) -> None:
         """Invalidate all extents of this file."""
@@ -275,16 +233,3 @@ class _Lane:
     def _drop(self, stream: _Stream) -> None:
         stream.window = 0
         stream.extents.clear()  # replies under way are received and dropped
-
-    def _disconnect(self) -> None:
-        if self._channel:
-            self._channel.close()
-            self._channel = None
-        self._in_flight.clear()
-        for stream in self._streams.values():
-            self._drop(stream)
-
-    def close(self) -> None:
-        """Disconnect."""
-        with self._lock:
-            self._disconnect()

@@ -74,7 +74,7 @@ class RemoteFs:
         self._directories = OpenDirectories(self.rpc, self._ttl)
         self.readdir, self.readdirplus = self._directories.read, self._directories.read_plus
         self._prefetcher = Prefetcher(self.rpc, self._small_files, self._directories.listing)
-        self._readahead = Readahead(dial, self.rpc.client, self.rpc.silence, self.rpc.meter)
+        self._readahead = Readahead(self.rpc)
         self._reader = Reader(self.rpc, self.files, self._small_files, self._prefetcher, self._readahead)
         self.bulk = RemoteBulk(self.rpc, self._invalidation)
         self.backchannel: Backchannel | None = None
@@ -82,7 +82,6 @@ class RemoteFs:
     def close(self) -> None:
         """Disconnect; the server closes the files that were open."""
         self.write_behind.close()
-        self._readahead.close()
         self._prefetcher.close()
         self._directories.stop()
         self.locks.close()

@@ -11,18 +11,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConfigError, DeadlineExceeded, MillpondError, RemoteError
+from millpond.base.errors import ConfigError, DeadlineExceeded, MillpondError, ProtocolError, RemoteError
 from millpond.fs.client.keep_alive import KeepAlive
 from millpond.fs.client.metrics import OperationMeter
+from millpond.fs.client.reply_buffers import ReplyBuffers
 from millpond.fs.proto.file_ops import (
     Again,
     Done,
@@ -36,7 +36,7 @@ from millpond.fs.proto.file_ops import (
 from millpond.fs.proto.validate import require_possible
 from millpond.fs.vfs.inode_api import WouldBlock
 from millpond.fs.vfs.operation import about_to_wait, current, woken_by
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Owner, os_error
+from millpond.fs.vfs.path_api import MAX_TRANSFER, os_error
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Message
 
@@ -45,21 +45,9 @@ Dial = Callable[[Deadline], Channel]
 IN_DOUBT = (errno.EIO, errno.ETIMEDOUT, errno.EINTR)
 """Errors after which the server may have done it, or was not reachable."""
 _TRIES = 3
-_UNSHARED = sys.getrefcount(bytearray()) + 1  # references to a buffer of which there is no view
 _REFUSED = (errno.EIO, errno.ETIMEDOUT, errno.ESTALE)  # of which the log says where they come from
 _REDIAL_SECONDS = 0.1
 _FRESH_SECONDS = 0.5  # a connection that was just used is not probed: the request shows a loss
-
-
-@dataclass(frozen=True, slots=True)
-class _Doubt:
-    """A request that was sent when its connection was lost: the session verifier then (0: no request), and
-    the server's count before, and once it is performed.
-    """
-
-    verifier: int
-    before: int
-    performed: int
 
 
 class AbsentName(FileNotFoundError):
@@ -102,22 +90,51 @@ def seconds_left(deadline: Deadline) -> float:
     return threading.TIMEOUT_MAX if left is None else left
 
 
-class _Wait:
-    """A request under way. Its operation's interruption and a server that has stopped end it. (A generator
-    would cost more.)
+def is_in_doubt(error: OSError) -> bool:
+    """Return whether the outcome of a request is not known: the server has not said that error."""
+    cause = error.__cause__
+    is_said = isinstance(cause, RemoteError) and not isinstance(cause, DeadlineExceeded)
+    return error.errno in IN_DOUBT and not is_said
+
+
+class Exchange:
+    """The use of a slot's connection for requests, replies, or both. An interruption of the operation, and a
+    server that has stopped, end it. It turns errors into SlotLost and OSError. (A generator would cost more.)
     """
 
-    __slots__ = ("_began", "_channel", "_slot", "is_given_up", "is_sent", "operation")
+    __slots__ = ("_channel", "_slot", "is_given_up", "is_sent", "operation")
 
-    def __init__(self, slot: RpcSlot, channel: Channel, began: float) -> None:
-        self._slot, self._channel, self._began = slot, channel, began
+    def __init__(self, slot: RpcSlot, channel: Channel) -> None:
+        self._slot, self._channel = slot, channel
         self.operation, self.is_sent, self.is_given_up = current.get(), False, False
 
     def __enter__(self) -> Self:
+        began = self.operation.began if self.operation else 0.0
         if self.operation:
             self.operation.add_wake(self._channel.shut_down)
-        self._slot.keep_alive.begin(self, self._began)
+        self._slot.keep_alive.begin(self, began or time.monotonic())
         return self
+
+    def send(
+        self, request: Message, deadline: Deadline, payload: Buffer = b"", before: Sequence[Message] = ()
+    ) -> None:
+        """Send a request, ``before`` it some that are not answered."""
+        self._channel.send(request, deadline, payload, before=before)
+        self.is_sent = True
+
+    def receive(self, deadline: Deadline, limit: int, buffers: ReplyBuffers) -> tuple[Message, memoryview]:
+        """Return the next reply and up to ``limit`` bytes behind it. Other operations are performed while
+        this thread waits.
+        """
+        about_to_wait(self._channel.sock.fileno(), seconds_left(deadline))
+        head = self._channel.receive(deadline)
+        if head.payload_size > min(limit, MAX_TRANSFER):
+            raise ProtocolError(f"the server sent {head.payload_size} bytes where at most {limit} belong")
+        body = buffers.take(head.payload_size) if head.payload_size else memoryview(b"")
+        self._channel.receive_into(body, deadline)
+        require_possible(head.message)
+        self._slot.keep_alive.heard = time.monotonic()
+        return head.message, body
 
     def give_up(self) -> None:
         """End the wait: the server has stopped. Any thread may call, also late: then the slot's next request
@@ -133,54 +150,64 @@ class _Wait:
         if self.operation:
             self.operation.remove_wake(self._channel.shut_down)
         if error is not None:
-            self._slot.wait_failed(self, error)
+            self._slot.disconnect()  # an interrupt leaves the rest of a reply in the stream
+            self._translate(error)
 
-
-def is_in_doubt(error: OSError) -> bool:
-    """Return whether the outcome of a request is not known: the server has not said that error."""
-    cause = error.__cause__
-    is_said = isinstance(cause, RemoteError) and not isinstance(cause, DeadlineExceeded)
-    return error.errno in IN_DOUBT and not is_said
+    def _translate(self, error: BaseException) -> None:
+        """Raise SlotLost or OSError in place of the error."""
+        if isinstance(error, ConfigError):  # a number that no message can hold
+            raise os_error(errno.EINVAL) from None
+        if not isinstance(error, (MillpondError, OSError)):
+            return
+        is_interrupted = self.operation is not None and self.operation.is_interrupted
+        if not (self.is_given_up or is_interrupted or isinstance(error, DeadlineExceeded)):
+            raise SlotLost(in_doubt=self.is_sent) from error
+        self._slot.renew()
+        if self.is_given_up:
+            silent = DeadlineExceeded("the device has answered nothing for a while, nor keep-alives")
+            raise os_error(errno.ETIMEDOUT) from silent
+        code = errno.ETIMEDOUT if isinstance(error, DeadlineExceeded) else errno.EINTR
+        raise os_error(code) from error
 
 
 class RpcSlot:
-    """A session slot: requests execute one at a time over what ``dial`` connects; dialled again when the
-    connection is lost.
+    """A session slot of the client with this name: requests execute one at a time over what ``dial``
+    connects; dialled again when the connection is lost.
 
-    One thread uses it at a time. ``client`` is the client's name, ``timeout`` the seconds that an operation
-    may take while the server answers ``keep_alive``. Unless ``blocking``, a request that would wait for a
-    recall raises WouldBlock. ``meter`` counts how long requests take. ``verifier`` is the session verifier:
-    it changes when the server has lost this client's state. ``root`` is the volume's node on the server,
-    ``lease`` the length of a lease in seconds, ``owner`` the owner of new files, ``storage`` the write
-    verifier. Requests in ``posted`` go out with the next request and move to ``answered`` with its reply;
-    their outcome is ignored, and one may be performed twice.
+    One thread uses it at a time. ``keep_alive`` ends requests to a server that has stopped. Unless
+    ``blocking``, a request that would wait for a recall raises WouldBlock. ``meter`` counts how long requests
+    take. ``session`` is what the server said of the session when it was last connected; its verifier changes
+    when the server has lost this client's state. Requests in ``posted`` go out with the next request and move
+    to ``answered`` with its reply; their outcome is ignored, and one may be performed twice.
     """
 
     def __init__(
         self,
         dial: Dial,
-        timeout: float,
         client: bytes,
         keep_alive: KeepAlive,
         *,
         blocking: bool = True,
         meter: OperationMeter | None = None,
     ) -> None:
-        self._dial, self._timeout, self._meter = dial, timeout, meter or OperationMeter()
-        self.keep_alive = keep_alive
+        self._dial, self._meter, self.keep_alive = dial, meter or OperationMeter(), keep_alive
         self._channel: Channel | None = None
         self._hello = SessionHello(client, os.urandom(16), blocking)
         self._performed = self._sent = 0
-        self._buffer = bytearray(MAX_TRANSFER)
+        self._buffers = ReplyBuffers(spare=0)
         self._used = 0.0
         self.posted: list[Message] = []
         self.answered: list[Message] = []
-        self.verifier, self.root, self.lease, self.storage = 0, 0, 0.0, b""
-        self.owner: Owner | None = None
+        self.session = SessionWelcome(0, 0, 0, 0.0)
+
+    @property
+    def verifier(self) -> int:
+        """The session verifier."""
+        return self.session.verifier
 
     def ask(
         self,
-        prepare: Callable[[Deadline], Message],
+        prepare: Callable[[], Message],
         reply: type[R],
         deadline: Deadline,
         *,
@@ -196,17 +223,18 @@ class RpcSlot:
         Raises OSError: the server's; ETIMEDOUT; EINTR; EIO if a request that is not ``idempotent`` was in
         doubt when the server lost the session.
         """
-        doubt, loss = _Doubt(0, 0, 0), SlotLost(in_doubt=False)
+        loss, verifier, before, performed = SlotLost(in_doubt=False), 0, 0, 0
         for _ in range(_TRIES):
             try:
-                self._connect(deadline)
-                forgotten = doubt.verifier not in (0, self.verifier) or self._performed < doubt.before
-                if forgotten and not idempotent:
-                    break
-                if not forgotten and doubt.performed == self._performed and doubt.verifier and not limit:
-                    return self.exchange(Again(), reply, deadline, counted=False)
-                doubt = _Doubt(0, 0, 0)  # it was not performed
-                request = prepare(deadline)
+                self.connect(deadline)
+                if verifier:  # in which a request was sent that is in doubt
+                    is_forgotten = verifier != self.verifier or self._performed < before
+                    if is_forgotten and not idempotent:
+                        break
+                    if not is_forgotten and self._performed == performed and not limit:
+                        return self.exchange(Again(), reply, deadline, counted=False)
+                    verifier = 0  # it was not performed
+                request = prepare()
             except SlotLost as lost:
                 loss = lost
                 continue
@@ -215,8 +243,8 @@ class RpcSlot:
             except SlotLost as lost:
                 loss = lost
                 if lost.in_doubt:
-                    performed = self._performed + self._sent
-                    doubt = _Doubt(self.verifier, self._performed, performed + 1)
+                    verifier, before = self.verifier, self._performed
+                    performed = before + self._sent + 1
         raise os_error(errno.EIO) from loss
 
     def exchange(
@@ -232,60 +260,28 @@ class RpcSlot:
         """Send one request and receive its reply, on the present connection only. Raises SlotLost, OSError
         and WouldBlock.
         """
-        channel = self._channel
-        if channel is None:
-            raise SlotLost(in_doubt=False)
         began = time.monotonic()
-        posted = self._mark_sent() if counted else []
-        with self._waiting(channel, deadline) as wait:
-            channel.send(request, deadline, payload, before=posted)
-            wait.is_sent = True
-            self._await_reply(channel, deadline)
-            head = channel.receive(deadline)
-            body = self._receive_payload(channel, head.payload_size, limit, deadline)
-            require_possible(head.message)
-        if not isinstance(head.message, (Error, Pending, reply)):
+        posted = self.posted[:] if counted else []
+        with self.using() as connection:
+            self._sent = len(posted) if counted else self._sent
+            connection.send(request, deadline, payload, posted)
+            answer, body = connection.receive(deadline, limit, self._buffers)
+        if not isinstance(answer, (Error, Pending, reply)):
             self.disconnect()  # a refusal, or the server is out of step
-            said = f"the device's server said '{head.message.NAME}' to '{request.NAME}'"
+            said = f"the device's server said '{answer.NAME}' to '{request.NAME}'"
             raise os_error(errno.EIO) from (RemoteError(said) if counted else None)
         if counted:
             self._performed += 1
             self._confirm_posted(len(posted))
-        self._used = self.keep_alive.heard = time.monotonic()
+        self._used = self.keep_alive.heard
         self._meter.add(request.NAME, self._used - began)
-        return self._success(request, head.message, reply), body
+        return self._success(request, answer, reply), body
 
-    def _waiting(self, channel: Channel, deadline: Deadline) -> _Wait:
-        """Return a context in which one request is sent, and its reply received."""
-        return _Wait(self, channel, self._began(deadline))
-
-    def _began(self, deadline: Deadline) -> float:
-        """Return when the operation with this deadline began."""
-        return time.monotonic() if deadline.at is None else deadline.at - self._timeout
-
-    def _await_reply(self, channel: Channel, deadline: Deadline) -> None:
-        """Tell the kernel binding that this thread waits for the reply."""
-        about_to_wait(channel.sock.fileno(), seconds_left(deadline))
-
-    def wait_failed(self, wait: _Wait, error: BaseException) -> None:
-        """Disconnect after a failed exchange. Raises SlotLost and OSError in place of the error."""
-        self.disconnect()  # an interrupt leaves the rest of a reply in the stream
-        if isinstance(error, ConfigError):  # a number that no message can hold
-            raise os_error(errno.EINVAL) from None
-        if not isinstance(error, (MillpondError, OSError)):
-            return
-        if wait.is_given_up:
-            self.renew()
-            raise os_error(errno.ETIMEDOUT) from DeadlineExceeded(
-                "the device has answered nothing for a while, nor keep-alives"
-            )
-        if isinstance(error, DeadlineExceeded):
-            self.renew()
-            raise os_error(errno.ETIMEDOUT) from error
-        if wait.operation and wait.operation.is_interrupted:
-            self.renew()
-            raise os_error(errno.EINTR) from error
-        raise SlotLost(in_doubt=wait.is_sent) from error
+    def using(self) -> Exchange:
+        """Use the present connection. Raises SlotLost if there is none."""
+        if self._channel is None:
+            raise SlotLost(in_doubt=False)
+        return Exchange(self, self._channel)
 
     def renew(self) -> None:
         """Become another slot of the session: the server may perform the last request for long yet, and
@@ -303,19 +299,6 @@ class RpcSlot:
         if not self._hello.may_block:
             raise WouldBlock
         raise os_error(errno.EIO)  # a blocking slot never gets Pending from an honest server
-
-    def _receive_payload(self, channel: Channel, size: int, limit: int, deadline: Deadline) -> memoryview:
-        if not size <= min(limit, len(self._buffer)):
-            return memoryview(channel.receive_payload(limit, deadline))
-        if sys.getrefcount(self._buffer) > _UNSHARED:  # the last reply is still on its way to a program
-            self._buffer = bytearray(MAX_TRANSFER)
-        body = memoryview(self._buffer)[:size]
-        channel.receive_into(body, deadline)
-        return body
-
-    def _mark_sent(self) -> list[Message]:
-        self._sent = len(self.posted)
-        return self.posted[:]
 
     def unsent(self) -> list[Message]:
         """Remove and return the posted requests that were not sent, to be posted elsewhere."""
@@ -348,20 +331,29 @@ class RpcSlot:
 
     def close(self, deadline: Deadline) -> None:
         """Close the connection and everything that the server has open for the client."""
-        if self._channel:
-            with contextlib.suppress(SlotLost, OSError):
-                self.exchange(Goodbye(), Done, deadline, counted=False)
+        with contextlib.suppress(SlotLost, OSError):
+            self.exchange(Goodbye(), Done, deadline, counted=False)
         self.disconnect()
 
-    def _connect(self, deadline: Deadline) -> None:
-        if self._channel and time.monotonic() > self._used + _FRESH_SECONDS and not self._channel.is_quiet:
+    def connect(self, deadline: Deadline) -> None:
+        """Connect, and resume the slot if the server still has the session, unless that has been done. Raises
+        SlotLost and OSError.
+        """
+        if time.monotonic() > self._used + _FRESH_SECONDS and self.has_ended:
             self.disconnect()
         if self._channel:
             return
         about_to_wait()
         self._channel = self._dialled(deadline)
         self._channel.eager = True
-        self._handshake(deadline)
+        sent = self._sent
+        welcome, _ = self.exchange(self._hello, SessionWelcome, deadline, counted=False)
+        if welcome.verifier != self.verifier:
+            self.posted.clear()
+            self.answered.clear()
+        else:  # performed requests must not be repeated: their numbers may mean other files by now
+            self._confirm_posted(min(sent, max(0, welcome.performed - self._performed)))
+        self._performed, self.session = welcome.performed, welcome
 
     def _dialled(self, deadline: Deadline) -> Channel:
         """Dial. A program's operation dials again for as long as it would wait for a silent server: it may
@@ -381,19 +373,6 @@ class RpcSlot:
             woken = threading.Event()
             with woken_by(woken.set):
                 woken.wait(_REDIAL_SECONDS)
-
-    def _handshake(self, deadline: Deadline) -> None:
-        """Resume the slot, if the server still has the session."""
-        sent = self._sent
-        welcome, _ = self.exchange(self._hello, SessionWelcome, deadline, counted=False)
-        if welcome.verifier != self.verifier:
-            self.verifier, self.root = welcome.verifier, welcome.root
-            self.posted.clear()
-            self.answered.clear()
-        else:  # performed requests must not be repeated: their numbers may mean other files by now
-            self._confirm_posted(min(sent, max(0, welcome.performed - self._performed)))
-        self._performed, self.lease, self.owner = welcome.performed, welcome.lease, welcome.owner
-        self.storage = welcome.storage
 
 
 def _refusal(request: Message, error: Error) -> OSError:

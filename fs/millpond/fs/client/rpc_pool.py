@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from millpond.base.deadline import Deadline
@@ -24,12 +24,11 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.bulk_copy import ReturnUnused
 from millpond.fs.vfs.inode_api import Node, may_block
 from millpond.fs.vfs.operation import about_to_wait, current, woken_by
-from millpond.fs.vfs.path_api import Owner, os_error
+from millpond.fs.vfs.path_api import os_error
 from millpond.wire.channel import Buffer
 from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
-T = TypeVar("T")
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _FORGET_AT_ONCE = 64
 _MOST_SHARED = 16
@@ -42,8 +41,7 @@ class RpcPool:
 
     ``timeout`` is how many seconds an operation may take while the server answers, ``silence`` how long the
     server may answer nothing. ``inodes`` is guarded by ``lock``. ``on_invalidate`` is called, with the lock,
-    when the server has lost the session. ``lease`` is the length of a lease in seconds, as the server gives
-    it, ``owner`` the owner of what the server makes, None for whoever makes it.
+    when the server has lost the session. ``session`` is what the server said of it.
     """
 
     def __init__(self, dial: Dial, timeout: float) -> None:
@@ -54,14 +52,23 @@ class RpcPool:
         self.inodes, self.lock = InodeCache(), threading.Lock()
         self.on_invalidate: Callable[[list[CachedInode]], None] = lambda _files: None
         self._dial, self.timeout, self.silence = dial, timeout, min(timeout, SILENT_SECONDS)
-        self._keep_alive = KeepAlive(dial, self.client, self.silence)
+        self._keep_alive = KeepAlive(self._ping, self.silence)
+        self._pinging = RpcSlot(dial, self.client, self._keep_alive, blocking=False)
         self._free: dict[bool, list[RpcSlot]] = {False: [], True: []}
         self._slot_free = threading.Condition()
         self._all: list[RpcSlot] = []
         self._shared = 0
-        self.stale = self.forgotten = self.sessions = 0
-        self.lease = 0.0
-        self.owner: Owner | None = None
+        self.session = p.SessionWelcome(0, 0, 0, 0.0)
+
+    def _ping(self, deadline: Deadline) -> None:
+        with suppress(SlotLost, OSError):
+            self._pinging.ask(p.Ping, p.Done, deadline, idempotent=True)
+
+    def new_slot(self, *, blocking: bool) -> RpcSlot:
+        """Return another session slot, for one thread at a time."""
+        slot = RpcSlot(self._dial, self.client, self._keep_alive, blocking=blocking, meter=self.meter)
+        self._all.append(slot)
+        return slot
 
     def _take_slot(self, deadline: Deadline, *, blocking: bool) -> RpcSlot:
         """Return a slot for this thread. Raises OSError."""
@@ -71,16 +78,7 @@ class RpcPool:
                 return free.pop()
             if blocking or self._shared < _MOST_SHARED:
                 self._shared += not blocking
-                slot = RpcSlot(
-                    self._dial,
-                    self.timeout,
-                    self.client,
-                    self._keep_alive,
-                    blocking=blocking,
-                    meter=self.meter,
-                )
-                self._all.append(slot)
-                return slot
+                return self.new_slot(blocking=blocking)
         return self._await_slot(free, deadline)
 
     def _await_slot(self, free: list[RpcSlot], deadline: Deadline) -> RpcSlot:
@@ -166,13 +164,6 @@ class RpcPool:
             self.inodes.forget_is_urgent = bool(self.inodes.to_forget)
             return self.inodes.forget_is_urgent
 
-    def explanation(self, error: OSError) -> RemoteError:
-        """Return a cause for a file that stays stale, with what may have led to it."""
-        counts = f"{self.stale} looked up again so far, {self.forgotten} forgotten, {self.sessions} sessions"
-        found = RemoteError(f"stale also after it was looked up again ({counts})")
-        found.__cause__ = error.__cause__
-        return found
-
     def close(self) -> None:
         """End the session, and disconnect all slots."""
         with self._slot_free:
@@ -180,7 +171,7 @@ class RpcPool:
         connected = [slot for slot in slots if slot.is_connected and slot not in self.busy]
         if connected:
             connected[0].close(Deadline.after(self.silence))
-        for slot in slots:
+        for slot in (*slots, self._pinging):
             slot.disconnect()
         self._keep_alive.close()
 
@@ -203,54 +194,39 @@ class RpcCall:
         payload: Buffer = b"",
         limit: int = 0,
     ) -> tuple[R, memoryview]:
-        """Return the reply to the request that ``prepare`` makes once connected; see ``RpcSlot.ask``."""
+        """Return the reply to the request that ``prepare`` makes once connected; see ``RpcSlot.ask``. An
+        operation that failed with ENOSPC is repeated as long as FORGETs may free space: it has had no effect.
+        So is one, once, for files that another slot's FORGET has overtaken.
+        """
 
-        def ready(_deadline: Deadline) -> Message:
+        def ready() -> Message:
             self._sync_session()
             self._used.clear()
             self.since, self.verifier = self._rpc.inodes.changes, self._slot.verifier
             return prepare()
 
-        def once() -> tuple[R, memoryview]:
+        is_second = False
+        while True:
             try:
                 return self._slot.ask(
                     ready, reply, self._deadline, idempotent=idempotent, payload=payload, limit=limit
                 )
+            except OSError as error:
+                if error.errno == errno.ENOSPC and self._rpc.make_room():
+                    continue
+                if error.errno != errno.ESTALE or not self._used or is_second:
+                    raise
             finally:
                 self._note_forgets_done()
-
-        try:
-            return self._retry_after_forgetting(once)
-        except OSError as error:
-            if error.errno != errno.ESTALE or not self._used:
-                raise
-        for file in self._used:  # another slot's FORGET may have come after this lookup
-            file.verifier = 0
-        self._rpc.stale += 1
-        try:
-            return self._retry_after_forgetting(once)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            raise os_error(errno.ESTALE) from self._rpc.explanation(error)
-
-    def _retry_after_forgetting(self, once: Callable[[], T]) -> T:
-        """Repeat an operation that failed with ENOSPC, as long as FORGETs may free space: it has had no
-        effect.
-        """
-        while True:
-            try:
-                return once()
-            except OSError as error:
-                if error.errno != errno.ENOSPC or not self._rpc.make_room():
-                    raise
+            is_second = True
+            for file in self._used:
+                file.verifier = 0
 
     def _note_forgets_done(self) -> None:
         """Record performed FORGETs: replies of other slots that are under way may still name those nodes."""
         forgotten = [node for one in self._slot.answered if isinstance(one, p.Forget) for node in one.nodes]
         self._slot.answered.clear()
         if forgotten:
-            self._rpc.forgotten += len(forgotten)
             with self._rpc.lock:
                 self._rpc.inodes.forgets_done(forgotten, others_ask=self._rpc.busy != [self._slot])
 
@@ -266,11 +242,11 @@ class RpcCall:
         if inodes.verifier not in (0, self._slot.verifier) and self._slot.has_ended:
             self._slot.disconnect()  # else its old session would look like a new one
             raise SlotLost(in_doubt=False)
-        self._rpc.lease, self._rpc.owner = self._slot.lease, self._slot.owner
+        self._rpc.session = self._slot.session
         with self._rpc.lock:
             if inodes.verifier != self._slot.verifier:
-                self._rpc.sessions += 1
-                self._rpc.on_invalidate(inodes.invalidate_all(self._slot.verifier, self._slot.storage))
+                session = self._slot.session
+                self._rpc.on_invalidate(inodes.invalidate_all(session.verifier, session.storage))
             self._slot.posted += [
                 message for verifier, message in self._rpc.posted if verifier == inodes.verifier
             ]
@@ -286,7 +262,7 @@ class RpcCall:
         gone.
         """
         if file is self._rpc.inodes.root:
-            return self._slot.root
+            return self._slot.session.root
         if file.verifier != self._slot.verifier:
             self._find_again(file)
         self._used.append(file)
@@ -296,7 +272,7 @@ class RpcCall:
         with self._rpc.lock:
             path = self._rpc.inodes.path(file)
         try:
-            found = self.exchange(p.Walk(self._slot.root, path), p.FoundIs)
+            found = self.exchange(p.Walk(self._slot.session.root, path), p.FoundIs)
         except SlotLost:
             raise SlotLost(in_doubt=False) from None
         except OSError as error:
