@@ -30,7 +30,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
 
 from ..waiting import eventually
-from .support import SOON, Doing, Server, listening
+from .support import SOON, Cutting, Doing, Server, listening
 
 WHOLE = 1 << 20
 LONG_LEASE = 30.0  # so long that nothing that is tested ends by it
@@ -112,7 +112,7 @@ class Gate:
             assert self._open.wait(4 * SOON)
 
 
-class _Gated(Channel):
+class _Gated(Cutting):
     gate: Gate
 
     def receive(self, deadline: Deadline) -> Head:
@@ -176,6 +176,13 @@ class Client:
     def names(self, node: Node | None = None) -> set[str]:
         handle = self.tree.opendir(node or self.public)
         return {entry.name for entry in self.tree.readdir(handle, 0)} - {".", ".."}
+
+    def hang_up(self) -> None:
+        """Cut all connections but that over which the server recalls."""
+        known = self.server.sessions.find(self.tree.rpc.client)
+        for channel in self.server.channels:
+            if known is None or channel is not known.callback_channel:
+                channel.shut_down()
 
     def attended(self) -> bool:
         """Whether the server can recall something."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ from millpond.fs.vfs.path_api import Handle
 from ..waiting import eventually
 from .caching_client import WHOLE, Client, Device
 from .recall_clients import LONG, client, device, lease, other, server
-from .support import SOON, Doing, Server, errno_of
+from .support import SOON, Doing, Server
 
 __all__ = ["client", "device", "lease", "other", "server"]
 
@@ -29,9 +28,7 @@ def test_what_is_granted_is_known_without_asking(client: Client, server: Server)
     with pytest.raises(NegativeEntry):
         tree.lookup(public, b"none")
     server.refusing = True
-    for channel in server.channels[1:]:  # all but that over which the server recalls: it was the second
-        if channel is not getattr(server.sessions.find(tree.rpc.client), "callback_channel", None):
-            channel.shut_down()
+    client.hang_up()
     found = tree.lookup(public, b"f")
     assert (found.node, found.attributes.size) == (node, 3)
     assert 0 < found.seconds <= LONG and 0 < found.name_seconds <= LONG
@@ -51,52 +48,6 @@ def test_nothing_is_kept_without_a_keeper(server: Server, device: Device) -> Non
     with client.opened(client.find(b"f")) as handle:
         assert client.tree.cache_mode(handle) is CacheMode.DIRECT
     client.tree.close()
-
-
-def test_what_the_device_changes_is_recalled(client: Client, device: Device) -> None:
-    node, g = client.find(b"f"), client.find(b"g")
-    assert client.read(node) == b"one" and client.kept(node) and client.kept(g)
-    device.put(b"f", b"longer")
-    assert (node, True) in client.kernel.dropped
-    assert g not in [dropped for dropped, _ in client.kernel.dropped]
-    assert client.size(node) == 6 and client.read(node) == b"longer" and client.kept(node)
-    device.tree.setattr(device.find(b"f"), SetAttr(mode=0o600))
-    assert client.tree.getattr(node).attributes.mode & 0o777 == 0o600
-
-
-def test_names_that_the_device_changes_are_recalled(client: Client, device: Device) -> None:
-    tree, public = client.tree, client.public
-    node, before = client.find(b"f"), client.names()
-    with pytest.raises(NegativeEntry):
-        tree.lookup(public, b"new")
-    dropped = client.kernel.names_dropped
-    device.tree.rename(device.public, b"f", device.public, b"new")
-    assert client.kernel.names_dropped > dropped
-    assert client.find(b"new") == node and before == {"f", "g"} and client.names() == {"g", "new"}
-    with pytest.raises(NegativeEntry):
-        tree.lookup(public, b"f")
-    device.tree.unlink(device.public, b"new")
-    assert client.names() == {"g"} and errno_of(tree.lookup, public, b"new") == errno.ENOENT
-    device.tree.mkdir(device.public, b"d", 0o755, None)
-    assert client.names() == {"d", "g"}
-    assert tree.getattr(public).attributes.links == 3
-
-
-def test_what_another_client_changes_is_recalled(client: Client, other: Client) -> None:
-    node = client.find(b"f")
-    assert client.read(node) == b"one"
-    with other.opened(other.find(b"f"), os.O_RDWR) as handle:
-        assert other.tree.cache_mode(handle) is CacheMode.CACHED
-        assert bytes(other.tree.read(handle, WHOLE, 0)) == b"one"
-        other.tree.write(handle, b"two", 0)
-        assert client.read(node) == b"two"
-        other.tree.write(handle, b"!", 0, append=True)
-        assert client.size(node) == 4 and client.read(node) == b"two!"
-        with client.opened(node, os.O_RDWR) as mine:
-            client.tree.write(mine, b"TWO", 0)
-        assert bytes(other.tree.read(handle, WHOLE, 0)) == b"TWO!"
-    other.tree.rename(other.public, b"f", other.public, b"g")
-    assert client.names() == {"g"} and client.find(b"g") == node
 
 
 def test_what_a_client_changes_itself_is_not_recalled(client: Client) -> None:
@@ -159,16 +110,6 @@ def test_contents_that_were_under_way_with_a_name_are_not_kept(client: Client, d
     client.gate.open()
     assert doing.result() == node
     assert client.read(node) == b"two"
-
-
-def test_contents_that_came_with_a_name_are_dropped_by_a_change(client: Client, device: Device) -> None:
-    eager(client, device)
-    node, g = client.find(b"f"), client.find(b"g")
-    device.put(b"f", b"two")
-    assert client.read(node) == b"two"
-    with client.opened(g, os.O_WRONLY) as handle:
-        client.tree.write(handle, b"A", 0)
-    assert client.size(g) == 7 and client.read(g) == b"Another"
 
 
 def test_files_read_in_order_are_read_anew_after_a_change(client: Client, device: Device) -> None:

@@ -27,7 +27,7 @@ from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, DirectoryEntry
 from millpond.wire.channel import Channel
 from millpond.wire.framing import PREFIX, encode
-from millpond.wire.messages import Failure, Message
+from millpond.wire.messages import Failure
 
 from ..effort import scaled
 from .support import LANE, NAME, SOON, Server, errno_of
@@ -220,124 +220,6 @@ def _answer_with(sock: socket.socket, answer: bytes, welcomed: bool) -> None:
             sock.recv(1)
 
 
-F = 2  # the node of "f", the first that is found
-HOSTILE = [
-    p.Walk(ROOT, (b"..",)),
-    p.Walk(ROOT, (b"/etc/passwd",)),
-    p.Walk(ROOT, (b"f", b"..", b"..", b"secret")),
-    p.Walk(ROOT, (b"",)),
-    p.Walk(ROOT, (b"a\0b",)),
-    p.Walk(F, (b"x",)),
-    p.Walk(ROOT, (b"f",) * 20_000),
-    p.GetAttributes(0),
-    p.GetAttributes(-1),
-    p.GetAttributes(99),
-    p.GetAttributes(1 << 63),
-    p.ReadDirectory(F),
-    p.ReadDirectory(99),
-    p.ReadLink(F),
-    p.MakeNode(ROOT, b"../x", 0o644),
-    p.MakeNode(ROOT, b"x", -1),
-    p.MakeNode(ROOT, b"x", 1 << 40),
-    p.MakeNode(ROOT, b"x", stat.S_IFDIR | 0o755),
-    p.MakeNode(ROOT, b"x", stat.S_IFCHR | 0o666, rdev=-1),
-    p.MakeNode(ROOT, b"x", stat.S_IFCHR | 0o666, rdev=(1 << 64) - 1),
-    p.MakeNode(99, b"x", 0o644),
-    p.MakeDirectory(ROOT, b"d/../../x", 0o755),
-    p.MakeDirectory(ROOT, b"y", -(1 << 63)),
-    p.MakeSymlink(ROOT, b"l", b"a\0b"),
-    p.MakeSymlink(ROOT, b"../l", b"x"),
-    p.Rename(ROOT, b"f", ROOT, b"../f"),
-    p.Rename(ROOT, b"", ROOT, b"f"),
-    p.Rename(ROOT, b"f", 99, b"f"),
-    p.Rename(ROOT, b"f", ROOT, b"g", -1),
-    p.Rename(ROOT, b"f", ROOT, b"g", 1 << 31),
-    p.MakeLink(F, ROOT, b"../s"),
-    p.MakeLink(99, ROOT, b"s"),
-    p.Unlink(ROOT, b"../secret"),
-    p.Unlink(99, b"f"),
-    p.RemoveDirectory(ROOT, b".."),
-    p.RemoveDirectory(ROOT, b"."),
-    p.SetAttributes(F, mode=1 << 63),
-    p.SetAttributes(F, mode=-1),
-    p.SetAttributes(F, uid=-5, gid=1 << 60),
-    p.SetAttributes(F, uid=(1 << 32) - 1),
-    p.SetAttributes(F, size=-1),
-    p.SetAttributes(F, size=(1 << 64) - 1),
-    p.SetAttributes(F, size=0, handle=99),
-    p.SetAttributes(99, size=0),
-    p.Create(ROOT, b"../new", os.O_RDWR, 0o644),
-    p.Create(ROOT, b"new", os.O_RDWR, -1),
-    p.Create(ROOT, b"f" * 70_000, os.O_RDWR, 0o644),
-    p.Create(99, b"new", os.O_RDWR, 0o644),
-    p.Open(F, -1),
-    p.Open(F, 1 << 63),
-    p.Open(ROOT, os.O_RDONLY),
-    p.Open(99, os.O_RDONLY),
-    p.Read(0, 1, 0),
-    p.Read(-1, 1, 0),
-    p.Read(1 << 63, 1, 0),
-    p.Write(7, 0),
-    p.Sync(99, True),
-    p.SyncDirectory(99),
-    p.SyncDirectory(F),
-    p.Allocate(99, 0, 0, 1),
-    p.Seek(99, 0, 0),
-]
-
-
-@pytest.mark.parametrize("request_", HOSTILE, ids=lambda r: f"{r.NAME}")
-def test_hostile_requests_are_refused_and_the_next_is_served(
-    server: Server, top: Path, request_: Message
-) -> None:
-    (top / "f").write_text("inside")
-    with server.talk() as client:
-        assert client.find(b"f") == F
-        answer = client.ask(request_)
-        assert isinstance(answer, p.Error), answer
-        assert p.known_errno(answer.errno) == answer.errno and answer.granted == 0
-        assert client.call(p.GetAttributes(F), p.AttributesAre).attributes.size == 6
-    assert sorted(path.name for path in top.parent.iterdir()) == ["root", "secret"]
-    assert [path.name for path in top.iterdir()] == ["f"]
-
-
-@pytest.mark.parametrize("inodes", [(99, -1, 0, 1, 1 << 63, 1, 2, 2), (), tuple(range(9999))])
-def test_what_nobody_knows_is_forgotten_and_closed_at_no_harm(
-    server: Server, top: Path, inodes: tuple[int, ...]
-) -> None:
-    (top / "f").write_text("inside")
-    with server.talk() as client:
-        handle = client.open(b"f")
-        client.post(p.Forget(inodes))
-        for inode in inodes[:9]:
-            client.post(p.Closed(inode))
-        client.call(p.Read(handle, 1, 0), p.Data)
-        assert client.call(p.Walk(ROOT, ()), p.FoundIs).node == ROOT
-        assert client.find(b"f") == F  # it is open, and so it was not forgotten
-
-
-def test_absurd_numbers_on_an_open_file(server: Server, top: Path) -> None:
-    (top / "f").write_text("inside")
-    with server.talk() as client:
-        handle = client.open(b"f")
-        for number in ABSURD:
-            for request in (
-                p.Read(handle, 1, number),
-                p.Write(handle, number),
-                p.SetAttributes(F, size=number, handle=handle),
-                p.Allocate(handle, 0, number, 1),
-                p.Allocate(handle, 0, 0, number),
-                p.Allocate(handle, number, 0, 1),
-                p.Seek(handle, number, os.SEEK_DATA),
-                p.Seek(handle, 0, number),
-            ):
-                assert client.ask(request) == p.Error(errno.EINVAL), request
-        assert client.ask(p.Read(handle, -1, 0)) == p.Error(errno.EINVAL)
-        client.channel.send(p.Read(handle, 1 << 62, 0), Deadline.after(SOON))
-        assert client.channel.receive(Deadline.after(SOON)).payload_size == 6
-    assert (top / "f").read_text() == "inside"
-
-
 def test_absurd_numbers(volume: PathAdapter, top: Path) -> None:
     (top / "a").write_bytes(b"hello")
     handle = volume.open("a", os.O_RDWR)
@@ -400,17 +282,6 @@ def test_what_is_no_request_ends_the_connection(
     assert received in (["fs.welcome"] * greeted, [*["fs.welcome"] * greeted, "failure"])
     assert isinstance(server.ends[-1], ProtocolError)
     assert (top / "f").read_text() == "inside"
-
-
-@pytest.mark.parametrize("first", [p.Unlink(ROOT, b"f"), p.Again(), p.Goodbye(), p.GetStatistics()])
-def test_nobody_is_served_without_a_name(server: Server, top: Path, first: Message) -> None:
-    (top / "f").write_text("inside")
-    with Channel(server.raw(), "server") as channel:
-        channel.send(first, Deadline.after(SOON))
-        assert isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
-    server.join()
-    assert isinstance(server.ends[-1], ProtocolError)
-    assert (top / "f").exists()
 
 
 def test_files_belong_to_the_client_that_found_and_opened_them(server: Server, top: Path) -> None:

@@ -103,18 +103,6 @@ def test_an_interrupted_fsync_ends_at_once(server: Server, flash: Sync) -> None:
     tree.close()
 
 
-def test_slots_that_were_given_up_make_room(server: Server, flash: Sync) -> None:
-    flash.done.set()
-    tree = RemoteFs(server.dial, timeout=SOON)
-    handle = opened(tree)
-    for _ in range(100):  # more than a client may have
-        tree.rpc._free[True][-1].disconnect()
-        tree.rpc._free[True][-1].renew()
-        tree.fsync(handle, False)
-    assert tree.read(handle, 5, 0) == b"x"
-    tree.close()
-
-
 def test_requests_that_were_abandoned_delay_others_at_most(
     server: Server, flash: Sync, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,25 +127,6 @@ def test_requests_that_were_abandoned_delay_others_at_most(
 def _sync(tree: RemoteFs, handle: Handle, operation: Operation) -> int | None:
     current.set(operation)
     return errno_of(tree.fsync, handle, False)
-
-
-def test_a_request_is_not_given_up_for_the_one_before_it(server: Server, flash: Sync) -> None:
-    """The thread of the keep-alives has seen one that waited in vain; by now its slot performs another."""
-    tree = RemoteFs(server.dial, timeout=100 * SOON)
-    handle = opened(tree)
-    first = Doing(tree.fsync, handle, False)
-    assert flash.begun.wait(SOON)
-    (seen,) = tree.rpc._keep_alive._waiting
-    flash.done.set()
-    first.result()
-    flash.begun.clear()
-    flash.done.clear()
-    second = Doing(tree.fsync, handle, False)
-    assert flash.begun.wait(SOON)
-    seen.give_up()
-    flash.done.set()
-    second.result()
-    tree.close()
 
 
 def test_the_time_of_a_request_is_not_that_of_its_reply(server: Server, flash: Sync, top: Path) -> None:

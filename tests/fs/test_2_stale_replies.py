@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost
 from millpond.fs.coherence.coherent_fs import CoherentFs
 from millpond.fs.server.handlers import RequestHandlers
 from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, may_block
-from millpond.wire.framing import Head
+from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
 from .caching_client import Client, Device, shared
-from .support import Doing, Server, errno_of
+from .support import Cutting, Doing, Server, errno_of
 
 LEASE = 2.0
 PART = 128 << 10
@@ -141,30 +139,13 @@ def test_what_was_closed_is_closed_before_long(client: Client, device: Device, s
     )  # by who keeps up the lease
 
 
-def test_a_great_many_are_forgotten(client: Client) -> None:
-    book = client.tree.rpc.inodes
-    with client.tree.rpc.lock:
-        book.to_forget.extend(range(10**6, 10**6 + 250_000))
-    for _ in range(100):
-        client.tree.statfs()
-    assert not book.to_forget
-
-
 def test_what_was_said_to_be_closed_is_not_said_again(client: Client, device: Device) -> None:
-    """The reply that would tell that it was heard was lost; by now the file is open again."""
+    """The reply that would tell that it was heard is lost; by now the file is open again."""
     node = client.find(b"f")
     client.tree.release(_recalled_while_open(client, device, b"two"))
-    lane = client.tree.rpc._free[True][-1]  # the next one that is used
-    assert client.tree.rpc.posted and lane._channel
-    original = lane._channel.receive
-
-    def lost(deadline: Deadline) -> Head:
-        original(deadline)
-        raise ConnectionLost("cut")
-
-    lane._channel.receive = lost  # type: ignore[method-assign]
+    Cutting.cut_after = "fs.statfs"
     client.tree.statfs()
-    assert not lane.posted and not client.tree.rpc.posted
+    assert Cutting.cut_after is None
     Doing(client.find, b"f").result()
     handle = _recalled_while_open(client, device, b"three")
     client.tree.statfs()
@@ -173,13 +154,9 @@ def test_what_was_said_to_be_closed_is_not_said_again(client: Client, device: De
     assert client.read(node) == b"three"
 
 
-def _recalled_while_open(client: Client, device: Device, data: bytes) -> int:
+def _recalled_while_open(client: Client, device: Device, data: bytes) -> Handle:
     """The handle of the file, opened without a word, and named when the device wrote it."""
-    node = client.find(b"f")
-    handle = client.tree.open(node, os.O_RDONLY)
-    assert client.tree.files.get(handle).local
+    handle = client.tree.open(client.find(b"f"), os.O_RDONLY)
     Doing(device.put, b"f", data).result()
-    eventually(
-        lambda: client.tree._inodes.file(node).reported_open, "the server was told that the file is open"
-    )
+    eventually(lambda: not device.written_by_kernel(b"f"), "the server was told that the file is open")
     return handle

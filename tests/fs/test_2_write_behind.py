@@ -4,25 +4,21 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from millpond.fs.client import write_behind
-from millpond.fs.client.cache.gathered import EXTENT
 from millpond.fs.vfs.inode_api import Node, SetAttr
-from millpond.fs.vfs.lock_types import HERE, Family, Lock, LockOwner, Mode
 from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
 from .caching_client import Client, Device, make
 from .gathering_clients import client, close, device, patience, public, sent, server, written
-from .support import SOON, Doing, Server, errno_of
+from .support import Doing, Server, errno_of
 
 __all__ = ["client", "device", "patience", "public", "server"]
 
@@ -79,29 +75,6 @@ def test_what_was_just_written_is_read_without_a_request(client: Client, device:
     close(client, handle)
     Doing(device.put, b"g", b"other").result()
     assert client.read(node) == b"other"
-
-
-@pytest.mark.parametrize("how", ["find", "read", "write", "remove", "rename"])
-def test_the_device_sees_what_is_gathered(client: Client, device: Device, public: Path, how: str) -> None:
-    node, handle = written(client)
-    assert (public / "f").stat().st_size == 0
-    looking = {
-        "find": lambda: device.tree.getattr(device.find(b"f")).attributes.size,
-        "read": lambda: bytes(device.tree.read(device.tree.open(device.find(b"f"), os.O_RDONLY), 9, 0)),
-        "write": lambda: device.put(b"f", b"other"),
-        "remove": lambda: device.tree.unlink(device.public, b"f"),
-        "rename": lambda: device.tree.rename(device.public, b"f", device.public, b"g"),
-    }[how]
-    seen = Doing(looking).result()
-    assert {"find": 4, "read": b"data"}.get(how, seen) == seen
-    if how == "rename":
-        assert (public / "g").read_bytes() == b"data"
-    assert not client.gather(node, b"more", 4)
-    assert client.tree.write(handle, b"MORE", 4) == 4
-    if how == "find":
-        assert (public / "f").read_bytes() == b"dataMORE"
-    if how == "write":
-        assert (public / "f").read_bytes() == b"otheMORE"[:4] + b"MORE"
 
 
 def test_another_host_sees_it(client: Client, server: Server) -> None:
@@ -161,17 +134,6 @@ def test_what_the_client_does_with_the_file_comes_after_it(client: Client, publi
     assert (public / "f").read_bytes() == (b"da" if how == "truncate" else b"data")
 
 
-@pytest.mark.parametrize("how", ["link", "rename"])
-def test_by_another_name_the_device_sees_it_too(client: Client, device: Device, how: str) -> None:
-    node, _ = make(client, b"f")
-    if how == "link":
-        client.tree.link(node, client.public, b"g")
-    else:
-        client.tree.rename(client.public, b"f", client.public, b"g")
-    assert client.gather(node, b"data")
-    assert Doing(lambda: device.tree.getattr(device.find(b"g")).attributes.size).result() == 4
-
-
 @pytest.mark.parametrize("names", [(b"f",), (b"f", b"first")])
 def test_many_files_at_once_are_seen_as_they_are(
     client: Client, server: Server, names: tuple[bytes, ...]
@@ -189,38 +151,6 @@ def test_many_files_at_once_are_seen_as_they_are(
     other.close()
 
 
-@pytest.mark.parametrize("mode", [Mode.WRITE, Mode.UNLOCK])
-def test_a_lock_is_told_after_what_was_written_under_it(client: Client, public: Path, mode: Mode) -> None:
-    node, _ = make(client, b"f")
-    owner = LockOwner(HERE, 1)
-    if mode is Mode.UNLOCK:
-        assert client.tree.locks.lock(node, Family.POSIX, Lock(owner, Mode.WRITE, 0, 9, 1), None) == 0
-    assert client.gather(node, b"data")
-    assert client.tree.locks.lock(node, Family.POSIX, Lock(owner, mode, 0, 9, 1), None) == 0
-    assert (public / "f").read_bytes() == b"data"
-    assert fcntl.F_WRLCK == Mode.WRITE
-
-
-def test_appends_and_two_handles_keep_their_order(client: Client, public: Path) -> None:
-    node, handle = make(client, b"f")
-    second = client.tree.open(node, os.O_WRONLY | os.O_APPEND)
-    for number in range(50):
-        flags = os.O_WRONLY | os.O_APPEND if number % 3 else os.O_RDWR
-        if not client.gather(node, b"%02d" % number, 2 * number, flags):
-            client.tree.write(second, b"%02d" % number, 0, append=True)
-    close(client, handle)
-    close(client, second)
-    assert (public / "f").read_bytes() == b"".join(b"%02d" % number for number in range(50))
-
-
-def test_writes_here_and_there_keep_their_order(client: Client, public: Path) -> None:
-    node, handle = make(client, b"f")
-    for offset, data in ((0, b"aaaa"), (2, b"bb"), (9, b"c"), (0, b"d"), (1, b"e")):
-        assert client.gather(node, data, offset) or client.tree.write(handle, data, offset)
-    close(client, handle)
-    assert (public / "f").read_bytes() == b"deb" + b"b" + bytes(5) + b"c"
-
-
 def test_it_is_sent_before_long(server: Server, public: Path) -> None:
     client = Client(server)
     node, handle = written(client)
@@ -229,19 +159,6 @@ def test_it_is_sent_before_long(server: Server, public: Path) -> None:
     eventually(lambda: (public / "f").read_bytes() == b"datamore", "it is sent")
     close(client, handle)
     client.close()
-
-
-def test_much_is_sent_while_more_is_gathered(client: Client, public: Path) -> None:
-    node, handle = make(client, b"f")
-    block, at = bytes(range(256)) * 512, 0
-    while at < 12 * EXTENT:
-        if not client.tree.write_behind.add(node, os.O_RDWR, block, at):
-            assert client.tree.write_behind.add_when_sent(node, os.O_RDWR, block, at)
-        at += len(block)
-        assert client.tree.write_behind._bytes <= write_behind.MOST_BYTES
-    close(client, handle)
-    assert (public / "f").read_bytes() == block * (at // len(block))
-    assert sent(client) == 12
 
 
 def test_all_files_together_have_a_bound(
@@ -265,41 +182,6 @@ def test_times_that_no_message_holds_are_refused_at_once(client: Client, public:
     close(client, handle)
 
 
-def test_a_file_without_its_name_is_written_yet(client: Client, public: Path) -> None:
-    node, handle = written(client)
-    client.tree.unlink(client.public, b"f")
-    assert bytes(client.tree.read(handle, 9, 0)) == b"data" and client.gather(node, b"more", 4)
-    assert client.size(node) == 8
-    close(client, handle)
-    assert not (public / "f").exists()
-
-
-def test_several_threads_write_a_file_each(server: Server, public: Path) -> None:
-    client = Client(server)
-    wrong: list[str] = []
-
-    def fill(name: bytes) -> None:
-        node, handle = make(client, name)
-        for number in range(200):
-            data = b"%s %05d\n" % (name, number)
-            if not client.gather(node, data, number * len(data)):
-                client.tree.write(handle, data, number * len(data))
-            if number % 50 == 7 and client.size(node) != (number + 1) * len(data):
-                wrong.append(f"{name!r}: {number}")
-        close(client, handle)
-
-    threads = [threading.Thread(target=fill, args=(b"t%d" % number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(4 * SOON)
-    for number in range(4):
-        lines = (public / f"t{number}").read_text().splitlines()
-        assert lines == [f"t{number} {line:05}" for line in range(200)]
-    assert not wrong
-    client.close()
-
-
 def test_a_directory_that_the_client_has_made_has_no_names_that_it_does_not_know(
     client: Client, device: Device
 ) -> None:
@@ -315,22 +197,3 @@ def test_a_directory_that_the_client_has_made_has_no_names_that_it_does_not_know
     theirs = device.find(b"d")
     Doing(lambda: device.tree.release(device.tree.create(theirs, b"g", os.O_WRONLY, 0o644, None)[1])).result()
     assert client.find(b"g", made) and errno_of(client.find, b"h", made) == errno.ENOENT
-
-
-@pytest.mark.parametrize("how", ["rename", "link", "fail", "evict"])
-def test_what_a_client_does_in_its_directory_it_finds_there(client: Client, how: str) -> None:
-    made = client.tree.mkdir(client.public, b"d", 0o755, None).node
-    node, handle = make(client, b"f")
-    close(client, handle)
-    if how == "rename":
-        client.tree.rename(client.public, b"f", made, b"g")
-    elif how == "link":
-        client.tree.link(node, made, b"g")
-    elif how == "fail":
-        client.tree.link(node, made, b"g")
-        assert errno_of(client.tree.rmdir, client.public, b"d") == errno.ENOTEMPTY
-    else:
-        client.tree.link(node, made, b"g")
-        client.tree.forget(node, 9)
-        client.tree.rpc.inodes.forget_idle()
-    assert client.find(b"g", made)

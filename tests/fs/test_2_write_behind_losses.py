@@ -96,18 +96,9 @@ def test_attributes_that_are_refused_are_told_and_lose_no_data(
     client.tree.release(handle)
 
 
-def cutting(client: Client) -> None:
-    """Have all of its connections cut where a test says."""
-    client.tree.rpc._dial = client.server.dial
-    for lane in client.tree.rpc._all:
-        lane._dial = client.server.dial
-        lane.disconnect()
-
-
 @pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY | os.O_APPEND])
 def test_a_lost_answer_does_not_write_it_twice(client: Client, public: Path, flags: int) -> None:
     node, handle = make(client, b"f")
-    cutting(client)
     assert client.gather(node, b"abc", 0, flags)
     Cutting.cut_after = "fs.write"
     Doing(close, client, handle, may_wait=False).result()
@@ -119,7 +110,6 @@ def test_what_may_have_been_appended_is_not_appended_again(
     client: Client, server: Server, public: Path
 ) -> None:
     node, handle = make(client, b"f")
-    cutting(client)
     assert client.gather(node, b"abc", 0, os.O_WRONLY | os.O_APPEND)
     Cutting.cut_after = "fs.write"
     Cutting.then = staticmethod(lambda: setattr(server, "refusing", True))
@@ -202,8 +192,7 @@ def test_a_server_that_cannot_be_reached_loses_nothing_yet(
     client: Client, server: Server, public: Path
 ) -> None:
     _, handle = written(client)
-    for lane in client.tree.rpc._all:
-        lane.disconnect()
+    client.hang_up()
     server.refusing = True
     assert errno_of(client.tree.write_behind.close_descriptor, handle) == errno.EIO
     server.refusing = False
@@ -216,8 +205,7 @@ def test_who_cannot_send_it_when_it_is_recalled_overwrites_nothing(
     client: Client, server: Server, device: Device, public: Path
 ) -> None:
     _, handle = written(client)
-    for lane in client.tree.rpc._all:
-        lane.disconnect()
+    client.hang_up()
     server.refusing = True  # but the connection for recalls stays
     device.does(b"f", b"other").result()
     server.refusing = False

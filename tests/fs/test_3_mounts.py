@@ -7,7 +7,6 @@ import errno
 import mmap
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -119,61 +118,6 @@ def test_a_command_says_what_is_wrong(fuse_usable: None, tmp_path: Path) -> None
     assert "none: cannot be a volume" in done.stderr
 
 
-def test_files_on_a_mount(world, with_both: WithBoth, kind: str) -> None:  # type: ignore[no-untyped-def]
-    def body() -> None:
-        top = getattr(world, kind) / "public"
-        data = os.urandom(3_000_000)
-        (top / "f").write_bytes(data)
-        assert (top / "f").read_bytes() == data
-        with (top / "f").open("r+b") as file:
-            file.seek(1_000_000)
-            file.write(b"middle")
-            file.flush()
-            os.fsync(file.fileno())
-            file.truncate(1_000_010)
-        assert (top / "f").read_bytes() == data[:1_000_000] + b"middle" + data[1_000_006:1_000_010]
-        with (top / "f").open("ab") as file:
-            file.write(b"end")
-        assert (top / "f").read_bytes()[-7:] == data[1_000_006:1_000_010] + b"end"
-        os.truncate(top / "f", 3)
-        assert (top / "f").read_bytes() == data[:3]
-        (top / "d").mkdir(mode=0o750)
-        (top / "f").rename(top / "d" / "g")
-        (top / "l").symlink_to("d/g")
-        (top / "h").hardlink_to(top / "d" / "g")
-        assert (top / "l").read_bytes() == data[:3]
-        assert (top / "l").is_symlink()
-        assert os.path.samefile(top / "h", top / "d" / "g")  # noqa: PTH121
-        assert (top / "h").stat().st_nlink == 2
-        listing = subprocess.run(["ls", "-a", top], capture_output=True, text=True, check=True).stdout.split()
-        assert listing == [".", "..", "d", "h", "l"]
-        (top / "h").chmod(0o600)
-        os.utime(top / "h", (1000, 2000))
-        assert (stat.S_IMODE((top / "h").stat().st_mode), (top / "h").stat().st_mtime) == (0o600, 2000)
-        assert stat.S_IMODE((top / "d").stat().st_mode) == 0o750
-        with pytest.raises(FileExistsError):
-            (top / "h").open("x")
-        os.mkfifo(top / "fifo")
-        assert stat.S_ISFIFO((world.backing / "public" / "fifo").stat().st_mode)
-        if kind == "host":  # its server is an ordinary user
-            assert errno_of(os.mknod, top / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3)) == errno.EPERM
-        (top / "fifo").unlink()
-        assert errno_of(os.rmdir, top / "d") == errno.ENOTEMPTY
-        with (top / "h").open("rb") as file:
-            (top / "h").unlink()
-            assert file.read() == data[:3]
-        (top / "d" / "g").unlink()
-        (top / "d").rmdir()
-        (top / "l").unlink()
-        assert list((world.backing / "public").iterdir()) == []
-        assert os.statvfs(top).f_blocks == os.statvfs(world.backing).f_blocks
-        name = "\udcff not UTF-8"
-        (top / name).touch()
-        assert os.listdir(top) == [name]  # noqa: PTH208
-
-    with_both(body)
-
-
 def test_programs_and_private_maps_on_a_mount(world, with_both: WithBoth, kind: str) -> None:  # type: ignore[no-untyped-def]
     def body() -> None:
         top = getattr(world, kind) / "public"
@@ -182,48 +126,6 @@ def test_programs_and_private_maps_on_a_mount(world, with_both: WithBoth, kind: 
         assert subprocess.run([top / "true"], check=False).returncode == 0
         with (top / "true").open("rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as view:
             assert view[:4] == b"\x7fELF"
-
-    with_both(body)
-
-
-def test_each_side_sees_the_other_at_once(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
-    def body() -> None:
-        os.umask(0)  # the host's server is a user of its own, and may write what anyone may
-        sides = (world.device / "public", world.host / "public")
-        for here, there in (sides, sides[::-1]):
-            (here / "f").write_text("one")
-            assert (there / "f").read_text() == "one"
-            (there / "f").write_text("longer")
-            assert (here / "f").read_text() == "longer"
-            assert (here / "f").stat().st_size == (there / "f").stat().st_size == 6
-            with (
-                (here / "f").open("r+b", buffering=0) as mine,
-                (there / "f").open("r+b", buffering=0) as theirs,
-            ):
-                for number in range(20):
-                    mine.seek(0)
-                    mine.write(b"%6d" % number)
-                    theirs.seek(0)
-                    assert theirs.read(6) == b"%6d" % number
-                mine.truncate(2)
-                assert os.fstat(theirs.fileno()).st_size == 2
-            with (
-                (here / "f").open("ab", buffering=0) as mine,
-                (there / "f").open("ab", buffering=0) as theirs,
-            ):
-                for number in range(3):
-                    mine.write(b"m%d" % number)
-                    theirs.write(b"t%d" % number)
-            assert (here / "f").read_bytes().strip() == b"m0t0m1t1m2t2"
-            assert errno_of(os.stat, there / "new") == errno.ENOENT
-            (here / "new").mkdir()
-            assert (there / "new").is_dir()
-            (here / "f").rename(here / "new" / "g")
-            assert os.listdir(there) == ["new"]  # noqa: PTH208
-            (there / "new" / "g").unlink()
-            assert errno_of((here / "new" / "g").open) == errno.ENOENT
-            (there / "new").rmdir()
-            assert list(here.iterdir()) == []
 
     with_both(body)
 
@@ -302,40 +204,6 @@ def test_a_read_only_mount(world, in_namespace) -> None:  # type: ignore[no-unty
         assert not mounted(world.host)
 
     in_namespace(body)
-
-
-def test_the_host_survives_a_restart_of_the_server(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
-    def body() -> None:
-        file = (world.host / "public" / "f").open("w+b", buffering=0)
-        file.write(b"before")
-        world.kill(world.server_pid)
-        world.start_server()
-        file.write(b", after")  # it dials again
-        file.seek(0)
-        assert file.read() == b"before, after"
-        assert (world.device / "public" / "f").read_bytes() == b"before, after"
-        file.close()
-
-    with_both(body)
-
-
-def test_a_stuck_server_does_not_hang_the_host(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
-    world.timeout = 3.0
-
-    def body() -> None:
-        (world.device / "public" / "f").write_text("x")
-        (world.device / "public" / "d").mkdir()  # the host knows no name of it, whatever was delegated to it
-        os.kill(world.server_pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, world.server_pid, os.WSTOPPED | os.WNOWAIT)  # all threads: one could still answer
-        start = time.monotonic()
-        assert errno_of(os.stat, world.host / "public" / "d" / "not asked for yet") == errno.ETIMEDOUT
-        assert time.monotonic() - start < 12  # not since the device is silent
-        os.kill(world.server_pid, signal.SIGCONT)
-        there = world.host / "public" / "f"
-        eventually(lambda: errno_of(there.read_text) is None, "the server answers in time again")
-        assert there.read_text() == "x"
-
-    with_both(body)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

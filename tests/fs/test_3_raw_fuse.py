@@ -82,36 +82,6 @@ def test_data_does_not_pass_the_daemon(passing_through: None, world: World, on_d
     on_device(body)
 
 
-def test_shared_maps(passing_through: None, world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        with (top / "f").open("w+b") as file:
-            file.truncate(8192)
-            with mmap.mmap(file.fileno(), 8192) as view:
-                view[5000:5004] = b"data"
-                view.flush()
-                assert (world.backing / "public" / "f").read_bytes()[5000:5004] == b"data"
-                (world.backing / "public" / "f").write_bytes(b"x" * 8192)
-                assert view[:3] == b"xxx"
-
-    on_device(body)
-
-
-def test_many_open_one_file(passing_through: None, world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        (top / "f").write_bytes(b"0123456789")
-        flags = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND)
-        for _ in range(3):  # each round, the kernel's file is a new one
-            files = [os.open(top / "f", flag) for flag in flags]
-            os.write(files[3], b"+")
-            os.pwrite(files[1], b"A", 0)
-            assert os.read(files[0], 20)[:1] == b"A" and os.read(files[2], 20)[-1:] == b"+"
-            for file in files:
-                os.close(file)
-        assert (top / "f").stat().st_size == 13
-
-    on_device(body)
-
-
 def test_files_that_nobody_may_read(world: World, on_device: OnDevice) -> None:
     def body(top: Path) -> None:
         file = os.open(top / "f", os.O_RDWR | os.O_CREAT, 0)
@@ -120,39 +90,6 @@ def test_files_that_nobody_may_read(world: World, on_device: OnDevice) -> None:
         os.ftruncate(file, 2)
         assert os.fstat(file).st_size == 2 and stat.S_IMODE(os.fstat(file).st_mode) == 0
         os.close(file)
-
-    on_device(body)
-
-
-def test_a_removed_file_lives_as_long_as_it_is_open(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        with (top / "f").open("w+b", buffering=0) as file:
-            file.write(b"data")
-            (top / "f").unlink()
-            assert os.listdir(top) == []  # noqa: PTH208
-            assert os.fstat(file.fileno()).st_nlink == 0
-            os.fchmod(file.fileno(), 0o600)
-            os.ftruncate(file.fileno(), 2)
-            assert os.pread(file.fileno(), 10, 0) == b"da"
-            (top / "f").write_bytes(b"another")
-            assert os.pread(file.fileno(), 10, 0) == b"da"
-
-    on_device(body)
-
-
-def test_times_to_the_nanosecond(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        (top / "f").touch()
-        os.utime(top / "f", ns=(1_000_000_001, -1_500_000_000))
-        assert ((top / "f").stat().st_atime_ns, (top / "f").stat().st_mtime_ns) == (
-            1_000_000_001,
-            -1_500_000_000,
-        )
-        subprocess.run(["touch", "-m", "-d", "@7.25", top / "f"], check=True)
-        assert ((top / "f").stat().st_atime_ns, (top / "f").stat().st_mtime_ns) == (
-            1_000_000_001,
-            7_250_000_000,
-        )
 
     on_device(body)
 
@@ -176,23 +113,6 @@ def test_all_types_of_files(world: World, on_device: OnDevice) -> None:
     on_device(body)
 
 
-def test_large_directories(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        wanted = {f"{number:0200}" for number in range(scaled(quick=500, full=2000))}
-        for name in wanted:
-            (top / name).touch()
-        assert set(os.listdir(top)) == wanted  # noqa: PTH208
-        with os.scandir(top) as items:
-            for item in items:
-                os.unlink(item)  # noqa: PTH108
-        assert os.listdir(top) == []  # noqa: PTH208
-        directory = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(directory)
-        os.close(directory)
-
-    on_device(body)
-
-
 def test_the_daemon_keeps_no_files_of_nobodys_interest(world: World, on_device: OnDevice) -> None:
     def body(top: Path) -> None:
         def held() -> int:
@@ -207,19 +127,6 @@ def test_the_daemon_keeps_no_files_of_nobodys_interest(world: World, on_device: 
             (top / str(number)).unlink()
         eventually(lambda: held() <= before, "the daemon has closed the files")
         assert held() == before
-
-    on_device(body)
-
-
-def test_seeking_and_allocating(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        with (top / "f").open("w+b", buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, 1 << 20)
-            assert (top / "f").stat().st_size == 1 << 20
-            assert (top / "f").stat().st_blocks >= 1 << 11
-            os.truncate(top / "f", 0)
-            os.pwrite(file.fileno(), b"end", 1 << 20)
-            assert os.lseek(file.fileno(), 0, os.SEEK_DATA) in (0, 1 << 20)
 
     on_device(body)
 

@@ -96,44 +96,6 @@ def test_the_device_sees_it_at_once(world: World, with_both: WithBoth, patience:
     with_both(body)
 
 
-@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY, os.O_WRONLY | os.O_APPEND])
-def test_the_host_reads_what_it_has_gathered(
-    world: World, with_both: WithBoth, patience: None, flags: int
-) -> None:
-    def body() -> None:
-        device, host = begin(world)
-        file = gathered(world, host / "f", b"one ", flags)
-        os.write(file, b"two ")
-        assert os.fstat(file).st_size == 8 and (host / "f").stat().st_size == 8
-        os.write(file, b"three")
-        assert (host / "f").read_bytes() == b"one two three"
-        os.write(file, b"four")
-        os.truncate(host / "f", 3)
-        os.lseek(file, 0, os.SEEK_END)
-        os.write(file, b"!")
-        assert (host / "f").read_bytes() == b"one!" == (device / "f").read_bytes()
-        os.close(file)
-
-    with_both(body)
-
-
-def test_times_and_permissions_go_with_it(world: World, with_both: WithBoth, patience: None) -> None:
-    def body() -> None:
-        device, host = begin(world)
-        file = gathered(world, host / "f")
-        before = asked(world, "fs.setattr")
-        os.utime(file, ns=(5, 7))
-        os.fchmod(file, 0o600)
-        os.close(file)
-        assert asked(world, "fs.setattr") == before
-        for path in (host / "f", device / "f"):
-            status = path.stat()
-            assert (status.st_atime_ns, status.st_mtime_ns, status.st_mode & 0o777) == (5, 7, 0o600)
-        assert (device / "f").read_bytes() == b"data"
-
-    with_both(body)
-
-
 def arrives(flash: Path, found: bytes) -> bool:
     return flash.exists() and flash.read_bytes() == found
 
