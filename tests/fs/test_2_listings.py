@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.client.cache import listed as listed_module
-from millpond.fs.client.cache.dir_page import DOTS_END
 from millpond.fs.client.listing import pages as dir_pages
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.store import directories
@@ -24,7 +23,7 @@ from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, attributes
 
 from ..waiting import eventually
 from .caching_client import Client, Device
-from .support import SOON, errno_of
+from .support import errno_of
 from .test_2_recalls import client, device, lease, server
 
 __all__ = ["client", "device", "lease", "server"]
@@ -217,18 +216,6 @@ def test_a_listed_file_is_opened_read_and_renamed(client: Client, folder: Path) 
         *(name for name in found if name not in (b"043", b"044")),
         b"other",
     }
-
-
-def test_a_page_ahead_that_nobody_would_recall_is_not_used(
-    client: Client, device: Device, folder: Path
-) -> None:
-    """While somebody changes the directory nothing is granted: such a page is old as soon as it is there."""
-    node, ahead = client.find(b"many"), client.tree._directories._pages._ahead
-    with device.write_intent(client.inode(node)):
-        ahead.begin(client.tree.rpc.inodes.file(node), DOTS_END)
-        assert ahead._pages[node, DOTS_END].done.wait(SOON)
-    device.tree.unlink(device.find(b"many"), b"000")
-    assert b"000" not in {entry.name for entry in listed(client.tree, node)}
 
 
 def test_names_that_are_not_flushed_yet_are_listed(client: Client) -> None:

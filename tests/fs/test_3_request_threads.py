@@ -30,7 +30,7 @@ from .conftest import InNamespace, World
 from .support import Doing, errno_of
 
 LONG = 60.0
-_BACKGROUND = 5  # threads: recalls, names, fetching, file locks, interrupts
+_BACKGROUND = 4  # threads: recalls, fetching, file locks, interrupts
 WithTree = Callable[["Waits", Callable[[Path], None]], None]
 
 

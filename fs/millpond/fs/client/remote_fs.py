@@ -83,7 +83,6 @@ class RemoteFs:
         """Disconnect; the server closes the files that were open."""
         self.write_behind.close()
         self._prefetcher.close()
-        self._directories.stop()
         self.locks.close()
         self.rpc.close()
         self.files.clear()

@@ -51,12 +51,11 @@ class ReadDirectoryPlus(Message):
 class EntriesPlus(Message):
     """The payload is a page of a directory, packed by ``Page``; ``end``: there are no names behind it.
     ``granted`` numbers the grant of the directory, under which its names may be cached; 0 for none, and
-    always if the request had a ``path``. ``cookie`` is that of the last entry.
+    always if the request had a ``path``.
     """
 
     end: bool
     granted: int = 0
-    cookie: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +105,11 @@ class FilesStored(Message):
 
 
 class Page:
-    """Packs entries into the payload of EntriesPlus, at most ``size`` bytes; ``cookie`` is that of the last
-    one.
-    """
+    """Packs entries into the payload of EntriesPlus, at most ``size`` bytes."""
 
     def __init__(self, size: int) -> None:
         self._parts: list[bytes] = []
-        self._left, self.cookie = size, 0
+        self._left = size
 
     def has_room(self, name: bytes) -> bool:
         """Return whether an entry with this name still fits; the first one always does."""
@@ -130,7 +127,6 @@ class Page:
         """Add the entry that EntryPlus describes; ``fields`` are the attributes in their order."""
         self._parts += (_ENTRY.pack(len(name), cookie, node, granted, readable, *fields), name)
         self._left -= _ENTRY.size + len(name)
-        self.cookie = cookie
 
     def packed(self) -> bytes:
         """Return the payload."""

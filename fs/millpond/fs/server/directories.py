@@ -79,7 +79,7 @@ class DirectoryHandlers(ClientState):
         with self._opened_directory(node) as directory:
             fill = self._fill_delegated if request.delegated else self._fill
             end = fill(page, node, directory, cookie)
-        return c.EntriesPlus(end, granted, page.cookie), page.packed()
+        return c.EntriesPlus(end, granted), page.packed()
 
     def _fill(self, page: c.Page, node: Node, directory: int, cookie: int) -> bool:
         """Add names with attributes to a page. Returns whether there were no more."""

@@ -25,8 +25,7 @@ def cookie_of(offset: int) -> int:
 @dataclass(slots=True)
 class HeldPage:
     """A page of a directory: its entries begin behind ``cookie``, those not yet passed on at byte ``at``,
-    behind the offset ``next``; the next page is said to begin behind the offset ``last``. ``granted``,
-    ``since`` and ``verifier`` are those of the request.
+    behind the offset ``next``. ``granted``, ``since`` and ``verifier`` are those of the request.
     """
 
     data: bytes
@@ -37,7 +36,6 @@ class HeldPage:
     cookie: int
     at: int
     next: int
-    last: int
     size: int
 
     @property

@@ -80,10 +80,6 @@ class OpenDirectories:
         """Forget the handle."""
         self._hold_page(self._open.pop(handle), None)
 
-    def stop(self) -> None:
-        """Stop fetching pages ahead."""
-        self._pages.close()
-
     def _opened(self, handle: Handle) -> tuple[_OpenDirectory, CachedInode]:
         try:
             opened = self._open[handle]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.dir_page import DOTS_END, MAX_OFFSET, HeldPage, cookie_of, offset_of
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.listing.ahead import PagesAhead
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto.file_ops import FoundIs
@@ -32,11 +31,6 @@ class DirectoryPages:
 
     def __init__(self, rpc: RpcPool, ttl: Callable[[CachedInode], float]) -> None:
         self._rpc, self._inodes, self._ttl = rpc, rpc.inodes, ttl
-        self._ahead = PagesAhead(rpc, self.fetch)
-
-    def close(self) -> None:
-        """Stop fetching pages ahead."""
-        self._ahead.close()
 
     def fetch(self, directory: CachedInode, offset: int, size: int = _FIRST_PAGE) -> HeldPage:
         """Return the page that begins behind an offset. Raises OSError."""
@@ -51,7 +45,7 @@ class DirectoryPages:
             if not (data or reply.end):
                 raise os_error(errno.EIO)  # the server would go on for ever
             known = (reply.end, reply.granted, call.since, call.verifier)
-            return HeldPage(bytes(data), *known, cookie, 0, offset, offset_of(reply.cookie), size)
+            return HeldPage(bytes(data), *known, cookie, 0, offset, size)
 
     def follow(self, directory: CachedInode, page: HeldPage | None, offset: int) -> HeldPage:
         """Return a page whose next entry is behind ``offset``: ``page`` if it is that one and still counts,
@@ -62,11 +56,7 @@ class DirectoryPages:
             return page
         if page is None or not is_next or page.is_used:
             size = min(4 * page.size, MAX_TRANSFER) if page and is_next else _FIRST_PAGE
-            page = self._ahead.take(directory, offset) or self.fetch(directory, offset, size)
-            if not page.end:
-                self._ahead.begin(directory, page.last)
-            if offset == DOTS_END:
-                self._ahead.begin_next(directory)
+            page = self.fetch(directory, offset, size)
         with self._rpc.lock:
             counts = self._counts(directory, page)
         return page if counts or not page.granted else self.fetch(directory, offset, _SMALL_PAGE)
