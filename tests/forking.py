@@ -31,7 +31,11 @@ from millpond.base.errors import MillpondError
 from millpond.linux.syscalls import die_with_parent
 
 MILLPOND, CLI = "millpond", "millpond.host.cli.app"
-LATE = ("millpond.host.cli.copy", "millpond.host.cli.volume", "millpond.host.remote.run_many")
+LATE = (
+    *("millpond.host.cli." + name for name in ("copy", "devices", "fleet", "jobs", "launch", "remote")),
+    *("millpond.host.cli." + name for name in ("data.command", "volume")),
+    *("millpond.host.remote." + name for name in ("run_many", "volume_report")),
+)
 """What commands import themselves, and takes long."""
 _MOST = 1 << 18
 _STREAMS = 3

@@ -16,6 +16,7 @@ import pytest
 
 from millpond.host.api.daemon import JobInfo
 from millpond.host.cli import app
+from millpond.host.daemon.server import DaemonServer
 from millpond.host.fleet import directory
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.registry import DeviceRegistry
@@ -23,8 +24,7 @@ from millpond.host.jobs import service as jobs_service
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
-from millpond.host.model.jobs import JobRow, Round
-from millpond.host.server import DaemonServer
+from millpond.host.records.jobs import JobRow, Round
 from millpond.host.store.store import Store
 from millpond.train.job.file_cache import FileCache
 

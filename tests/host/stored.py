@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from millpond.host.model.jobs import JobRow
+from millpond.host.records.jobs import JobRow
 from millpond.host.store.store import Store
 
 

@@ -20,7 +20,7 @@ from millpond.host.jobs.training.planner import Planner
 from millpond.host.jobs.training.profiler import Profiler
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.jobs.training.worker_group import WorkerGroup
-from millpond.host.model.jobs import JobRow
+from millpond.host.records.jobs import JobRow
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerLoss
 from millpond.train.balance.profiling import Point, Probe, Profile
 from millpond.train.job.spec import LimitsSpec, SynchronousSpec

@@ -22,6 +22,7 @@ import safetensors.numpy
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.api.daemon import Curves
+from millpond.host.jobs import artifacts
 from millpond.host.jobs.training.checkpoints import (
     BEST,
     STAGED,
@@ -33,7 +34,6 @@ from millpond.host.jobs.training.checkpoints import (
 )
 from millpond.host.jobs.training.scores import Best
 from millpond.host.jobs.training.shards import Shard, Shards
-from millpond.host.store import results
 from millpond.train.balance.profiling import Point, Profile
 from millpond.train.state.layout import Tensor
 
@@ -319,16 +319,16 @@ CURVES = Curves(
 
 
 def test_curves_are_kept_with_the_job(tmp_path: Path) -> None:
-    assert results.read(tmp_path, Curves) is None
-    results.write(tmp_path, Curves((), {}))
-    results.write(tmp_path, CURVES)
-    assert results.read(tmp_path, Curves) == CURVES
+    assert artifacts.read(tmp_path, Curves) is None
+    artifacts.write(tmp_path, Curves((), {}))
+    artifacts.write(tmp_path, CURVES)
+    assert artifacts.read(tmp_path, Curves) == CURVES
     assert [path.name for path in tmp_path.iterdir()] == ["curves.json"]
 
 
 @pytest.mark.parametrize("text", ['{"profiles": []}', '{"profiles": [], "batches": {"host": "x"}}'])
 def test_curves_of_another_kind_are_refused(tmp_path: Path, text: str) -> None:
-    results.write(tmp_path, CURVES)
+    artifacts.write(tmp_path, CURVES)
     (tmp_path / "curves.json").write_text(text)
     with pytest.raises(ConfigError, match=r"curves\.json"):
-        results.read(tmp_path, Curves)
+        artifacts.read(tmp_path, Curves)

@@ -16,7 +16,7 @@ from millpond.base.errors import RemoteError
 from millpond.base.version import VERSION
 from millpond.host.cli import app, exits
 from millpond.host.cli.remote import options_first
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.linux import sockets
 
 from ..waiting import eventually

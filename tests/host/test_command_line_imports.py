@@ -9,18 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from millpond.host import quick_copy
-from millpond.host.quick_copy import CopyCommand
+from millpond.host.cli import app
 
 LOADED = "import sys, millpond.host.cli.app; print(*sys.modules)"
-COPYING = """
-import os, sys
-exit = os._exit
-os._exit = lambda code: (print(*sys.modules, flush=True), exit(code))
-sys.argv = ["millpond", "cp", "--fleet", sys.argv[1], "-r", "a", "csd0:b"]
-from millpond.host.main import main
-main()
+RUNNING = """
+import sys, millpond.host.main
+sys.argv = ["millpond", *sys.argv[1:]]
+try:
+    millpond.host.main.main()
+finally:
+    print(*sys.modules)
 """
+
+
+def loaded_by(*words: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", RUNNING, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and "holds no fleet" in done.stderr, done
+    return set(done.stdout.split())
 
 
 def test_ctrl_c_is_set_up_before_anything_that_takes_long_is_imported() -> None:
@@ -36,39 +41,35 @@ def loaded() -> set[str]:
     return set(done.stdout.split())
 
 
-def test_a_plain_copy_does_not_load_the_command_line(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", COPYING, tmp_path], capture_output=True, text=True)
-    assert done.returncode == 2 and f"{tmp_path} holds no fleet" in done.stderr, done
-    found = set(done.stdout.split())
-    assert "millpond.fs.client.remote_fs" in found
-    assert not found & {
-        "typer",
-        "rich",
-        "pydantic",
-        "ssl",
-        "millpond.host.api.daemon",
-        "millpond.host.cli.app",
-    }
+def test_a_command_loads_no_module_of_another(tmp_path: Path) -> None:
+    copying = loaded_by("cp", "--fleet", str(tmp_path), "a", "csd0:b")
+    assert "millpond.fs.client.remote_fs" in copying
+    assert not copying & {"rich", "millpond.host.api.daemon", "millpond.host.cli.jobs"}
+    listing = loaded_by("devices", "--fleet", str(tmp_path))
+    assert not listing & {"numpy", "paramiko", "millpond.fs.client", "millpond.host.cli.jobs"}
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("-r a csd0:b", CopyCommand(("a", "csd0:b"), recursive=True)),
-        ("a b csd0:c --recursive", CopyCommand(("a", "b", "csd0:c"), recursive=True)),
-        ("--fleet F a csd0:b --format json", CopyCommand(("a", "csd0:b"), "F", as_json=True)),
-        ("--format text a csd0:b", CopyCommand(("a", "csd0:b"))),
-        *((line, None) for line in ("", "a", "--help", "-h a b", "a b --nonsense", "a b --format xml")),
-        *((line, None) for line in ("a -- -b", "--fleet=F a b", "a b --fleet", "-rx a b")),
-    ],
-)
-def test_a_plain_copy_is_parsed_and_all_else_is_left(line: str, expected: CopyCommand | None) -> None:
-    assert quick_copy.parse(line.split()) == expected
+def test_a_command_is_added_by_one_file() -> None:
+    file = Path(app.__file__).with_name("greet.py")
+    text = [
+        "from millpond.host.cli.options import new_app",
+        "app = new_app()",
+        "@app.command()",
+        "def greet() -> None:",
+        '    """Greet the user."""',
+        "    print('hello')",
+    ]
+    try:
+        file.write_text("\n".join(text))
+        run = [sys.executable, "-m", "millpond.host.main"]
+        assert subprocess.check_output([*run, "greet"], text=True) == "hello\n"
+        assert "Greet the user." in subprocess.check_output([*run, "--help"], text=True)
+    finally:
+        file.unlink()
 
 
 @pytest.mark.parametrize(
     "module", ["cryptography", "numpy", "paramiko", "torch", "millpond.fs.client", "millpond.host.daemon"]
 )
 def test_only_the_commands_that_need_it_import(loaded: set[str], module: str) -> None:
-    assert "millpond.host.client" in loaded
     assert module not in loaded

@@ -14,9 +14,9 @@ from rich.console import Console
 from millpond.host.api.daemon import JobInfo
 from millpond.host.jobs.training.epoch import Epoch, round_summary
 from millpond.host.jobs.training.exchange_engine import ExchangeOutcome
-from millpond.host.model.data_costs import DataCosts, shares, total, waiting, waiting_for_data
-from millpond.host.model.data_explanation import batch_wait, explanation, worker_data
-from millpond.host.model.jobs import Round
+from millpond.host.records.data_costs import DataCosts, shares, total, waiting, waiting_for_data
+from millpond.host.records.data_explanation import batch_wait, explanation, worker_data
+from millpond.host.records.jobs import Round
 from millpond.host.terminal import data_table, printing, tables
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
 from millpond.train.protocol import DataTiming, StreamTiming, Update, Work

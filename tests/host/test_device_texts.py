@@ -17,10 +17,10 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, RemoteError
 from millpond.base.text import printable
 from millpond.fs.proto.status import StatusIs
-from millpond.host.cli import exits, volume
+from millpond.host.cli import exits
 from millpond.host.fleet import mounts, provisioning
 from millpond.host.fleet.mounts import VolumeMounts
-from millpond.host.remote import ssh
+from millpond.host.remote import ssh, volume_report
 from millpond.host.remote.device_update import Running, running_of
 from millpond.host.remote.errors import SshFailed
 from millpond.tunnel.endpoint.pumps import LinkPump
@@ -58,8 +58,8 @@ def test_what_a_volumes_server_says_is_cleaned(monkeypatch: pytest.MonkeyPatch) 
             server.send(StatusIs(None, None, None, None, 1.0, (), False, 0, EVIL), Deadline.after(10))
             yield channel
 
-    monkeypatch.setattr(volume, "_dialled", dialled)
-    assert is_clean(volume._status(Path(), "csd0", count=False).sandbox)
+    monkeypatch.setattr(volume_report, "_dialled", dialled)
+    assert is_clean(volume_report._status(Path(), "csd0", count=False).sandbox)
 
 
 @pytest.mark.parametrize("kind", [b"V", b"I", b"L", b"B"])

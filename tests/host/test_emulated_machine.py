@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from millpond.host.connection import ANSWER_SECONDS
+from millpond.host.client.connection import ANSWER_SECONDS
 from millpond.host.emulation.machine import EmulatedMachine
 from millpond.host.fleet import provisioning
 from millpond.linux import sockets

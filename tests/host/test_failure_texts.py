@@ -9,7 +9,7 @@ import pytest
 
 from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.errors import ConnectionLost, Refused
-from millpond.host.model.failures import advised, diverged, listed, reason_of, too_few
+from millpond.host.records.failures import advised, diverged, listed, reason_of, too_few
 from millpond.linux.limits.process_limits import Shortage
 
 DEVICES = ("csd0", "csd1")

@@ -25,7 +25,7 @@ from millpond.host.jobs.training.membership import BAN_SECONDS, LOSSES, Membersh
 from millpond.host.jobs.training.round_planner import RoundPlanner, RoundSchedule
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.jobs.training.worker_group import WorkerGroup
-from millpond.host.model.jobs import JobRow
+from millpond.host.records.jobs import JobRow
 from millpond.host.workers.dispatcher import Assignment, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.train.job.spec import DataSpec, Job, ModelSpec

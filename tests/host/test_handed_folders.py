@@ -13,7 +13,7 @@ import pytest
 from millpond.base.errors import ConfigError, LocalError, Refused
 from millpond.host.api import daemon
 from millpond.host.api.launch import StartLaunch
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import worker_user
 from millpond.host.fleet.directory import Fleet
 from millpond.host.jobs.handed_folders import HandedFolders

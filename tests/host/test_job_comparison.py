@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.host.model.comparison import differences, results
-from millpond.host.model.jobs import Round
+from millpond.host.records.comparison import differences, results
+from millpond.host.records.jobs import Round
 from millpond.train.job.spec import (
     DataSpec,
     FederatedSpec,

@@ -11,14 +11,14 @@ import pytest
 
 from millpond.energy.joules import Watts
 from millpond.energy.sensors import EnergyMeter
-from millpond.host.daemon import meter
+from millpond.host.daemon.main import meter
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.power import LATE_SECONDS, DevicePower
 from millpond.host.jobs import energy
 from millpond.host.jobs.energy import FleetMeters, JobEnergy, Reading, Readings
-from millpond.host.model.energy import describe, per_image
-from millpond.host.model.jobs import Round
+from millpond.host.records.energy import describe, per_image
+from millpond.host.records.jobs import Round
 from millpond.wire.control_messages import Load
 
 LOAD = Load(0.5, 1, 2, None, ())

@@ -7,7 +7,7 @@ import json
 import sqlite3
 
 from millpond.host.api.daemon import MOST_LISTED
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.jobs import job_log
 from millpond.host.jobs.job_log import MOST_BYTES, MOST_LINES
 from millpond.host.jobs.service import MOST_ROUNDS

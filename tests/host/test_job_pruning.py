@@ -15,7 +15,7 @@ from millpond.base.errors import ConfigError, Refused
 from millpond.host.api.daemon import PruneJobs
 from millpond.host.fleet import directory
 from millpond.host.jobs.pruning import PruneRule, chosen
-from millpond.host.model.jobs import EndedJob, JobState
+from millpond.host.records.jobs import EndedJob, JobState
 
 from .daemon_rig import Rig, open_rig, rig
 

@@ -18,7 +18,7 @@ import pytest
 
 from millpond.base.errors import Refused
 from millpond.host.jobs.queue import QueuedJob, decide, describe
-from millpond.host.model.jobs import JobState
+from millpond.host.records.jobs import JobState
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
 from .daemon_rig import Rig, open_rig, rig

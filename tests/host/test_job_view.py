@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from millpond.host.api.daemon import JobInfo, JobProgress
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 from millpond.host.terminal.tables import JobView
 
 from ..waiting import eventually

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import Refused
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 
 from ..waiting import eventually
 from .daemon_rig import Rig, open_rig, rig

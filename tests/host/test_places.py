@@ -11,11 +11,11 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LocalError, Refused
-from millpond.host import server
 from millpond.host.api import daemon
 from millpond.host.api.connection import CLOSED, ENDED
-from millpond.host.client import DaemonClient
-from millpond.host.places import UserPlace, UserPlaces
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.daemon import server
+from millpond.host.daemon.places import UserPlace, UserPlaces
 from millpond.linux import sockets
 from millpond.wire import framing
 from millpond.wire.channel import Channel

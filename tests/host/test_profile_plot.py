@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from millpond.host.cli import profile_plot
+from millpond.host.terminal import profile_plot
 from millpond.train.balance.profiling import Point, Profile
 
 HOST, DEVICE = "#12766f", "#c8553d"

@@ -12,9 +12,9 @@ import pytest
 
 from millpond.base.errors import ConfigError
 from millpond.host.cli import app
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory, provisioning, renewal
-from millpond.host.model.jobs import JobState
+from millpond.host.records.jobs import JobState
 from millpond.host.store.store import Store
 from millpond.linux.file_lock import locked
 from millpond.train.job.file import read as read_job

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import ConfigError, LocalError, Refused
-from millpond.host import daemon
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.daemon import main as daemon
 from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.directory import default_directory
 from millpond.host.fleet.sharing import shared_with

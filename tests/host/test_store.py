@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round, Standing
+from millpond.host.records.jobs import JobEvent, JobPlan, JobState, Round, Standing
 from millpond.host.store.store import Store
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 

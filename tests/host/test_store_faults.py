@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.host import daemon
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.daemon import main as daemon
 from millpond.host.fleet import directory
 from millpond.host.store.store import Store
 from millpond.linux.syscalls import mount

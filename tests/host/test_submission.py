@@ -12,12 +12,12 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LocalError, Refused, RemoteError
-from millpond.host import submission
 from millpond.host.api import daemon
-from millpond.host.client import DaemonClient
+from millpond.host.client import submission
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.daemon.server import DaemonServer
 from millpond.host.fleet import directory
 from millpond.host.fleet.directory import Fleet
-from millpond.host.server import DaemonServer
 from millpond.linux import sockets
 from millpond.train.job.file import describe
 from millpond.train.job.file_cache import FileCache

@@ -23,16 +23,10 @@ from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import PUBLIC, prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.fs.vfs.path_api import Attributes, os_error
-from millpond.host.cli.volume import (
-    Checked,
-    VolumeReport,
-    how_mounted,
-    lines,
-    of_mount,
-    show,
-    show_operations,
-)
+from millpond.host.records.volume import Checked, VolumeReport
 from millpond.host.remote.volume_check import TreeWalk, check_status, probe
+from millpond.host.remote.volume_report import how_mounted, of_mount
+from millpond.host.terminal.volume_table import lines, show, show_operations
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import AtRest
 

@@ -13,7 +13,7 @@ import pytest
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.authority import Authority
 from millpond.host.fleet.directory import Fleet
-from millpond.host.model.jobs import ACTIVE
+from millpond.host.records.jobs import ACTIVE
 
 from ..forking import CLI, ForkServer
 from ..waiting import eventually

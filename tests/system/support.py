@@ -23,11 +23,11 @@ from tests.waiting import eventually
 
 from millpond.base.errors import MillpondError
 from millpond.host.api.daemon import DeviceInfo, JobInfo
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.emulation.demo import data
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import Fleet, read
-from millpond.host.model.jobs import ACTIVE, Round
+from millpond.host.records.jobs import ACTIVE, Round
 from millpond.train.job import file
 from millpond.wire.control_messages import Ledger
 

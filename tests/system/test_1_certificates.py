@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import RemoteError
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import revocation
 from millpond.host.fleet.directory import read
 from millpond.host.remote import certificate_renewal, ssh

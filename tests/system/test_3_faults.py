@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 
 from ..waiting import eventually
 from .support import Emulation, Pace

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 
 from ..waiting import eventually
 from .launching import closed

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 
 from ..waiting import eventually
 from .launching import name as process_name

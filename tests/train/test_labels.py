@@ -21,7 +21,7 @@ from millpond.agent.policy.error_reports import rebuilt
 from millpond.base.errors import LocalError
 from millpond.host.jobs.context import JobContext
 from millpond.host.jobs.training.worker_group import WorkerGroup
-from millpond.host.model.jobs import JobRow, JobState
+from millpond.host.records.jobs import JobRow, JobState
 from millpond.linux import memory
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
 from millpond.train.protocol import BatchPart, Folder, PrepareWorker, Ready

@@ -2,7 +2,6 @@
 """Entry: ``millpond``. Sets up Ctrl-C and the standard streams before it imports anything else."""
 
 import signal
-import sys
 
 
 def main() -> None:
@@ -12,10 +11,6 @@ def main() -> None:
     from millpond.host.terminal import streams
 
     streams.prepare()
-    if sys.argv[1:2] == ["cp"]:
-        from millpond.host import quick_copy
-
-        quick_copy.main(sys.argv[2:])
     try:
         from millpond.host.cli import app
     except ModuleNotFoundError as error:

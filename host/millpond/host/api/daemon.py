@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 from millpond.train.balance.profile import Profile
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job

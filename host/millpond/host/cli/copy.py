@@ -25,7 +25,7 @@ from millpond.fs.store.bulk_files import BackingBulk
 from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import causes
-from millpond.host.connection import DaemonConnection
+from millpond.host.client.connection import DaemonConnection
 from millpond.host.fleet import directory
 from millpond.host.remote.copying import Copier, is_directory
 from millpond.host.remote.small_copies import Copied, CopyFailed, naming

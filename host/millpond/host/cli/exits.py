@@ -31,6 +31,10 @@ _EXTRAS = {"torch": "train", "PIL": "train", "sklearn": "demo", "matplotlib": "d
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 
+class Interrupted(LocalError):
+    """Ctrl-C interrupted a command; the text says how it left things."""
+
+
 def fail(text: str, code: int, *, document: bool = True) -> NoReturn:
     """Exit with ``code`` and one line, without control characters, on standard error; print a JSON
     ``document`` of the same if JSON was asked for.

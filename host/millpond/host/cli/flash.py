@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the terminal): ``millpond flash``: writes an image to a disk, a file or a BlueField card."""
+"""Entry: the command 'flash': writes an image to a disk, a file or a BlueField card."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from rich.progress import TextColumn
 
 from millpond.base.errors import LocalError
 from millpond.base.text import printable
-from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
+from millpond.host.cli.exits import Interrupted
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, new_app
 from millpond.host.fleet import directory as fleets
 from millpond.host.terminal import printing, tables
+from millpond.host.terminal.printing import Format
 from millpond.host.terminal.progress_bars import transfer_progress
 from millpond.images import boards
 from millpond.images.boards import EMULATED
@@ -30,6 +32,8 @@ from millpond.images.flash.open_target import opened
 from millpond.images.flash.writer import Phase, amount, flash
 from millpond.images.format import locate, seed, volume_disk
 from millpond.images.format.manifest import BLOCK, Manifest
+
+app = new_app()
 
 _OWN_NAMES = ("/dev/disk/by-id/", "/dev/disk/by-path/")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -48,14 +52,11 @@ class Flashed:
     untested: str | None = None
 
 
-class Interrupted(LocalError):
-    """Ctrl-C interrupted the writing; the text says how the target was left."""
-
-
 Agree = Callable[[str, str], None]
 """Asks a question; the answer is yes or, where the second text is not empty, that text. Raises LocalError."""
 
 
+@app.command("flash")
 def command(
     image: Annotated[
         Path, typer.Argument(metavar="IMAGE", help="The .img, its .json or the folder of both.")
@@ -93,8 +94,7 @@ def command(
 
     After a failure or Ctrl-C the target has no partition table, and the same command begins anew.
     """
-    quiet = output is Format.JSON
-    console = tables.quiet_console() if quiet else tables.console()
+    console = tables.quiet_console() if output is Format.JSON else tables.console()
     agree = _do_not_ask if yes else _ask
     if boot := bluefield.rshim(target):
         if device or size or volume:
@@ -108,10 +108,7 @@ def command(
         board = locate.find(image)[1].board
         identity = _identity(fleet_directory, device, board, volume, erase_volume) if device else b""
         done = write(image, target, console, agree, identity=identity, device=device, size=size)
-    if quiet:
-        printing.print_json(done)
-    else:
-        print("\n".join(_summary_lines(done)))
+    printing.show(output, done, "\n".join(_summary_lines(done)))
 
 
 def write(

@@ -17,15 +17,16 @@ from millpond.host.cli.exits import INTERRUPTED, JOB, fail
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     FleetOption,
-    Format,
     FormatOption,
     JobArgument,
     complete_jobs,
+    new_app,
 )
-from millpond.host.client import DaemonClient
-from millpond.host.model.comparison import ComparedJob, JobComparison, differences, results
-from millpond.host.model.jobs import Round
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.records.comparison import ComparedJob, JobComparison, differences, results
+from millpond.host.records.jobs import Round
 from millpond.host.terminal import printing, tables
+from millpond.host.terminal.printing import Format
 from millpond.train.job import file
 from millpond.train.job.spec import SynchronousSpec
 
@@ -41,9 +42,12 @@ PriorityOption = Annotated[
     int | None, typer.Option(help="Among jobs that wait for a device, the highest begins first.")
 ]
 
+app, jobs = new_app(), new_app(invoke_without_command=True)
+app.add_typer(jobs, name="jobs")
 SECONDS_A_DAY = 86400.0
 
 
+@app.command()
 def train(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
     settings: SetOption = None,
@@ -93,6 +97,7 @@ def _settings(settings: list[str] | None, devices: str, priority: int | None) ->
     return found
 
 
+@app.command()
 def resume(
     job: Annotated[
         int,
@@ -119,11 +124,9 @@ def _follow(
     """
     now = client.job_info(number)
     if detach:
-        if output is Format.JSON:
-            printing.print_json({"id": number, "state": now.state})
-        else:
-            state = f"queued: {now.reason}" if now.reason else now.state
-            print(f"job {number} is {state}; 'millpond jobs' and 'millpond logs {number}' tell more")
+        state = f"queued: {now.reason}" if now.reason else now.state
+        text = f"job {number} is {state}; 'millpond jobs' and 'millpond logs {number}' tell more"
+        printing.show(output, {"id": number, "state": now.state}, text)
         return
     names = now.devices or [device.name for device in client.fleet.config.device]
     console = tables.quiet_console() if output is Format.JSON else tables.console()
@@ -156,6 +159,7 @@ def _place(info: JobInfo, model: Path | None) -> str:
     return f"'millpond jobs model {info.id} FILE' writes its model to a file"
 
 
+@app.command()
 def profile(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A synchronous job.")],
     settings: SetOption = None,
@@ -176,13 +180,10 @@ def profile(
             fail(info.error or f"job {number} was {info.state}", JOB)
         curves = client.curves(number)
     if picture:
-        from millpond.host.cli import profile_plot  # loads numpy
+        from millpond.host.terminal import profile_plot  # loads numpy
 
         profile_plot.draw(curves.profiles, curves.batches, job.name, picture)
-    if output is Format.JSON:
-        printing.print_json(curves)
-    else:
-        tables.console().print(tables.curves(curves))
+    printing.show(output, curves, lambda: tables.curves(curves))
 
 
 OwnFleetOption = Annotated[
@@ -190,7 +191,6 @@ OwnFleetOption = Annotated[
     typer.Option("--fleet", metavar="DIR", help="The fleet's directory.", readable=False),  # as FleetOption
 ]
 OwnFormatOption = Annotated[Format | None, typer.Option("--format", help="How to print the result.")]
-jobs = typer.Typer(invoke_without_command=True)
 
 
 @jobs.callback()
@@ -205,12 +205,9 @@ def list_all(
         return
     with DaemonClient(fleet_directory) as client:
         found = client.jobs(last)
-    if output is Format.JSON:
-        printing.print_json({"jobs": found})
-    else:
-        tables.console().print(tables.jobs(found))
-        if len(found) == last and found[0].id > 1:
-            print(f"the newest {last}; --last N shows more")
+    printing.show(output, {"jobs": found}, lambda: tables.jobs(found))
+    if output is Format.TEXT and len(found) == last and found[0].id > 1:
+        print(f"the newest {last}; --last N shows more")
 
 
 def _of_group(
@@ -240,15 +237,12 @@ def compare(
         tuple(_results(each) for each in records),
         differences([(each.job, each.code) for each in records]),
     )
-    if shown is Format.JSON:
-        printing.print_json(found)
-        return
     outcome, keys = tables.comparison(found)
-    tables.console().print(outcome)
-    if found.differences:
+    printing.show(shown, found, lambda: outcome)
+    if shown is Format.TEXT and found.differences:
         tables.console().print()
         tables.console().print(keys)
-    elif len(found.jobs) > 1:
+    elif shown is Format.TEXT and len(found.jobs) > 1:
         print("their definitions are the same")
 
 
@@ -265,10 +259,7 @@ def model(
     directory, shown = _of_group(context, fleet_directory, output)
     with DaemonClient(directory) as client:
         client.save_model(job, path, best=best)
-    if shown is Format.JSON:
-        printing.print_json({"id": job, "model": str(path)})
-    else:
-        print(f"the model of job {job} is in {path}")
+    printing.show(shown, {"id": job, "model": str(path)}, f"the model of job {job} is in {path}")
 
 
 @jobs.command()
@@ -298,17 +289,13 @@ def prune(
     seconds = None if older_than is None else older_than * SECONDS_A_DAY
     with DaemonClient(directory) as client:
         found = client.prune(keep, seconds, dry_run=dry_run, forget=forget)
-    if shown is Format.JSON:
-        printing.print_json({"jobs": found, "dry_run": dry_run})
-        return
     done = "would be" if dry_run else "is"
     what = "forgotten" if forget else "pruned"
-    for job in found:
-        print(f"job {job.id} ({job.name}) {done} {what}: {printing.size(job.bytes)}")
-    if not found:
-        print("nothing to prune")
+    lines = [f"job {job.id} ({job.name}) {done} {what}: {printing.size(job.bytes)}" for job in found]
+    printing.show(shown, {"jobs": found, "dry_run": dry_run}, "\n".join(lines or ["nothing to prune"]))
 
 
+@app.command()
 def stop(
     job: Annotated[
         int, typer.Argument(metavar="JOB", help="The job's number.", autocompletion=complete_jobs)
@@ -319,10 +306,7 @@ def stop(
     """Stop a job; its last finished round is kept."""
     with DaemonClient(fleet_directory) as client:
         client.stop(job)
-    if output is Format.JSON:
-        printing.print_json({"id": job, "state": "stopped"})
-    else:
-        print(f"job {job} is stopped")
+    printing.show(output, {"id": job, "state": "stopped"}, f"job {job} is stopped")
 
 
 def _results(job: JobRecord) -> ComparedJob:

@@ -23,12 +23,15 @@ from millpond.host.api.launch import (
 )
 from millpond.host.cli.exits import JOB, fail
 from millpond.host.cli.launch_files import module_file, read_files, read_inputs
-from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
-from millpond.host.client import DaemonClient
-from millpond.host.model.jobs import HOST
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, new_app
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.records.jobs import HOST
 from millpond.host.terminal import printing
 from millpond.host.terminal.output_folder import OutputFolder
+from millpond.host.terminal.printing import Format
 from millpond.train.distributed.launch_messages import script_digest
+
+app = new_app()
 
 MOST_LINES = 100_000
 """Lines of output in a JSON document: the last ones."""
@@ -80,6 +83,7 @@ ProcessesOption = Annotated[
 ]
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
 def launch(
     script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="For the script.")] = None,
@@ -104,21 +108,19 @@ def launch(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
-    left, as_json = list(arguments or ()), output is Format.JSON
+    left = list(arguments or ())
     if script == Path("-m") and left:  # behind --
         module, script = True, Path(left.pop(0))
-    file, here = module_file(str(script)) if module else (script, True)
+    as_module = str(script) if module else ""
+    file, here = module_file(as_module) if module else (script, True)
     if not here and (private or digest):
         raise LocalError(f"-m {script}: {file} is not here; a private launch has no installed modules")
     name, sent = read_files(file, files or (), installed=not here)
-    as_module = str(script) if module else ""
     if digest:
-        _show_digest(script_digest(name, sent, left, as_module), as_json=as_json)
+        found = script_digest(name, sent, left, as_module)
+        printing.show(output, {"digest": found}, found)
         return
-    if folders and not private:
-        raise LocalError("--data is for --private")
-    if shared and private:
-        raise LocalError("--private scripts have no network, and their own files alone: leave --shared out")
+    _check_folders(folders, shared, private=private)
     start = StartLaunch(
         name,
         tuple(left),
@@ -137,9 +139,17 @@ def launch(
     )
     with DaemonClient(fleet_directory) as client, _opened(shared) as folder:
         events = client.launch(start, read_inputs(given, wheels or ()), folder)
-        ended = _run(start, events, saved, as_json=as_json)
+        ended = _run(start, events, saved, as_json=output is Format.JSON)
     if ended.error:
         fail(ended.error, JOB, document=False)
+
+
+def _check_folders(folders: Sequence[str] | None, shared: Path | None, *, private: bool) -> None:
+    """Raise LocalError for folders that a launch cannot have."""
+    if folders and not private:
+        raise LocalError("--data is for --private")
+    if shared and private:
+        raise LocalError("--private scripts have no network, and their own files alone: leave --shared out")
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -229,10 +239,3 @@ def _about_privacy(start: StartLaunch, workers: Sequence[WorkerEnd]) -> Iterator
     if start.confined and (devices := [worker.name for worker in workers if worker.name != HOST]):
         command = f"millpond logs --device {devices[0]} launch-{Path(start.script).name}"
         yield f"what the script prints on a device stays there: '{command}' shows it"
-
-
-def _show_digest(found: str, *, as_json: bool) -> None:
-    if as_json:
-        printing.print_json({"digest": found})
-    else:
-        print(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (files): ``millpond new``: writes a project that trains: task, job, data, test and README."""
+"""Entry: the command 'new': writes a project that trains: task, job, data, test and README."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import LocalError
-from millpond.host.cli.options import Format, FormatOption
+from millpond.host.cli.options import FormatOption, new_app
 from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
+
+app = new_app()
 
 
 class Template(StrEnum):
@@ -33,6 +36,7 @@ ABOUT = {
 }
 
 
+@app.command("new")
 def command(
     name: Annotated[
         Path | None, typer.Argument(metavar="NAME", help="The project's folder, which is made.")
@@ -44,15 +48,13 @@ def command(
     """Write a project to begin with: a task, its job file, data to try it with, a test, and a README."""
     if listed:
         lines = "\n".join(f"{each:9} {about}" for each, about in ABOUT.items())
-        printing.print_json({"templates": ABOUT}) if output is Format.JSON else print(lines)
+        printing.show(output, {"templates": ABOUT}, lines)
         return
     if name is None:
         raise LocalError("the project needs a name, such as: millpond new mine --template text")
     files = create(name, template)
-    if output is Format.JSON:
-        printing.print_json({"folder": str(name), "files": files})
-    else:
-        print(f"{name} has {', '.join(files)}; README.md says how it trains")
+    text = f"{name} has {', '.join(files)}; README.md says how it trains"
+    printing.show(output, {"folder": str(name), "files": files}, text)
 
 
 def create(folder: Path, template: Template) -> list[str]:

@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from millpond.base.errors import MillpondError
-from millpond.host.client import DaemonClient
 from millpond.host.fleet import directory
+from millpond.host.terminal.printing import Format
 
 
-class Format(StrEnum):
-    """The format of results: text or JSON."""
-
-    TEXT = "text"
-    JSON = "json"
+def new_app(**settings: Any) -> typer.Typer:
+    """Return a group of commands whose help shows "[...]" as text."""
+    return typer.Typer(**{"rich_markup_mode": None, "add_completion": False} | settings)
 
 
 def complete_devices(context: typer.Context, incomplete: str) -> list[str]:
@@ -32,6 +29,8 @@ def complete_devices(context: typer.Context, incomplete: str) -> list[str]:
 
 def complete_jobs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return the numbers and names of jobs, newest first, for the shell's completion."""
+    from millpond.host.client.daemon_client import DaemonClient  # takes longer to load than some commands
+
     try:
         with DaemonClient(_fleet_of(context)) as client:
             found = client.jobs()

@@ -22,19 +22,22 @@ from millpond.host.cli.options import (
     AuthorityOption,
     DeviceArgument,
     FleetOption,
-    Format,
     FormatOption,
     complete_devices,
     complete_jobs,
+    new_app,
 )
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.remote import log_follow
 from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
 from millpond.host.terminal.streams import WholeOutput
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
 if TYPE_CHECKING:
     from millpond.host.remote.run_many import Ended, ParallelRun
+
+app = new_app()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ AdminOption = Annotated[
 ]
 
 
+@app.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})
 def run(
     devices: Annotated[
         str | None,
@@ -179,6 +183,7 @@ def _show(fleet_run: ParallelRun, chosen: dict[str, str]) -> Sequence[Ended]:
     return [ended[name] for name in chosen]
 
 
+@app.command()
 def shell(
     device: DeviceArgument,
     admin: AdminOption = False,
@@ -202,6 +207,7 @@ def complete_logs(context: typer.Context, incomplete: str) -> list[str | tuple[s
     return [*complete_devices(context, incomplete), *complete_jobs(context, incomplete)]
 
 
+@app.command()
 def logs(
     target: Annotated[
         str,
@@ -243,10 +249,10 @@ def logs(
             _follow(client, target, lines, as_json=output is Format.JSON)
             return
         found = client.log(target, lines)
-    if output is Format.JSON:
-        printing.print_json({"target": target, "lines": found})
-    else:
+    if output is Format.TEXT:
         print("\n".join(found))
+    else:
+        printing.print_json({"target": target, "lines": found})
 
 
 def _show_job_log(place: _Place, device: str, job: str, lines: int, output: Format, *, follow: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (ssh-keygen): ``millpond sign``: signs a job's code with the key of a device's owner."""
+"""Entry: the command 'sign': signs a job's code with the key of a device's owner."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import ConfigError, LocalError
-from millpond.host.cli.options import Format, FormatOption
+from millpond.host.cli.options import FormatOption, new_app
 from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
 from millpond.linux.files import write_durably
 from millpond.train.job import file
 from millpond.train.job.signed_code import NAMESPACE, digest
 
+app = new_app()
 
+
+@app.command("sign")
 def command(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
     key: Annotated[Path, typer.Option(metavar="FILE", help="The owner's private SSH key.")],
@@ -26,10 +30,8 @@ def command(
     signature's file, as model.signature.
     """
     path, found = sign(job_file, key)
-    if output is Format.JSON:
-        printing.print_json({"signature": str(path), "digest": found})
-    else:
-        print(f"{path} signs the code with digest {found}")
+    document = {"signature": str(path), "digest": found}
+    printing.show(output, document, f"{path} signs the code with digest {found}")
 
 
 def sign(job_file: Path, key: Path) -> tuple[Path, str]:

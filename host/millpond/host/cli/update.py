@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the terminal): ``millpond update``: installs an image on devices of the fleet, a few at a time."""
+"""Entry: the command 'update': installs an image on devices of the fleet, a few at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millpond.base.errors import LocalError, MillpondError
-from millpond.host.cli.options import DEFAULT_FLEET, AuthorityOption, FleetOption, Format, FormatOption
+from millpond.host.cli.options import (
+    DEFAULT_FLEET,
+    AuthorityOption,
+    FleetOption,
+    FormatOption,
+    new_app,
+)
 from millpond.host.fleet import directory as fleets
 from millpond.host.terminal import printing, tables
+from millpond.host.terminal.printing import Format
 from millpond.images.boards import EMULATED
 from millpond.images.format import locate
 
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
     from millpond.host.remote.device_update import Phase
 
+app = new_app()
 FAILED = 1
 
 
@@ -37,6 +45,7 @@ class UpdateOutcome:
     error: str = ""
 
 
+@app.command("update")
 def command(
     targets: Annotated[
         list[str], typer.Argument(metavar="DEVICE... IMAGE", help="The devices, then the image.")

@@ -1,287 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the terminal): ``millpond volume``: a device's volume, by its server and this host's mounts."""
+"""Entry: the commands for volumes: 'mount', 'umount', 'volume' and 'cp'."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import subprocess
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from millpond.base.deadline import Deadline
-from millpond.base.text import LONGEST
-from millpond.fs.client.metrics import MountStats, answered_here
-from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.mount.stats_socket import read_stats
-from millpond.fs.proto.status import GetStatus, StatusIs
-from millpond.fs.vfs.latencies import percentile
-from millpond.fs.vfs.path_adapter import PathAdapter
-from millpond.host.client import DaemonClient
-from millpond.host.remote.volume_check import TreeWalk, check_status, probe
-from millpond.host.terminal.printing import size
-from millpond.wire.channel import Channel
-from millpond.wire.control_messages import AtRest
-from millpond.wire.texts import cleaned
+from millpond.base.errors import LocalError, MillpondError, RemoteError
+from millpond.base.text import escaped
+from millpond.host.cli.exits import LOCAL, REMOTE
+from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, FormatOption, new_app
+from millpond.host.fleet import directory
+from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
 
-_DIAL_SECONDS = 10.0
-_COUNT_SECONDS = 300.0  # a large tree on slow flash
-_LOG_LINES = 1000
-_MOUNTED = "the volume is mounted at "
+app = new_app()
+_LARGEST_ID = (1 << 32) - 2
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """The latency of one kind of request: its count, and median and 99th percentile in seconds."""
+@app.command()
+def mount(
+    device: DeviceArgument,
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A directory; made if it is not there.")],
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            help="How long an operation may take while the device answers; 900 by default. A device that "
+            "answers nothing for 15 s, or this time if it is shorter, has stopped.",
+        ),
+    ] = None,
+    uid: Annotated[
+        int | None,
+        typer.Option(
+            metavar="UID",
+            min=0,
+            max=_LARGEST_ID,
+            help="Show all files as this user's, and let all users in by their modes. By default "
+            "those of the device's server show as yours.",
+        ),
+    ] = None,
+    gid: Annotated[
+        int | None,
+        typer.Option(
+            metavar="GID", min=0, max=_LARGEST_ID, help="Show all files as this group's, and let it in."
+        ),
+    ] = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Mount the public part of a device's volume, until 'umount'."""
+    from millpond.fs.fuse import mounts
+    from millpond.fs.store.layout import PUBLIC
+    from millpond.host.fleet import mounts as volume_mounts
 
-    requests: int
-    median: float
-    p99: float
-
-
-@dataclass(frozen=True, slots=True)
-class OperationCount:
-    """How often programs did one operation, how often it failed by errno, and its latency in seconds, waiting
-    included: median, 99th percentile and the largest, to within a half.
-    """
-
-    count: int
-    errors: dict[str, int]
-    median: float
-    p99: float
-    longest: float
-
-
-@dataclass(frozen=True, slots=True)
-class MountInfo:
-    """A mount of this host. ``kept`` has, by kind of request of its kernel, how many were answered without
-    the device, and how many there were. ``ahead`` and ``ahead_used`` are bytes read ahead, and those of them
-    used; ``dirty`` is always 0, as mounts write through. ``operations`` are by name, as programs see them.
-    """
-
-    mountpoint: str
-    how: str
-    kept: dict[str, tuple[int, int]]
-    ahead: int
-    ahead_used: int
-    dirty: int
-    latencies: dict[str, Latency]
-    operations: dict[str, OperationCount]
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeReport:
-    """A device's volume. ``how`` is the binding of the device's own mount, if its log still has it; ``flash``
-    and ``flash_used`` are of the whole flash, in bytes, as the agent reports them.
-    """
-
-    device: str
-    status: StatusIs
-    how: str
-    flash: int | None
-    flash_used: int | None
-    private_bytes: int | None
-    at_rest: AtRest | None
-    mounts: tuple[MountInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The result of a check."""
-
-    device: str
-    files: int
-    sandbox: str
-    at_rest: AtRest | None
-    findings: tuple[str, ...]
-
-
-def ask(fleet: Path, device: str) -> VolumeReport:
-    """Return the volume's report now. Raises RemoteError if the device is absent."""
-    status = _status(fleet, device, count=False)
-    if status.used is None:
-        status = _status(fleet, device, count=True)
-    with DaemonClient(fleet) as client:
-        found = next(info for info in client.devices() if info.name == device)
-        ledger = client.ledgers().get(device)
-        lines = client.log(device, _LOG_LINES)
-        numbers = read_stats(client.fleet.mount_stats, device)
-    return VolumeReport(
-        device,
-        status,
-        how_mounted(lines),
-        found.welcome.flash if found.welcome else None,
-        found.load.flash_used if found.load else None,
-        ledger.private_bytes if ledger else None,
-        found.welcome.at_rest if found.welcome else None,
-        tuple(of_mount(each) for each in numbers),
+    place, is_new = _free_place(mountpoint)
+    argv = volume_mounts.command(fleet_directory.absolute(), device, place, timeout, uid, gid)
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
+    if fault := volume_mounts.fault_of(process):
+        mounts.unmount_dead(place)  # that of a process that had to be killed
+        if is_new:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        raise (LocalError if process.returncode == LOCAL else RemoteError)(fault)
+    public = str(mountpoint / PUBLIC)
+    document = {"device": device, "mountpoint": str(mountpoint), "public": public}
+    printing.show(output, document, f"the public part of {device} is at {public}")
 
 
-def check(fleet: Path, device: str) -> Checked:
-    """Check the volume's promises, as far as the host can see them."""
-    _status(fleet, device, count=True)  # has the server count the files that the device wrote
-    status = _status(fleet, device, count=True)
-    with _dialled(fleet, device) as channel:
-        leaks = probe(channel)
-    tree = RemoteFs(lambda deadline: _dial(fleet, device, deadline))
+def _free_place(mountpoint: Path) -> tuple[Path, bool]:
+    """Return a mount point as the kernel names it, without a dead mount, and whether it had to be made.
+    Raises LocalError.
+    """
+    from millpond.fs.fuse import mounts
+
+    if (shown := escaped(str(mountpoint))) != str(mountpoint):
+        raise LocalError(f"'{shown}' is not UTF-8: mount at a folder of another name")
+    place = mounts.place_of(mountpoint)
+    mounts.unmount_dead(place)
+    mounts.require_no_volume(place)
+    is_new = not place.exists()
+    place.mkdir(parents=True, exist_ok=True)
+    return place, is_new
+
+
+@app.command()
+def umount(
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Unmount a volume. Never waits, even if the device is gone. Files open in it stay usable."""
+    from millpond.fs.fuse import mounts
+
+    if not mounts.is_volume(mountpoint):
+        raise LocalError(f"no volume is mounted at {mountpoint}{_mounted_elsewhere(fleet_directory)}")
+    mounts.unmount(mounts.place_of(mountpoint))
+    printing.show(output, {"mountpoint": str(mountpoint)}, "")
+
+
+def _mounted_elsewhere(fleet_directory: Path) -> str:
+    """Return where users have mounted the fleet's volumes, as the end of a message."""
+    from millpond.fs.mount.stats_socket import read_stats
+
     try:
-        walk = TreeWalk(PathAdapter(tree))
-        walk.check()
-    finally:
-        with contextlib.suppress(OSError):
-            tree.close()
-    with DaemonClient(fleet) as client:
-        found = next(info for info in client.devices() if info.name == device)
-    findings = [*leaks, *check_status(status), *walk.findings]
-    at_rest = found.welcome.at_rest if found.welcome else None
-    return Checked(device, walk.files, status.sandbox, at_rest, tuple(map(str, findings)))
-
-
-def _dial(fleet: Path, device: str, deadline: Deadline) -> Channel:
-    with DaemonClient(fleet) as client:
-        return client.volume(device, deadline)
-
-
-def _dialled(fleet: Path, device: str) -> Channel:
-    return _dial(fleet, device, Deadline.after(_DIAL_SECONDS))
-
-
-def _status(fleet: Path, device: str, *, count: bool) -> StatusIs:
-    with _dialled(fleet, device) as channel:
-        return cleaned(channel.call(GetStatus(count), StatusIs, Deadline.after(_COUNT_SECONDS)), LONGEST)
-
-
-def how_mounted(lines: Iterable[str]) -> str:
-    """Return the binding of the device's own mount from the agent's log; "" if the line is too old."""
-    said = [line.partition(_MOUNTED)[2].partition(": ")[2] for line in lines if _MOUNTED in line]
-    return said[-1] if said else ""
-
-
-def of_mount(numbers: MountStats) -> MountInfo:
-    """Return the figures of a mount from its statistics."""
-    latencies = {
-        kind.removeprefix("fs."): Latency(sum(took), percentile(took, 0.5), percentile(took, 0.99))
-        for kind, took in sorted(numbers.took.items())
-    }
-    kept = answered_here(numbers)
-    ahead = numbers.ahead, numbers.ahead_used
-    return MountInfo(
-        numbers.mountpoint,
-        numbers.how,
-        kept,
-        *ahead,
-        dirty=0,
-        latencies=latencies,
-        operations={name: _operation(numbers, name) for name in sorted(numbers.operations)},
+        fleet = directory.read(fleet_directory)
+        found = read_stats(fleet.mount_stats)
+    except (MillpondError, OSError):  # it can be unmounted without the fleet
+        return ""
+    places = ", ".join(
+        f"{mount.device} at {mount.mountpoint}"
+        for mount in found
+        if mount.mountpoint != str(fleet.mountpoint(mount.device))  # the daemon's own, for jobs
     )
+    return f"; mounted: {places}" if places else ""
 
 
-def _operation(numbers: MountStats, name: str) -> OperationCount:
-    took = numbers.operations[name]
-    figures = (percentile(took, share) for share in (0.5, 0.99, 1.0))
-    return OperationCount(sum(took), numbers.errors.get(name, {}), *figures)
+@app.command()
+def volume(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check all that can be seen from here; exit code 1 with findings.")
+    ] = False,
+    operations: Annotated[
+        bool,
+        typer.Option(
+            "--ops", help="Show what programs did on this host's mounts: counts, latencies, errors."
+        ),
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show a device's volume: its space, its clients and their leases, and this host's mounts."""
+    from millpond.host.remote import volume_report
+    from millpond.host.terminal import volume_table
+
+    if not check:
+        found = volume_report.ask(fleet_directory, device)
+        show = volume_table.show_operations if operations else volume_table.show
+        printing.show(output, found, lambda: show(found))
+        return
+    checked = volume_report.check(fleet_directory, device)
+    printing.show(output, checked, lambda: "\n".join(volume_table.lines(checked)))
+    raise typer.Exit(REMOTE if checked.findings else 0)
 
 
-def show(info: VolumeReport) -> Group:
-    """Return the volume's report as tables."""
-    parts: list[RenderableType] = [_about(info)]
-    if info.status.clients:
-        parts += [Text(), _clients(info.status)]
-    for mount in info.mounts:
-        parts += [Text(), _mount(mount)]
-    return Group(*parts)
+@app.command()
+def cp(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="SOURCE... TARGET", help="On a device: csd0:public/...; else here.")
+    ],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Directories with all in them.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Copy files to or from the public part of a volume. After a failure the same command goes on. Modes,
+    times, holes, hard links and extended attributes (user.*) are kept.
+    """
+    from millpond.host.cli import copy
 
-
-def show_operations(info: VolumeReport) -> Group:
-    """Return the operations of this host's mounts as tables."""
-    parts: list[RenderableType] = []
-    for mount in info.mounts:
-        table = _plain("operation", "count", "median", "99 %", "longest", "errors")
-        table.columns[-1].justify = "left"
-        for name, each in mount.operations.items():
-            errors = ", ".join(f"{count} {error}" for error, count in sorted(each.errors.items()))
-            durations = map(_duration, (each.median, each.p99, each.longest))
-            table.add_row(name, str(each.count), *durations, errors)
-        parts += [Text(f"mount {mount.mountpoint}"), table, Text()]
-    return Group(*parts or [Text(f"the volume of {info.device} is not mounted on this host")])
-
-
-def _plain(*headings: str) -> Table:
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold", show_header=bool(headings))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
-
-
-def _about(info: VolumeReport) -> Table:
-    status, table = info.status, Table(box=None, pad_edge=False, show_header=False)
-    used = "not counted" if status.used is None else f"{size(status.used)} in {status.files} files"
-    table.add_row("public", f"{used}, {_quota(status)}")
-    if info.private_bytes is not None:
-        table.add_row("private", f"{size(info.private_bytes)}, {_cipher(info.at_rest)}")
-    if info.flash is not None and info.flash_used is not None:
-        free = max(0, info.flash - info.flash_used)
-        table.add_row("flash", f"{size(free)} of {size(info.flash)} free")
-    present = "present" if status.device else "has not reported"
-    table.add_row("device's mount", f"{present}{f', {info.how}' if info.how else ''}")
-    table.add_row("", f"its kernel writes {status.written} files")
-    table.add_row("server", status.sandbox or "no sandbox is known")
-    return table
-
-
-def _cipher(at_rest: AtRest | None) -> str:
-    return f"encrypted ({at_rest.cipher})" if at_rest and at_rest.cipher else "plain"
-
-
-def _quota(status: StatusIs) -> str:
-    if status.quota is None:
-        return "no quota"
-    return f"{(status.used or 0) / status.quota:.0%} of a quota of {size(status.quota)}"
-
-
-def _clients(status: StatusIs) -> Table:
-    table = _plain("client", "connected", "lease", "files kept", "files open")
-    for client in status.clients:
-        lease = "over" if client.heard is None else f"{client.heard:.1f} of {status.lease:.0f} s"
-        connected = "yes" if client.connected else "no"
-        table.add_row(str(client.number), connected, lease, str(client.kept), str(client.open))
-    return table
-
-
-def _mount(mount: MountInfo) -> Group:
-    about = Table(box=None, pad_edge=False, show_header=False)
-    about.add_row("mount", mount.mountpoint)
-    about.add_row("", mount.how)
-    kept = [f"{name} {here} of {asked}" for name, (here, asked) in mount.kept.items() if asked]
-    about.add_row("answered here", ", ".join(kept) or "nothing was asked")
-    about.add_row("read ahead", f"{size(mount.ahead)}, {size(mount.ahead_used)} of it used")
-    about.add_row("dirty", "write-through: nothing")
-    if not mount.latencies:
-        return Group(about)
-    table = _plain("request", "count", "median", "99 %")
-    for kind, latency in mount.latencies.items():
-        table.add_row(kind, str(latency.requests), _duration(latency.median), _duration(latency.p99))
-    return Group(about, table)
-
-
-def _duration(seconds: float) -> str:
-    for unit, factor in (("us", 1e6), ("ms", 1e3)):
-        if seconds * factor < 1000:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def lines(checked: Checked) -> list[str]:
-    """Return the lines of a check's result for users."""
-    at_rest = checked.at_rest
-    why = f": {at_rest.reason}" if at_rest and at_rest.reason else ""
-    notes = [
-        f"server: {checked.sandbox or 'no sandbox is known'}",
-        f"private data at rest: {_cipher(at_rest)}{why}",
-    ]
-    result = f"findings: {len(checked.findings)}" if checked.findings else "clean"
-    return [*checked.findings, *notes, f"{checked.device}: {checked.files} files, {result}"]
+    copy.run(fleet_directory, paths, recursive=recursive, as_json=output is Format.JSON)

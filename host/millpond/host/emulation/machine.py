@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import DeviceConfig, Fleet
 from millpond.host.fleet.lifecycle import DeviceState

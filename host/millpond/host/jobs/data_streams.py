@@ -12,7 +12,7 @@ from millpond.data.streaming.protocol.messages import OpenData
 from millpond.data.streaming.relay import StreamRelay
 from millpond.fs.store.layout import PUBLIC
 from millpond.host.jobs.context import JobContext, JobFailed
-from millpond.host.model.jobs import HOST
+from millpond.host.records.jobs import HOST
 from millpond.host.workers.data_services import DataServices
 from millpond.train.job.spec import Job
 from millpond.train.protocol import DataServicePlace, Folder

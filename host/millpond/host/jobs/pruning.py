@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from millpond.base.errors import MillpondError, Refused
 from millpond.host.api.daemon import PrunedJob, PrunedJobs, PruneJobs
 from millpond.host.fleet.directory import Fleet
-from millpond.host.model.jobs import EndedJob
+from millpond.host.records.jobs import EndedJob
 from millpond.host.store.store import Store
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from millpond.base.errors import Refused
-from millpond.host.model.jobs import ACTIVE, JobRow, JobState
+from millpond.host.records.jobs import ACTIVE, JobRow, JobState
 
 
 @dataclass(frozen=True, slots=True)

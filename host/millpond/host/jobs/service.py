@@ -25,17 +25,16 @@ from millpond.host.api.daemon import (
     PrunedJobs,
     PruneJobs,
 )
-from millpond.host.jobs import job_log, queue
+from millpond.host.jobs import artifacts, job_log, queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.job_log import IS_LAST, JobLog
 from millpond.host.jobs.pruning import JobPruner
 from millpond.host.jobs.shortages import is_lack
 from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
-from millpond.host.model.data_costs import RECENT, shares, total
-from millpond.host.model.failures import advised
-from millpond.host.model.jobs import ACTIVE, UNREADABLE, JobRow, JobState, UnreadableJob
-from millpond.host.store import results
+from millpond.host.records.data_costs import RECENT, shares, total
+from millpond.host.records.failures import advised
+from millpond.host.records.jobs import ACTIVE, UNREADABLE, JobRow, JobState, UnreadableJob
 from millpond.host.store.store import Store
 from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile
@@ -394,14 +393,14 @@ class JobService:
 
     def curves(self, number: int) -> Curves:
         """Return the measured curves of a synchronous job's workers. Raises Refused without any."""
-        curves = results.read(self._folder(number), Curves)
+        curves = artifacts.read(self._folder(number), Curves)
         if curves is None:
             raise Refused("", "state", f"the workers of job {number} were not measured")
         return curves
 
     def prepared(self, number: int) -> PreparedWorkers:
         """Return the workers of a job without rounds. Raises Refused before they are prepared."""
-        found = results.read(self._folder(number), PreparedWorkers)
+        found = artifacts.read(self._folder(number), PreparedWorkers)
         if found is None:
             raise Refused("", "state", f"job {number} has rounds, or its workers were not prepared")
         return found

@@ -10,8 +10,8 @@ from millpond.base.errors import MillpondError, ProtocolError, Refused, RemoteEr
 from millpond.base.text import printable
 from millpond.host.fleet.device import Device
 from millpond.host.launch.workers import START_SECONDS, LaunchWorker, Over
-from millpond.host.model.failures import reason_of
-from millpond.host.model.jobs import HOST
+from millpond.host.records.failures import reason_of
+from millpond.host.records.jobs import HOST
 from millpond.host.workers.data_services import DataServices
 from millpond.train.distributed.data_service_messages import FindData
 from millpond.wire.channel import Channel

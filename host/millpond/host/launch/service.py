@@ -51,8 +51,8 @@ from millpond.host.launch.workers import (
     run_on_device,
     run_on_host,
 )
-from millpond.host.model.failures import reason_of
-from millpond.host.model.jobs import HOST
+from millpond.host.records.failures import reason_of
+from millpond.host.records.jobs import HOST
 from millpond.launch.shared_mount import clear
 from millpond.linux import sockets
 from millpond.linux.zygote.client import Zygote

@@ -23,7 +23,7 @@ from millpond.host.fleet.firewall import OpenPorts
 from millpond.host.launch.group import is_group_request
 from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.launch.shared import SharedFolder
-from millpond.host.model.jobs import HOST
+from millpond.host.records.jobs import HOST
 from millpond.images.boards import EMULATED
 from millpond.launch.process import LaunchedScript, shared_bind
 from millpond.linux import sockets

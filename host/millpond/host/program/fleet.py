@@ -17,7 +17,7 @@ from typing import Any
 
 from millpond.base.errors import LocalError
 from millpond.host.api.daemon import DeviceInfo, JobInfo
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.program.job import RunningJob
 from millpond.host.program.task_source import source_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.host.api.daemon import JobInfo
-from millpond.host.client import DaemonClient
-from millpond.host.model.jobs import Round
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.records.jobs import Round
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

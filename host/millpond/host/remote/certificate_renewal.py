@@ -12,7 +12,7 @@ import paramiko
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, RemoteError
 from millpond.base.text import printable
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import provisioning, revocation
 from millpond.host.fleet.authority import Authority
 from millpond.host.fleet.directory import Fleet

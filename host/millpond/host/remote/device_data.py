@@ -13,7 +13,7 @@ from pathlib import Path
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.fs.fuse.mounts import top_mount, unmount
 from millpond.host.api.daemon import JobInfo, PreparedWorker
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import mounts
 from millpond.train.job.spec import FederatedSpec, Job
 

@@ -22,7 +22,7 @@ import paramiko
 from millpond.base import schema
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.base.text import printable
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.remote import ssh
 from millpond.host.remote.bundles import Bundle
 from millpond.images.ondevice.sshd_config import ADMIN

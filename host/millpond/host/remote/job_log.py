@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.remote.errors import SshFailed
 from millpond.host.remote.run_many import OutputLines, ParallelRun
 from millpond.images.ondevice.sshd_config import ADMIN

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 
 POLL_SECONDS = 0.5
 

@@ -14,7 +14,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.fs.client.remote_fs import DEFAULT_SECONDS
 from millpond.fs.mount.host import BINDINGS, mount_and_serve
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel

@@ -16,7 +16,7 @@ from pathlib import Path
 from millpond.base.errors import LocalError, MillpondError
 from millpond.base.text import printable
 from millpond.host.api.daemon import DeviceInfo
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.remote import ssh
 from millpond.images.ondevice.sshd_config import SshServer
 

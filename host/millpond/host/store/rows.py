@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from millpond.base import schema
 from millpond.base.errors import LocalError
-from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round, Standing, UnreadableJob
+from millpond.host.records.jobs import JobPlan, JobRow, JobState, Round, Standing, UnreadableJob
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 

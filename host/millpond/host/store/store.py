@@ -15,7 +15,7 @@ from pathlib import Path
 
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
-from millpond.host.model.jobs import (
+from millpond.host.records.jobs import (
     ACTIVE,
     EndedJob,
     JobPlan,

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from millpond.host.model.data_explanation import DataExplanation, MiniEpochChoice, WorkerData
+from millpond.host.records.data_explanation import DataExplanation, MiniEpochChoice, WorkerData
 from millpond.host.terminal.printing import size
 from millpond.train.protocol import StreamTiming
 

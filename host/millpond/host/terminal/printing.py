@@ -1,11 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the terminal): results without tables, for commands that load nothing else."""
+"""Edge (the terminal): results for a person and for a program, without loading what a table needs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 from millpond.base.schema import dump
+
+
+class Format(StrEnum):
+    """The format of results: text or JSON."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def show(output: Format, document: object, text: str | Callable[[], Any]) -> None:
+    """Print a result: the ``document`` as JSON, or else a ``text``, nothing if that is empty. A function is
+    called only for a person, and may also return what rich renders.
+    """
+    if output is Format.JSON:
+        print_json(document)
+    elif shown := text if isinstance(text, str) else text():
+        if isinstance(shown, str):
+            print(shown)
+        else:
+            from millpond.host.terminal import tables  # loads rich
+
+            tables.console().print(shown)
 
 
 def print_json(value: object) -> None:

@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo, JobProgress
-from millpond.host.model.comparison import JobComparison
-from millpond.host.model.data_costs import shares, waiting, waiting_for_data
-from millpond.host.model.energy import per_image, rounded
-from millpond.host.model.jobs import Round
+from millpond.host.records.comparison import JobComparison
+from millpond.host.records.data_costs import shares, waiting, waiting_for_data
+from millpond.host.records.energy import per_image, rounded
+from millpond.host.records.jobs import Round
 from millpond.host.terminal.printing import size
 
 COLOURS = {

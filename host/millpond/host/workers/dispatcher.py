@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
-from millpond.host.model.failures import FOR_GOOD, MACHINE_MEMORY, OUT_OF_MEMORY, reason_of
+from millpond.host.records.failures import FOR_GOOD, MACHINE_MEMORY, OUT_OF_MEMORY, reason_of
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.protocol import Update, Work
 from millpond.train.update_bounds import UpdateBounds

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
-from millpond.host.model.failures import FOR_GOOD, OUT_OF_MEMORY, reason_of
+from millpond.host.records.failures import FOR_GOOD, OUT_OF_MEMORY, reason_of
 from millpond.host.workers.worker import Worker
 from millpond.train.protocol import Ready
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the terminal): ``millpond data check``: a folder as a worker would see it."""
+"""Edge (the terminal): the command 'data check': a folder as a worker would see it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from millpond.base.errors import LocalError, MillpondError
-from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption
 from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
 from millpond.train.job import file
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
 from millpond.train.task import structure
@@ -21,7 +22,6 @@ from millpond.train.task.structure import GUESSED_IMAGES, NO_IMAGES
 
 _FEW = 2
 """Samples of the batch that is shown."""
-app = typer.Typer(help="Look at data before, and while, it is trained on.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,6 @@ class PrivateSummary:
     classes: tuple[str, ...]
 
 
-@app.callback()
-def _group() -> None:
-    """Look at data before, and while, it is trained on."""
-
-
-@app.command()
 def check(
     folder: Annotated[
         str,
@@ -86,10 +80,8 @@ def check(
         if NO_IMAGES not in str(error):
             raise
         raise LocalError(f"{error}; for other data say how it is read, with --task or --job") from None
-    if output is Format.JSON:
-        printing.print_json(found)
-    else:
-        print("\n".join(lines(found) if isinstance(found, DataSummary) else private_lines(found)))
+    text = lines(found) if isinstance(found, DataSummary) else private_lines(found)
+    printing.show(output, found, "\n".join(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the terminal): ``millpond data explain``: what was chosen for a job's data, and how that went."""
+"""Edge (the terminal): the command 'data explain': what was chosen for a job's data, and how that went."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import LocalError
-from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption, complete_jobs
-from millpond.host.client import DaemonClient
-from millpond.host.model.data_costs import RECENT
-from millpond.host.terminal import printing, tables
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, complete_jobs
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.records.data_costs import RECENT
+from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
 
 
 def explain(
@@ -30,7 +31,7 @@ def explain(
     batches by the threads that read ahead, for mini-epochs by the model of two tiers, for streams by their
     tuner.
     """
-    from millpond.host.model.data_explanation import explanation
+    from millpond.host.records.data_explanation import explanation
     from millpond.host.terminal import data_table
 
     with DaemonClient(fleet_directory) as client:
@@ -38,7 +39,4 @@ def explain(
     found = explanation(job, record.job, record.info.unit, record.rounds[-last:])
     if found is None:
         raise LocalError(f"job {job} has no {record.info.unit} yet in which the reading of data was measured")
-    if output is Format.JSON:
-        printing.print_json(found)
-    else:
-        tables.console().print(data_table.show(found))
+    printing.show(output, found, lambda: data_table.show(found))

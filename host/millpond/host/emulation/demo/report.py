@@ -16,7 +16,7 @@ from rich.text import Text
 
 from millpond.base.schema import dump
 from millpond.host.api.daemon import DeviceInfo, JobInfo
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 from millpond.host.terminal.printing import size
 from millpond.wire.control_messages import Ledger
 

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from millpond.base.errors import LocalError, RemoteError
 from millpond.host.api.daemon import JobInfo
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.emulation.demo import report as demo_report
 from millpond.host.emulation.demo.prepare import DEVICES, TRACER
 from millpond.host.fleet import mounts
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 from millpond.host.remote import ssh
 from millpond.host.terminal import tables
 from millpond.linux.confinement.sandbox import accept_signals

@@ -27,7 +27,7 @@ from millpond.host.jobs.training.profiler import Profiler
 from millpond.host.jobs.training.round_planner import RoundPlanner
 from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import WorkerGroup
-from millpond.host.model.jobs import HOST, JobEvent, JobRow
+from millpond.host.records.jobs import HOST, JobEvent, JobRow
 from millpond.host.workers.dispatcher import Dispatcher, WorkerLoss
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.balance.equal_time import LEAST_BATCH

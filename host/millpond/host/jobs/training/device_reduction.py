@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from millpond.host.jobs.context import JobContext, JobFailed
-from millpond.host.model.jobs import HOST
+from millpond.host.records.jobs import HOST
 from millpond.host.workers.node_reduction import DATAGRAMS, NodeReduction
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.train.job.spec import Job

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from millpond.host.model.data_costs import DataCosts, shares, waiting_for_data
-from millpond.host.model.jobs import Round
+from millpond.host.records.data_costs import DataCosts, shares, waiting_for_data
+from millpond.host.records.jobs import Round
 
 if TYPE_CHECKING:
     from millpond.host.jobs.training.exchange_engine import ExchangeOutcome

@@ -25,7 +25,7 @@ from millpond.host.jobs.training.collection import Collection
 from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.profiler import Profiler
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
-from millpond.host.model.data_costs import DataCosts
+from millpond.host.records.data_costs import DataCosts
 from millpond.host.workers.dispatcher import (
     LONGEST_SECONDS,
     Assignment,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millpond.host.jobs.context import JobFailed
-from millpond.host.model.jobs import Standing
+from millpond.host.records.jobs import Standing
 from millpond.train.job.spec import EvaluationSpec
 
 Scores = dict[str, dict[str, float | None]]

@@ -22,6 +22,7 @@ from millpond.aggregate.exact import all_finite
 from millpond.aggregate.rules import rule_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused, RemoteError
+from millpond.host.jobs import artifacts
 from millpond.host.jobs import energy as job_energy
 from millpond.host.jobs.attempts import TRIES, Attempts
 from millpond.host.jobs.context import JobContext, JobFailed, Traffic, since
@@ -45,10 +46,9 @@ from millpond.host.jobs.training.round_planner import RoundSchedule
 from millpond.host.jobs.training.scores import ScoreBoard, Scores, described, scores_of
 from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import START_SECONDS, WorkerGroup
-from millpond.host.model.energy import describe
-from millpond.host.model.failures import MACHINE_MEMORY, diverged, too_few
-from millpond.host.model.jobs import HOST, JobRow, Round
-from millpond.host.store import results
+from millpond.host.records.energy import describe
+from millpond.host.records.failures import MACHINE_MEMORY, diverged, too_few
+from millpond.host.records.jobs import HOST, JobRow, Round
 from millpond.host.workers.node_reduction import StateLost
 from millpond.train.compute.lr_scaling import LearningRate
 from millpond.train.job.spec import SynchronousSpec
@@ -206,7 +206,7 @@ class Trainer:
         curves = self._admission.begin()
         if curves.profiles:
             try:
-                results.write(self._directory, curves)
+                artifacts.write(self._directory, curves)
             except OSError as error:  # a full disk, most likely
                 self.log.warning("the curves cannot be kept: %s", error.strerror)
 

@@ -20,12 +20,12 @@ from millpond.base.text import LONGEST
 from millpond.host.api.daemon import PreparedWorker, PreparedWorkers
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
+from millpond.host.jobs import artifacts
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
 from millpond.host.jobs.data_streams import DataStreams
 from millpond.host.jobs.training.shards import Shard
-from millpond.host.model.failures import listed, reason_of
-from millpond.host.model.jobs import HOST, JobPlan, JobRow
-from millpond.host.store import results
+from millpond.host.records.failures import listed, reason_of
+from millpond.host.records.jobs import HOST, JobPlan, JobRow
 from millpond.host.workers.parameter_server import PARAMETER_SERVER, ParameterServer
 from millpond.host.workers.supervisor import PREPARE_SECONDS, WorkerSupervisor
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, Worker
@@ -265,7 +265,7 @@ class WorkerGroup:
         ready = {member.name: member.ready for member in self._members if member.worker}
         found = {name: _described(each) for name, each in ready.items() if each}
         try:
-            results.write(self._directory, PreparedWorkers(found))
+            artifacts.write(self._directory, PreparedWorkers(found))
         except OSError as error:  # a full disk, most likely
             raise LocalError(f"{self._directory}: {error.strerror}") from None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: the commands that change the fleet: 'add', 'remove', 'revoke' and 'renew'."""
+"""Entry: the commands that change the fleet: 'init', 'add', 'remove', 'revoke' and 'renew'."""
 
 from __future__ import annotations
 
@@ -15,18 +15,38 @@ from millpond.host.cli.options import (
     AuthorityOption,
     DeviceArgument,
     FleetOption,
-    Format,
     FormatOption,
+    new_app,
 )
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.fleet.directory import DeviceConfig
-from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format, show
 
+app = new_app()
 REFUSAL_SECONDS = 20.0
 """How long a daemon may take to refuse a device, beside the longest silence of its agent."""
 
 
+@app.command()
+def init(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    devices: Annotated[int, typer.Option(min=1, max=99, help="How many emulated devices.")] = 3,
+    name: Annotated[str, typer.Option(help="The fleet's name.")] = "fleet",
+    lan: Annotated[bool, typer.Option("--lan", help="Devices with a network of their own.")] = False,
+    authority: AuthorityOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Make a fleet: its certificate authority, SSH keys, and devices."""
+    from millpond.host.fleet import provisioning
+
+    names = [f"csd{number}" for number in range(devices)]
+    made = provisioning.create(fleet_directory, name, names, lan=lan, keys=authority)
+    document = {"fleet": str(made.directory), "name": name, "devices": names}
+    show(output, document, f"fleet '{name}' with {', '.join(names)} is in {made.directory}")
+
+
+@app.command()
 def add(
     device: DeviceArgument,
     board: Annotated[str, typer.Option(help="What it is; a device's disk is flashed with --device then.")],
@@ -38,19 +58,18 @@ def add(
     from millpond.host.fleet import provisioning
 
     provisioning.add(directory.read(fleet_directory, authority), DeviceConfig(device, board=board))
-    if output is Format.JSON:
-        printing.print_json({"device": device, "board": board})
-    else:
-        print(f"{device}, a {board}, is in the fleet; restart the host daemon to have it there")
+    text = f"{device}, a {board}, is in the fleet; restart the host daemon to have it there"
+    show(output, {"device": device, "board": board}, text)
 
 
+@app.command()
 def remove(
     device: DeviceArgument,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Remove a device from the fleet, also from the daemon if one runs, unless a job or a launch uses it."""
-    from millpond.host import removal
+    from millpond.host.daemon import removal
     from millpond.host.fleet import provisioning, revocation
 
     found = directory.read(fleet_directory)
@@ -59,16 +78,17 @@ def remove(
         if not provisioning.remove(found, text, device) and not was_known:
             found.device(device)  # raises the error for a device that nothing is left of
     left = str(found.device_directory(device))
-    if output is Format.JSON:
-        printing.print_json({"device": device, "left": left})
-        return
-    print(f"{device} is no longer in the fleet. Left are:")
-    print(f"  {left}: its identity and keys here, and of an emulated device its flash")
-    print("  on the device: its private data, agent.toml and keys, and what jobs kept there")
+    lines = [
+        f"{device} is no longer in the fleet. Left are:",
+        f"  {left}: its identity and keys here, and of an emulated device its flash",
+        "  on the device: its private data, agent.toml and keys, and what jobs kept there",
+    ]
     if not revocation.is_revoked(found, device):
-        print(f"Its certificate stays good until 'millpond revoke {device}' (SECURITY.md)")
+        lines.append(f"Its certificate stays good until 'millpond revoke {device}' (SECURITY.md)")
+    show(output, {"device": device, "left": left}, "\n".join(lines))
 
 
+@app.command()
 def revoke(
     device: DeviceArgument,
     authority: AuthorityOption = None,
@@ -85,12 +105,12 @@ def revoke(
     found = directory.read(fleet_directory, authority)
     count = renewal.revoke(found, device)
     taken = _wait_for_refusal(found, device)
-    if output is Format.JSON:
-        printing.print_json({"device": device, "revoked": count, "daemon": taken})
-        return
-    print(f"the certificate of {device} is revoked" + ("" if count else ", and was before"))
-    if not taken:
-        print("no host daemon runs, or it does not know the device: the next one refuses it")
+    before = "" if count else ", and was before"
+    unknown = (
+        "" if taken else "\nno host daemon runs, or it does not know the device: the next one refuses it"
+    )
+    document = {"device": device, "revoked": count, "daemon": taken}
+    show(output, document, f"the certificate of {device} is revoked{before}{unknown}")
 
 
 def _wait_for_refusal(fleet: directory.Fleet, device: str) -> bool:
@@ -125,6 +145,7 @@ def _renewed(fleet: directory.Fleet, device: str) -> str:
     return "in use"
 
 
+@app.command()
 def renew(
     device: DeviceArgument,
     authority: AuthorityOption = None,
@@ -137,12 +158,10 @@ def renew(
     The name 'host' has the host's own certificate renewed.
     """
     where = _renewed(directory.read(fleet_directory, authority), device)
-    if output is Format.JSON:
-        printing.print_json({"device": device, "certificate": where})
-        return
     advice = {
         "in use": "",
         "at its start": "; it is used when the device is started",
         "to be flashed": f": write it to the board by 'millpond flash --device {device}'",
     }
-    print(f"{device} has a new certificate{advice[where]}")
+    document = {"device": device, "certificate": where}
+    show(output, document, f"{device} has a new certificate{advice[where]}")

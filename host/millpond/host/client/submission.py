@@ -20,7 +20,7 @@ from typing import BinaryIO
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, Refused
 from millpond.host.api import daemon
-from millpond.host.connection import ANSWER_SECONDS, DaemonConnection
+from millpond.host.client.connection import ANSWER_SECONDS, DaemonConnection
 from millpond.train.job.file import describe
 from millpond.train.job.files import MOST_FILES, JobFile
 from millpond.train.job.folder import manifest_of

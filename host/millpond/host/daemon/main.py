@@ -12,6 +12,7 @@ import psutil
 
 from millpond.base.errors import LocalError
 from millpond.energy.sensors import EnergyMeter
+from millpond.host.daemon.server import DaemonServer
 from millpond.host.fleet import directory as fleets
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
@@ -25,8 +26,7 @@ from millpond.host.jobs.energy import FleetMeters
 from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
-from millpond.host.model.jobs import HOST
-from millpond.host.server import DaemonServer
+from millpond.host.records.jobs import HOST
 from millpond.host.store.store import Store
 from millpond.images.boards import EMULATED
 from millpond.linux.descriptors import allow_most

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from millpond.base.errors import LocalError, Refused
-from millpond.host.client import DaemonClient
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet.directory import Fleet
 from millpond.host.jobs import queue
 from millpond.host.store.store import Store

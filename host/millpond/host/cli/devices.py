@@ -1,28 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the terminal): ``millpond tunnel``: the tunnel of a device, once or again every second."""
+"""Entry: the commands that show the fleet and its links: 'devices', 'topology' and 'tunnel'."""
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Annotated, NoReturn
 
-from rich.console import Console, Group
+import typer
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from millpond.base.schema import dump
 from millpond.host.api.daemon import TunnelInfo
-from millpond.host.terminal.printing import size
+from millpond.host.cli.options import (
+    DEFAULT_FLEET,
+    DeviceArgument,
+    FleetOption,
+    FormatOption,
+    new_app,
+)
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.terminal import printing, tables
+from millpond.host.terminal.printing import Format, size
 from millpond.host.terminal.tables import state
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.ring.link_params import CSUM, TSO4, TSO6
 
+app = new_app()
 INTERVAL_SECONDS = 1.0
 _DROPS = ("malformed", "foreign_source", "foreign_destination", "refused")
 _OFFLOADS = {CSUM: "checksums", TSO4: "TSO", TSO6: "TSO6"}
+
+
+@app.command()
+def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
+    """List the devices: state, load and traffic."""
+    with DaemonClient(fleet_directory) as client:
+        found = client.overview()
+    printing.show(output, found, lambda: tables.devices(found.devices))
+    if output is Format.TEXT:
+        for line in (*tables.plain(found.devices), *found.warnings):
+            tables.console().print(line, soft_wrap=True)
+
+
+@app.command()
+def topology(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Run each, and show what it took beside the prediction.")
+    ] = False,
+    values: Annotated[int, typer.Option(min=1, help="The size of the model.")] = 1_000_000,
+    root: Annotated[str, typer.Option(help="The device that adds.")] = "",
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="How often each is run.")] = 5,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Measure the links between the devices, and predict what adding their updates takes in each topology."""
+    from millpond.host.terminal import topology_table
+
+    with DaemonClient(fleet_directory) as client:
+        found = client.topology(values, root, repeats if explain else 0)
+    printing.show(output, found, lambda: topology_table.show(found, values))
+
+
+@app.command()
+def tunnel(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show the tunnel to a device: its link, and what it carried, dropped and waited for."""
+    with DaemonClient(fleet_directory) as client:
+        if watch:
+            _watch(functools.partial(client.tunnel, device), as_json=output is Format.JSON)
+        found = client.tunnel(device)
+    printing.show(output, found, lambda: show(found))
 
 
 def show(tunnel: TunnelInfo, before: TunnelInfo | None = None) -> Group:
@@ -67,9 +125,9 @@ def _cells(counts: PacketStats, seconds: float, depth: int, *, rate: bool) -> li
     ]
 
 
-def watch(console: Console, ask: Callable[[], TunnelInfo], *, as_json: bool) -> None:
+def _watch(ask: Callable[[], TunnelInfo], *, as_json: bool) -> NoReturn:
     """Print the tunnel every second, until interrupted: rates, or totals as lines of JSON."""
-    now = ask()
+    console, now = tables.console(), ask()
     if as_json:
         while True:
             print(json.dumps(dump(now)), flush=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 
 _NAMES = {"rapl": "RAPL", "hwmon": "hwmon", "declared": "declared watts"}
 

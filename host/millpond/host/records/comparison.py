@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from millpond.base.schema import dump
-from millpond.host.model.jobs import Round
+from millpond.host.records.jobs import Round
 from millpond.train.job.spec import Job
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from millpond.host.model.data_costs import DataCosts
+from millpond.host.records.data_costs import DataCosts
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 

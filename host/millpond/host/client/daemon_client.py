@@ -17,9 +17,9 @@ from millpond.host.api.launch import (
     LaunchSaved,
     StartLaunch,
 )
-from millpond.host.connection import ANSWER_SECONDS
-from millpond.host.model.jobs import ACTIVE
-from millpond.host.submission import JobSubmission
+from millpond.host.client.connection import ANSWER_SECONDS
+from millpond.host.client.submission import JobSubmission
+from millpond.host.records.jobs import ACTIVE
 from millpond.linux import sockets
 from millpond.train.distributed.launch_messages import SAVED_PART
 from millpond.wire.control_messages import Ledger, Log, LogPosition

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millpond.data.tier.tier_model import TieredSystem, simulated
-from millpond.host.model.data_costs import DataCosts, total
-from millpond.host.model.jobs import Round
+from millpond.host.records.data_costs import DataCosts, total
+from millpond.host.records.jobs import Round
 from millpond.train.job.spec import Job
 from millpond.train.protocol import StreamTiming
 

@@ -8,7 +8,7 @@ import datetime
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from millpond.base.text import LONGEST, printable
 from millpond.host.api import daemon
 from millpond.host.api.connection import GetVolume, VolumeTicket
 from millpond.host.api.launch import StartLaunch
+from millpond.host.daemon.places import UserPlace, UserPlaces, most_places
 from millpond.host.fleet import expiry, worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
@@ -36,7 +37,6 @@ from millpond.host.fleet.registry import DeviceRegistry
 from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
-from millpond.host.places import UserPlace, UserPlaces, most_places
 from millpond.host.workers import topology_report
 from millpond.linux import sockets
 from millpond.train.job import signed_code
@@ -143,22 +143,24 @@ class DaemonServer:
                 self._answer(client, head.message)
 
     def _answer(self, client: Channel, request: Message) -> None:
-        deadline = Deadline.after(REPLY_SECONDS)
+        """Send the answer to a request: what its handler returns, or has sent itself, or a failure."""
+        answer: Message | None
         try:
             handler = self._HANDLERS.get(type(request))
             if handler is None:
                 raise Refused("", "protocol", f"'{request.NAME}' is not a command of this daemon")
             if type(request) in _OWNERS and not self._is_owner(client):
                 raise Refused("", "state", f"{_OWNERS[type(request)]} is for the daemon's own user alone")
-            handler(self, client, request, deadline)
+            answer = handler(self, client, request)
         except Refused as error:
-            client.send(Failure(error.code, str(error)), Deadline.after(REPLY_SECONDS))
+            answer = Failure(error.code, str(error))
         except MillpondError as error:
-            code = "local" if isinstance(error, LocalError) else "remote"
-            client.send(Failure(code, str(error)), Deadline.after(REPLY_SECONDS))
+            answer = Failure("local" if isinstance(error, LocalError) else "remote", str(error))
         except Exception as error:
             log.exception("'%s' failed", request.NAME)
-            client.send(Failure("internal", f"internal error: {error!r}"), Deadline.after(REPLY_SECONDS))
+            answer = Failure("internal", f"internal error: {error!r}")
+        if answer is not None:
+            client.send(answer, Deadline.after(REPLY_SECONDS))
 
     def _device(self, name: str) -> Device:
         device = self._devices.get(name)
@@ -167,7 +169,7 @@ class DaemonServer:
             raise Refused("", "unknown", f"there is no device '{name}'; the fleet has {known}")
         return device
 
-    def _get_devices(self, client: Channel, _request: daemon.GetDevices, deadline: Deadline) -> None:
+    def _get_devices(self, _client: Channel, _request: daemon.GetDevices) -> Message:
         traffic = self._traffic()
         found = []
         for name, device in self._devices.items():
@@ -187,19 +189,16 @@ class DaemonServer:
                 )
             )
         warnings = expiry.warnings(self._fleet, datetime.datetime.now(datetime.UTC))
-        client.send(daemon.Devices(tuple(found), warnings), deadline)
+        return daemon.Devices(tuple(found), warnings)
 
-    def _remove_device(self, client: Channel, request: daemon.RemoveDevice, _deadline: Deadline) -> None:
+    def _remove_device(self, _client: Channel, request: daemon.RemoveDevice) -> Message:
         name = self._device(request.device).name
         with self._launches.without(name), self._jobs.without(name):
             device = self._devices.remove(name)
         device.stop()
-        client.send(Ok(), Deadline.after(REPLY_SECONDS))
+        return Ok()
 
-    def _get_tunnel(self, client: Channel, request: daemon.GetTunnel, deadline: Deadline) -> None:
-        client.send(self._device(request.device).tunnel(), deadline)
-
-    def _get_topology(self, client: Channel, request: daemon.GetTopology, _deadline: Deadline) -> None:
+    def _get_topology(self, _client: Channel, request: daemon.GetTopology) -> Message:
         ready = {name: d for name, d in self._devices.items() if d.status.state is DeviceState.READY}
         if request.root and request.root not in ready:
             raise Refused("", "unknown", f"'{request.root}' is no device that is ready")
@@ -207,41 +206,38 @@ class DaemonServer:
             raise Refused("", "size", f"at most {MOST_VALUES} values and {MOST_REPEATS} repeats")
         lan = all(device.config.lan for device in ready.values())
         with contextlib.nullcontext() if lan else self._between(list(ready)):
-            found = topology_report.report(ready, request)
-        client.send(found, Deadline.after(REPLY_SECONDS))
+            return topology_report.report(ready, request)
 
-    def _dial(self, client: Channel, request: daemon.Dial, deadline: Deadline) -> None:
-        with self._device(request.device).dial(request.port, deadline) as sock:
-            client.send(Ok(), deadline)
-            sockets.send_descriptors(client.sock, [sock.fileno()])
+    def _dial(self, client: Channel, request: daemon.Dial) -> None:
+        with self._device(request.device).dial(request.port, Deadline.after(REPLY_SECONDS)) as sock:
+            _send_with(client, Ok(), sock.fileno())
 
-    def _get_volume(self, client: Channel, request: GetVolume, deadline: Deadline) -> None:
-        device = self._device(request.device)
+    def _get_volume(self, client: Channel, request: GetVolume) -> None:
+        device, deadline = self._device(request.device), Deadline.after(REPLY_SECONDS)
         tls = device.config.encrypt == "always"
         with device.control(deadline) as agent:
             ticket = agent.call(GetTicket("volume", tls), Ticket, deadline)
         with device.dial(CONTROL_PORT, deadline) as sock:
-            client.send(VolumeTicket(ticket.token, ticket.tls), deadline)
-            sockets.send_descriptors(client.sock, [sock.fileno()])
+            _send_with(client, VolumeTicket(ticket.token, ticket.tls), sock.fileno())
 
-    def _get_ledgers(self, client: Channel, _request: daemon.GetLedgers, _deadline: Deadline) -> None:
+    def _get_ledgers(self, _client: Channel, _request: daemon.GetLedgers) -> Message:
         ledgers = {}
         for name, device in self._devices.items():
             if device.status.state is DeviceState.READY:
                 deadline = Deadline.after(REPLY_SECONDS)
                 with contextlib.suppress(RemoteError), device.control(deadline) as agent:
                     ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
-        client.send(daemon.Ledgers(ledgers), Deadline.after(REPLY_SECONDS))
+        return daemon.Ledgers(ledgers)
 
-    def _announce_files(self, client: Channel, request: daemon.AnnounceFiles, _deadline: Deadline) -> None:
+    def _announce_files(self, _client: Channel, request: daemon.AnnounceFiles) -> Message:
         check_job_files(request.files, "files")
         with self._files.held(request.files.values()):  # there is room for them
             missing = [
                 digest for digest, file in contents(request.files).items() if not self._files.has(file)
             ]
-        client.send(MissingFiles(tuple(missing)), Deadline.after(REPLY_SECONDS))
+        return MissingFiles(tuple(missing))
 
-    def _look_for_folder(self, client: Channel, request: daemon.LookForFolder, deadline: Deadline) -> None:
+    def _look_for_folder(self, client: Channel, request: daemon.LookForFolder) -> Message:
         """Tell only the daemon's own user what it sees: it has more rights than others. What the jobs' user
         cannot read is handed over.
         """
@@ -251,42 +247,33 @@ class DaemonServer:
                 found = Path(request.path).stat()
                 same = (found.st_dev, found.st_ino) == (request.device, request.inode)
                 in_place = same and worker_user.can_read(Path(request.path))
-        client.send(daemon.FolderSeen(in_place), deadline)
+        return daemon.FolderSeen(in_place)
 
-    def _announce_folder(self, client: Channel, request: daemon.AnnounceFolder, deadline: Deadline) -> None:
+    def _announce_folder(self, client: Channel, request: daemon.AnnounceFolder) -> Message:
         digest, owner = request.manifest.sha256, sockets.peer_uid(client.sock)
-        client.send(MissingFiles(() if self._folders.has(digest, owner) else (digest,)), deadline)
+        return MissingFiles(() if self._folders.has(digest, owner) else (digest,))
 
-    def _lay_out_folder(self, client: Channel, request: daemon.LayOutFolder, _deadline: Deadline) -> None:
+    def _lay_out_folder(self, client: Channel, request: daemon.LayOutFolder) -> Message:
         self._folders.lay_out(request.manifest, sockets.peer_uid(client.sock))
-        client.send(Ok(), Deadline.after(REPLY_SECONDS))
+        return Ok()
 
-    def _take_file(self, client: Channel, request: FileContents, _deadline: Deadline) -> None:
-        size = client.payload_left
-        parts = client.receive_parts(Deadline.after(REPLY_SECONDS + size / SLOWEST))
-        try:
-            file = JobFile(request.sha256, size)
+    def _take_file(self, client: Channel, request: FileContents) -> Message:
+        file = JobFile(request.sha256, client.payload_left)
+        with _payload(client) as parts:
             check_job_files({"file": file}, "files")
             self._files.add(file, parts)
-        finally:
-            for _ in parts:
-                pass  # else the bytes would be taken for the next message
-        client.send(Ok(), Deadline.after(REPLY_SECONDS))
+        return Ok()
 
-    def _take_small_files(self, client: Channel, request: daemon.SmallFiles, _deadline: Deadline) -> None:
+    def _take_small_files(self, client: Channel, request: daemon.SmallFiles) -> Message:
         size = client.payload_left
-        parts = client.receive_parts(Deadline.after(REPLY_SECONDS + size / SLOWEST))
-        try:
+        with _payload(client) as parts:
             if size > daemon.SMALL_BYTES or len(request.files) > daemon.MOST_SMALL:
                 raise ProtocolError("these are more small files than a message may have")
             check_job_files({file.sha256: file for file in request.files}, "files")
             self._files.add_small(request.files, b"".join(map(bytes, parts)))
-        finally:
-            for _ in parts:
-                pass  # else the bytes would be taken for the next message
-        client.send(Ok(), Deadline.after(REPLY_SECONDS))
+        return Ok()
 
-    def _submit(self, client: Channel, request: daemon.Submit, deadline: Deadline) -> None:
+    def _submit(self, client: Channel, request: daemon.Submit) -> Message:
         check_job_files(request.files, "files")
         for name, file in request.files.items():
             if not self._files.has(file):
@@ -294,7 +281,7 @@ class DaemonServer:
         job = check(self._with_test_data(client, request), request.job.name)
         signed_code.check_signature_size(request.files.get(job.code.signature), request.job.name)
         number = self._jobs.submit(job, request.files, sockets.peer_uid(client.sock))
-        client.send(daemon.Submitted(number), deadline)
+        return daemon.Submitted(number)
 
     def _with_test_data(self, client: Channel, request: daemon.Submit) -> Job:
         """Return the job with its test folder where the daemon reads it. Raises Refused for a path that its
@@ -314,76 +301,63 @@ class DaemonServer:
         """Return whether a client is of the daemon's own user, or of root."""
         return sockets.peer_uid(client.sock) in (0, os.geteuid())
 
-    def _keep_model(self, client: Channel, request: daemon.KeepModel, _deadline: Deadline) -> None:
-        file = self._files.copy(self._jobs.model(request.job))
-        client.send(daemon.KeptModel(file), Deadline.after(REPLY_SECONDS))
+    def _keep_model(self, _client: Channel, request: daemon.KeepModel) -> Message:
+        return daemon.KeptModel(self._files.copy(self._jobs.model(request.job)))
 
-    def _open_model(self, client: Channel, request: daemon.OpenModel, deadline: Deadline) -> None:
+    def _open_model(self, client: Channel, request: daemon.OpenModel) -> None:
         path = self._jobs.model(request.job, best=request.best)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise LocalError(f"{path}: {error.strerror}") from None
         try:
-            client.send(Ok(), deadline)
-            sockets.send_descriptors(client.sock, [descriptor])
+            _send_with(client, Ok(), descriptor)
         finally:
             os.close(descriptor)
 
-    def _get_jobs(self, client: Channel, request: daemon.GetJobs, _deadline: Deadline) -> None:
+    def _get_jobs(self, _client: Channel, request: daemon.GetJobs) -> Message:
         most = max(0, min(request.most, daemon.MOST_LISTED))
-        found = self._jobs.infos(most, request.before)
-        client.send(daemon.JobList(found), Deadline.after(REPLY_SECONDS))
+        return daemon.JobList(self._jobs.infos(most, request.before))
 
-    def _get_job(self, client: Channel, request: daemon.GetJob, deadline: Deadline) -> None:
+    def _get_job(self, client: Channel, request: daemon.GetJob) -> Message:
         found = self._jobs.record(request.job)
         if not self._is_owner(client) and found.info.owner != sockets.peer_uid(client.sock):
             found = replace(found, job=replace(found.job, data=replace(found.job.data, test="")))
-        client.send(found, deadline)
+        return found
 
-    def _watch(self, client: Channel, request: daemon.Watch, _deadline: Deadline) -> None:
+    def _watch(self, client: Channel, request: daemon.Watch) -> None:
         for progress in self._jobs.follow(request.job):
             client.send(progress, NEVER)  # its reader may stand still, such as a pager
 
-    def _launch(self, client: Channel, request: StartLaunch, _deadline: Deadline) -> None:
+    def _launch(self, client: Channel, request: StartLaunch) -> None:
         self._launches.run(request, client)
 
-    def _get_log(self, client: Channel, request: daemon.GetLogOf, deadline: Deadline) -> None:
+    def _get_log(self, _client: Channel, request: daemon.GetLogOf) -> Message:
         if (job := daemon.job_number(request.target)) is not None:
-            client.send(Log(self._jobs.log(job, request.lines)), deadline)
-        else:
-            with self._device(request.target).control(deadline) as agent:
-                lines = agent.call(GetLog(request.lines), Log, deadline).lines
-            client.send(Log(cleaned(lines, LONGEST)), deadline)
+            return Log(self._jobs.log(job, request.lines))
+        deadline = Deadline.after(REPLY_SECONDS)
+        with self._device(request.target).control(deadline) as agent:
+            lines = agent.call(GetLog(request.lines), Log, deadline).lines
+        return Log(cleaned(lines, LONGEST))
 
-    def _get_new_log(self, client: Channel, request: daemon.GetNewLogOf, deadline: Deadline) -> None:
+    def _get_new_log(self, _client: Channel, request: daemon.GetNewLogOf) -> Message:
         if (job := daemon.job_number(request.target)) is not None:
             after = request.after.number if request.after else None
-            client.send(self._jobs.new_log(job, request.lines, after), deadline)
-        else:
-            client.send(_new_log(self._device(request.target), request, deadline), deadline)
+            return self._jobs.new_log(job, request.lines, after)
+        return _new_log(self._device(request.target), request, Deadline.after(REPLY_SECONDS))
 
-    def _get_curves(self, client: Channel, request: daemon.GetCurves, deadline: Deadline) -> None:
-        client.send(self._jobs.curves(request.job), deadline)
-
-    def _get_prepared(self, client: Channel, request: daemon.GetPrepared, deadline: Deadline) -> None:
-        client.send(self._jobs.prepared(request.job), deadline)
-
-    def _stop(self, client: Channel, request: daemon.StopJob, _deadline: Deadline) -> None:
+    def _stop(self, _client: Channel, request: daemon.StopJob) -> Message:
         self._jobs.stop(request.job)
-        client.send(Ok(), Deadline.after(REPLY_SECONDS))
+        return Ok()
 
-    def _prune(self, client: Channel, request: daemon.PruneJobs, _deadline: Deadline) -> None:
-        client.send(self._jobs.prune(request), Deadline.after(REPLY_SECONDS))
-
-    def _resume(self, client: Channel, request: daemon.ResumeJob, deadline: Deadline) -> None:
+    def _resume(self, _client: Channel, request: daemon.ResumeJob) -> Message:
         self._jobs.restart(request.job, request.rounds)
-        client.send(Ok(), deadline)
+        return Ok()
 
-    _HANDLERS: Mapping[type[Message], Callable[..., None]] = {
+    _HANDLERS: Mapping[type[Message], Callable[..., Message | None]] = {
         daemon.GetDevices: _get_devices,
         daemon.RemoveDevice: _remove_device,
-        daemon.GetTunnel: _get_tunnel,
+        daemon.GetTunnel: lambda self, _client, request: self._device(request.device).tunnel(),
         daemon.GetTopology: _get_topology,
         daemon.Dial: _dial,
         GetVolume: _get_volume,
@@ -402,11 +376,11 @@ class DaemonServer:
         daemon.Watch: _watch,
         daemon.GetLogOf: _get_log,
         daemon.GetNewLogOf: _get_new_log,
-        daemon.GetCurves: _get_curves,
-        daemon.GetPrepared: _get_prepared,
+        daemon.GetCurves: lambda self, _client, request: self._jobs.curves(request.job),
+        daemon.GetPrepared: lambda self, _client, request: self._jobs.prepared(request.job),
         daemon.StopJob: _stop,
         daemon.ResumeJob: _resume,
-        daemon.PruneJobs: _prune,
+        daemon.PruneJobs: lambda self, _client, request: self._jobs.prune(request),
         StartLaunch: _launch,
     }
 
@@ -417,6 +391,24 @@ _OWNERS: Mapping[type[Message], str] = {
     StartLaunch: "a launch",
 }
 """What members of the socket's group may not do."""
+
+
+def _send_with(client: Channel, answer: Message, descriptor: int) -> None:
+    client.send(answer, Deadline.after(REPLY_SECONDS))
+    sockets.send_descriptors(client.sock, [descriptor])
+
+
+@contextlib.contextmanager
+def _payload(client: Channel) -> Iterator[Iterator[memoryview]]:
+    """Yield the parts of a request's payload, all of which are taken: else the rest would be taken for the
+    next message.
+    """
+    parts = client.receive_parts(Deadline.after(REPLY_SECONDS + client.payload_left / SLOWEST))
+    try:
+        yield parts
+    finally:
+        for _ in parts:
+            pass
 
 
 def _new_log(device: Device, request: daemon.GetNewLogOf, deadline: Deadline) -> daemon.NewLog:

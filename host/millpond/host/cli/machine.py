@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the commands of one machine: 'host', and 'emulate' and 'demo', which need no device."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millpond.base.errors import LocalError
+from millpond.base.text import printable
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, new_app
+from millpond.host.fleet import directory
+
+app = new_app()
+
+
+@app.command()
+def host(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    group: Annotated[
+        str, typer.Option(metavar="GROUP", help="Let members of this group use the daemon, too.")
+    ] = "",
+) -> None:
+    """Run the host daemon in the foreground (systemd runs it so)."""
+    from millpond.host.daemon import main as daemon
+
+    daemon.run(fleet_directory, group)
+
+
+@app.command()
+def emulate(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    qemu: Annotated[
+        int, typer.Option(min=0, max=16, metavar="N", help="And so many devices in QEMU, qemu0 and on.")
+    ] = 0,
+    image: Annotated[
+        Path, typer.Option(metavar="IMAGE", help="What 'make image' made; for new devices in QEMU.")
+    ] = Path(".image/qemu-virt"),
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND]", help="Run this inside when all devices are ready, then shut down."
+        ),
+    ] = None,
+) -> None:
+    """Run a host daemon and the fleet's emulated devices, until Ctrl-C. Makes the fleet if there is none."""
+    from millpond.host.emulation import machine, qemu_devices
+    from millpond.host.fleet import provisioning
+
+    if command and not shutil.which(command[0]):
+        raise LocalError(f"'{printable(command[0])}' is no command: sh -c takes a line of them")
+    if not (fleet_directory / "fleet.toml").exists():
+        provisioning.create(fleet_directory, "emulated", [f"csd{number}" for number in range(3)])
+    found = qemu_devices.ensure(directory.read(fleet_directory), qemu, image)
+    said = ""
+    if command is None:
+        names = ", ".join(device.name for device in found.config.device)
+        said = f"emulating {names}; try 'millpond devices --fleet {fleet_directory}'; Ctrl-C ends it"
+    raise typer.Exit(machine.emulate(found, command, said))
+
+
+@app.command("demo")
+def demonstrate(
+    place: Annotated[Path, typer.Option("--in", metavar="DIR", help="Where it keeps its things.")] = Path(
+        ".demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the data's division and the training.")] = 7,
+) -> None:
+    """Emulate a fleet and train on its private data: the whole of millpond in a minute."""
+    from millpond.host.emulation.demo import prepare
+
+    raise typer.Exit(prepare.run(place, seed))
+
+
+@app.command("demo-inside", hidden=True)
+def demonstrate_inside(place: Path, seed: int) -> None:
+    """The part of the demo that runs inside the emulated machine."""
+    from millpond.host.emulation.demo import steps
+
+    raise typer.Exit(steps.run(place, seed))

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the command 'simulate'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millpond.base.schema import dump
+from millpond.host.cli.options import FormatOption, new_app
+from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
+
+app = new_app()
+
+
+@app.command()
+def simulate(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FLEET.toml",
+            help="Workers, their curves and loads, as in agent/examples/fleet-36.toml; or [tiers].",
+        ),
+    ],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Simulate synchronous training on a fleet whose devices are busy now and then, or, with a table [tiers],
+    mini-epochs over a slow and a fast tier; nothing is trained.
+    """
+    from millpond.host.cli.simulation import fleet, tiers  # load numpy
+
+    if tiers.is_of_tiers(file):
+        by_repeats = tiers.run(tiers.read(file))
+        printing.show(output, _document(by_repeats), lambda: tiers.show(by_repeats))
+        return
+    found = fleet.read(file)
+    results = fleet.run(found, fleet.cohort_of(found, file.name))
+    printing.show(output, _document(results), lambda: fleet.show(results))
+
+
+def _document(results: Sequence[object]) -> dict[str, object]:
+    return {"results": [dump(result) for result in results], "emulation": "simulated time"}
