@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,23 @@ def test_a_strategy_is_what_plain_torch_computes(name: str, tmp_path: Path) -> N
         assert abs(found.ours - found.reference) <= 1.0
         assert found.difference < 0.01  # a ReLU near its kink makes much of a rounding
         assert found.ours > found.first + 20
+
+
+def test_a_strategy_is_one_file(tmp_path: Path) -> None:
+    (tmp_path / "halved.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from millpond.train.strategies.fedavg import FedAvg\n"
+        "@dataclass(frozen=True, slots=True)\n"
+        "class Halved(FedAvg):\n"
+        "    learning_rate: float = 0.5\n"
+    )
+    code = (
+        "import sys; from millpond.train import strategies; strategies.__path__.append(sys.argv[1])\n"
+        "from millpond.train.strategies import catalogue; print(catalogue.check('halved', 'strategy'))"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "Halved(learning_rate=0.5)\n"
 
 
 @pytest.mark.parametrize("name", [*catalogue.STRATEGIES, "own"])

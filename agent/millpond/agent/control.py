@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from millpond.agent import gate as gates
 from millpond.agent import load
@@ -92,6 +93,27 @@ class HostTime:
             self._next = now + _DAY_SECONDS
 
 
+M = TypeVar("M", bound=Message)
+_Handler = Callable[["AgentService", M, Channel], Message | None]
+_HANDLERS: dict[type[Message], Callable[[AgentService, Any, Channel], Message | None]] = {}
+
+
+def _answers(kind: type[M]) -> Callable[[_Handler[M]], _Handler[M]]:
+    """Register what answers requests of a kind: it returns the answer, or has taken the connection over for
+    as long as it lasts.
+    """
+
+    def register(handler: _Handler[M]) -> _Handler[M]:
+        _HANDLERS[kind] = handler
+        return handler
+
+    return register
+
+
+def _refuse(_service: AgentService, request: Message, _host: Channel) -> Message:
+    return Failure("protocol", f"'{request.NAME}' is not a request for an agent")
+
+
 class AgentService:
     """Answers the host's requests; all control connections of one agent share one."""
 
@@ -148,23 +170,19 @@ class AgentService:
             message = _without_payload(request)
             if isinstance(message, Attach):
                 return message
-            if isinstance(message, Hello) and isinstance(host.sock, ssl.SSLSocket):
-                self._host_time.note(message.time, tls.peer_expiry(host.sock))
-            if lasting := self._LASTING.get(type(message)):
-                lasting(self, message, host)
+            handler = _HANDLERS.get(type(message), _refuse)
+            if (answer := handler(self, message, host)) is None:
                 return None
-            host.send(self._answer(message), Deadline.after(REPLY_SECONDS))
+            host.send(answer, Deadline.after(REPLY_SECONDS))
 
-    def _answer(self, request: Message) -> Message:
-        answer = self._ANSWERS.get(type(request))
-        if answer is None:
-            return Failure("protocol", f"'{request.NAME}' is not a request for an agent")
-        return answer(self, request)
-
-    def _hello(self, _request: Message) -> Message:
+    @_answers(Hello)
+    def _hello(self, request: Hello, host: Channel) -> Message:
+        if isinstance(host.sock, ssl.SSLSocket):
+            self._host_time.note(request.time, tls.peer_expiry(host.sock))
         return load.describe(self.config, self.software, self.boot, self.at_rest)
 
-    def _load(self, _request: Message) -> Message:
+    @_answers(GetLoad)
+    def _load(self, _request: GetLoad, _host: Channel) -> Message:
         with self._lock:
             names = [*(worker.name for worker in self._workers), *self.launches.names]
             self._note_greeting()
@@ -176,16 +194,17 @@ class AgentService:
             Path(runtime, "greeted").touch()
         self._greeted = True
 
-    def _ledger(self, _request: Message) -> Message:
+    @_answers(GetLedger)
+    def _ledger(self, _request: GetLedger, _host: Channel) -> Message:
         sent, seen = gates.ledger(self.gate, [self.volume.tally, self.nodes_tally, self.data_tally])
         return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
 
-    def _ticket(self, request: Message) -> Message:
-        assert isinstance(request, GetTicket)
+    @_answers(GetTicket)
+    def _ticket(self, request: GetTicket, _host: Channel) -> Message:
         return self.issue(Purpose(), request.tls)
 
-    def _log(self, request: Message) -> Message:
-        assert isinstance(request, GetLog)
+    @_answers(GetLog)
+    def _log(self, request: GetLog, _host: Channel) -> Message:
         after = request.after
         if after is None:
             lines, count = self.log_lines.last(request.lines)
@@ -193,30 +212,22 @@ class AgentService:
             lines, count = self.log_lines.since(after.number if after.boot == self.boot else 0)
         return Log(lines, LogPosition(self.boot, count))
 
-    def _warm_up(self, _request: Message) -> Message:
+    @_answers(WarmUp)
+    def _warm_up(self, _request: WarmUp, _host: Channel) -> Message:
         self.zygote.warm_up()
         return Ok()
 
-    _ANSWERS: dict[type[Message], Callable[[AgentService, Message], Message]] = {  # noqa: RUF012 - never changed
-        Hello: _hello,
-        GetLoad: _load,
-        GetLedger: _ledger,
-        GetTicket: _ticket,
-        GetLog: _log,
-        WarmUp: _warm_up,
-    }
-
-    def _launch(self, request: Message, host: Channel) -> None:
-        assert isinstance(request, Launch)
+    @_answers(Launch)
+    def _launch(self, request: Launch, host: Channel) -> None:
         self.launches.serve(request, host)
 
-    def _share(self, request: Message, host: Channel) -> None:
-        assert isinstance(request, ShareFolder)
+    @_answers(ShareFolder)
+    def _share(self, request: ShareFolder, host: Channel) -> None:
         self.launches.share(request, host, lambda mount, tls: self.issue(Purpose(shared=mount), tls))
 
-    def _run_node(self, request: Message, host: Channel) -> None:
+    @_answers(StartNode)
+    def _run_node(self, request: StartNode, host: Channel) -> None:
         """Run a node without a job, to measure links, for as long as the host holds this connection."""
-        assert isinstance(request, StartNode)
         if not 0 < request.size <= self.config.policy.largest_model:
             text = f"policy.largest_model: a node of {request.size} values"
             host.send(Failure("policy", text), Deadline.after(REPLY_SECONDS))
@@ -243,9 +254,9 @@ class AgentService:
                     answer = Failure("device", f"the node cannot be started: {error}")
                 host.send(answer, Deadline.after(REPLY_SECONDS))
 
-    def _serve_data(self, request: Message, host: Channel) -> None:
+    @_answers(StartDataService)
+    def _serve_data(self, request: StartDataService, host: Channel) -> None:
         """Run a data service for as long as the host holds this connection."""
-        assert isinstance(request, StartDataService)
         gate, tally = self.gate, self.data_tally
         try:
             made = DataServiceProcess(self.config, request.secret, gate.patterns, tally, self.zygote)
@@ -258,9 +269,9 @@ class AgentService:
             with contextlib.closing(made):
                 made.serve(host)
 
-    def _run_job(self, request: Message, host: Channel) -> None:
+    @_answers(PrepareWorker)
+    def _run_job(self, request: PrepareWorker, host: Channel) -> None:
         """Run a job's worker for as long as the host holds this connection."""
-        assert isinstance(request, PrepareWorker)
         try:
             check_work(request.work, "the job")
             check_job_files(request.needed, "the job: files")
@@ -295,15 +306,6 @@ class AgentService:
             self._workers.remove(worker)
             worker.stop()
             log.info("job %s: worker ended", worker.name)
-
-    _LASTING: dict[type[Message], Callable[[AgentService, Message, Channel], None]] = {  # noqa: RUF012 - as above
-        PrepareWorker: _run_job,
-        StartNode: _run_node,
-        StartDataService: _serve_data,
-        Launch: _launch,
-        ShareFolder: _share,
-    }
-    """What takes the connection over, for as long as it lasts."""
 
 
 def _without_payload(request: Head) -> Message:

@@ -24,8 +24,7 @@ import psutil
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import LedgerCounters, Pattern
-from millpond.agent.node.memory import NodeMemory
-from millpond.agent.node.questions import PARENT, YES
+from millpond.agent.node.memory import PARENT, YES, NodeMemory
 from millpond.aggregate.messages import GetNodeTicket, NodeReady, SetPeers, StartNode
 from millpond.aggregate.udp.datagrams import RECEIVE_BUFFER, SEND_BUFFER
 from millpond.base.errors import ProtocolError, Refused

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (shared memory): what the agent and the process of a reduction node share."""
+"""Edge (shared memory): what the agent and the process of a reduction node share, and what that asks the
+agent on their socket pair, one packet each: a letter, and a name.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,16 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from typing import Final
 
 from millpond.linux import memory
 from millpond.tunnel.ring.barrier import barrier_of_threads
+
+DIAL: Final = b"D"
+"""For a connection to the node of this name: answered by its descriptor, or by why there is none."""
+PARENT: Final = b"P"
+"""For whether the node of this name may ask for sums: answered by YES, or by anything else."""
+YES: Final = b"Y"
 
 
 class OfferedExchange:

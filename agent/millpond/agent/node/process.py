@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern
-from millpond.agent.node.memory import OfferedExchange
-from millpond.agent.node.questions import DIAL, PARENT, YES
+from millpond.agent.node.memory import DIAL, PARENT, YES, OfferedExchange
 from millpond.aggregate.datagram_rounds import DatagramRounds
 from millpond.aggregate.node import ReductionNode
 from millpond.base.deadline import Deadline

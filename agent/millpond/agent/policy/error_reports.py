@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: a worker's report of an error, rebuilt from a closed set: the job's own code runs in the worker, and
-could put anything into a text.
+"""Edge (files): a worker's report of an error, rebuilt from a closed set: the job's own code runs in the
+worker, and could put anything into a text.
 
 A text that may leave is one of millpond's own, whose only free parts are names that the host itself has sent,
 types and small numbers; or, of any other exception, its type and its place in the job's or millpond's files.
@@ -15,7 +15,9 @@ import errno
 import os
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
+from millpond import train
 from millpond.train.worker.fixed_texts import is_fixed
 from millpond.wire.messages import Failure
 
@@ -103,46 +105,9 @@ _PLACE = re.compile(
     r"|in torch's default_collate))"
     r"(: out of memory)?(?:; .*|: (.+))"
 )
-OWN_FILES = tuple(
-    f"millpond/train/{name}.py"
-    for name in (
-        "compute/local_trainer",
-        "compute/optimizers",
-        "compute/accelerator",
-        "compute/batch_loop",
-        "compute/evaluation",
-        "compute/inner_steps",
-        "compute/personal",
-        "compute/personal_model",
-        "compute/selection",
-        "compute/server_optimizer",
-        "data/folders",
-        "data/labelled_images",
-        "data/parquet",
-        "data/rows",
-        "data/shards",
-        "data/streamed",
-        "data/tar",
-        "distributed/allreduce",
-        "distributed/channel",
-        "distributed/collectives",
-        "distributed/group",
-        "task/guessed_images",
-        "task/made_up",
-        "task/structure",
-        "task/sums",
-        "task/task",
-        "determinism/generators",
-        "state/flat",
-        "state/flat_parameters",
-        "state/personal_state",
-        "worker/process",
-        "worker/roles",
-        "worker/user_code",
-        "zoo/models",
-    )
-)
-"""The files of millpond in which an exception can be raised that none of the job's files is part of."""
+_OWN_FILE = re.compile("millpond/train/((?:[a-z0-9_]+/)*[a-z0-9_]+[.]py)")
+"""A file of millpond in which an exception can be raised that none of the job's files is part of."""
+_TRAIN = Path(str(train.__file__)).parent
 _LONGEST = 4096
 
 
@@ -175,11 +140,19 @@ def _place(text: str, names: Collection[str], code: Mapping[str, str]) -> str:
         return f"{kind} in the model that {factory} makes{stays}"
     if file is None:
         return f"{kind} {part}{stays}"
-    lines = code[file].count("\n") + 1 if file in code else 999_999 if file in OWN_FILES else 0
-    if int(line) > lines:
+    if int(line) > _lines_of(file, code):
         return f"{kind}{stays}"
     where = f" in {function}" if is_word(function or "", known) else ""
     return f"{kind} at {file}:{line}{where}{stays}"
+
+
+def _lines_of(file: str, code: Mapping[str, str]) -> int:
+    """Return the lines of a file of the job's or of millpond's, 0 of any other."""
+    if file in code:
+        return code[file].count("\n") + 1
+    own = _OWN_FILE.fullmatch(file)
+    path = _TRAIN / own[1] if own else None
+    return path.read_text().count("\n") if path and path.is_file() else 0
 
 
 def _is_exception(name: str) -> bool:

@@ -10,7 +10,7 @@ each batch in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from millpond.linux.progress import reading
 from millpond.train.balance.curve import Ints
-from millpond.train.compute.prefetch import ReadingMeter
+from millpond.train.compute.prefetch import ReadingMeter, prefetched
 from millpond.train.compute.selection import Selection, places_of
 from millpond.train.data.errors import DataError
 from millpond.train.task.structure import size_of
@@ -69,15 +69,10 @@ class MiniEpochReader:
         """
         wanted = self._divided(chosen, shuffle)
         self._meter.divided(len(wanted))
-        with ThreadPoolExecutor(1, "mini-epoch") as pool:
-            ahead = pool.submit(self._read, chosen, wanted[0])
-            for following in [*wanted[1:], None]:
-                current, memory = ahead.result()
-                if following is not None:
-                    ahead = pool.submit(self._read, chosen, following)
-                yield current
-                for part in memory:
-                    part.evict()
+        for _, (current, memory) in prefetched(wanted, partial(self._read, chosen), 1, 1):
+            yield current
+            for part in memory:
+                part.evict()
 
     def _divided(self, chosen: Selection, shuffle: torch.Generator) -> list[Ints]:
         """Return the places of the samples of each mini-epoch. Raises DataError if a group does not fit."""

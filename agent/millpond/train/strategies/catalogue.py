@@ -1,41 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the strategies by their names in a job, and their keys."""
+"""Pure: the strategies by their names in a job, one module each, and their keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from millpond.base.errors import ConfigError
 from millpond.base.schema import load, nearest
-from millpond.train.strategies.apfl import Apfl
-from millpond.train.strategies.fedadagrad import FedAdagrad
-from millpond.train.strategies.fedadam import FedAdam
-from millpond.train.strategies.fedavg import FedAvg
-from millpond.train.strategies.fedavgm import FedAvgM
-from millpond.train.strategies.fednova import FedNova
-from millpond.train.strategies.fedopt import FedOpt
-from millpond.train.strategies.fedprox import FedProx
-from millpond.train.strategies.fedyogi import FedYogi
-from millpond.train.strategies.median import CoordinateMedian
-from millpond.train.strategies.perfedavg import PerFedAvg
+from millpond.train import strategies
 from millpond.train.strategies.strategy import Combination, LocalRule, Strategy
-from millpond.train.strategies.trimmed import TrimmedMean
 
-STRATEGIES: Final[Mapping[str, type[Strategy]]] = {
-    "fedavg": FedAvg,
-    "fedavgm": FedAvgM,
-    "fedprox": FedProx,
-    "fednova": FedNova,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedadagrad": FedAdagrad,
-    "fedopt": FedOpt,
-    "median": CoordinateMedian,
-    "trimmed": TrimmedMean,
-    "apfl": Apfl,
-    "perfedavg": PerFedAvg,
-}
+_COMMON = ("adaptive", "catalogue", "strategy")
+"""Modules here that are no strategy: a name in a job is that of any other, which has one class."""
+
+
+def _classes() -> Iterator[tuple[str, type[Strategy]]]:
+    for info in pkgutil.iter_modules(strategies.__path__):
+        if info.name not in _COMMON:
+            module = importlib.import_module(f"{strategies.__name__}.{info.name}")
+            classes = (each for each in vars(module).values() if isinstance(each, type))
+            own = (each for each in classes if each.__module__ == module.__name__)
+            yield info.name, next(each for each in own if issubclass(each, Strategy))
+
+
+STRATEGIES: Final[Mapping[str, type[Strategy]]] = dict(_classes())
 
 
 def check(given: str | Mapping[str, Any], where: str) -> Strategy | None:
