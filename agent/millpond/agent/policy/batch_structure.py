@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from millpond.agent.policy.error_reports import is_word
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import BatchPart
 from millpond.train.task.structure import GUESSED_IMAGES
@@ -49,3 +48,8 @@ def _place(place: str, known: str) -> str:
     found = re.findall(r"\[[0-9]{1,2}\]|[^.\[\]]+", place)[:_MOST_LENGTHS]
     told = [each if each.startswith("[") or is_word(each, known) else _HIDDEN for each in found]
     return re.sub(r"\.\[", "[", ".".join(told))
+
+
+def is_word(name: str, text: str) -> bool:
+    """Return whether ``name`` is an identifier and a word of ``text``."""
+    return bool(name) and name.isidentifier() and bool(re.search(rf"\b{re.escape(name)}\b", text))

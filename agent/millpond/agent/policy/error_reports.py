@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from millpond import train
+from millpond.agent.policy.batch_structure import is_word
 from millpond.train.worker.fixed_texts import is_fixed
 from millpond.wire.messages import Failure
 
@@ -158,8 +159,3 @@ def _lines_of(file: str, code: Mapping[str, str]) -> int:
 def _is_exception(name: str) -> bool:
     found = getattr(builtins, name, None)
     return isinstance(found, type) and issubclass(found, BaseException)
-
-
-def is_word(name: str, text: str) -> bool:
-    """Return whether ``name`` is an identifier and a word of ``text``."""
-    return bool(name) and name.isidentifier() and bool(re.search(rf"\b{re.escape(name)}\b", text))

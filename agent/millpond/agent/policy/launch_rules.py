@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from millpond.agent.policy.error_reports import is_word
+from millpond.agent.policy.batch_structure import is_word
 from millpond.agent.policy.rules import PRIVATE, check_folder, refused
 from millpond.agent.policy.settings import Policy
 from millpond.agent.policy.signatures import check_digest
