@@ -13,11 +13,11 @@ from typing import cast
 import pytest
 
 from millpond.fs.fuse import abi
-from millpond.fs.fuse.abi import Code, Feature, LockBody
+from millpond.fs.fuse.abi import Code, LockBody
 from millpond.fs.fuse.directories import EntryBuffer, list_names
 from millpond.fs.vfs.inode_api import InodeFs, Node
 from millpond.fs.vfs.ownership import OwnerMap
-from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle, Statistics
+from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle
 
 ATTRIBUTES = Attributes(
     0x1122334455667788,
@@ -68,36 +68,6 @@ def test_names_end_with_nul() -> None:
             abi.names(memoryview(data), count)
 
 
-@pytest.mark.parametrize(
-    ("layout", "size"),
-    [
-        (abi.GETATTR, 16),
-        (abi.SETATTR, 88),
-        (abi.MKNOD, 16),
-        (abi.MKDIR, 8),
-        (abi.RENAME, 8),
-        (abi.RENAME2, 16),
-        (abi.LINK, 8),
-        (abi.OPEN, 8),
-        (abi.CREATE, 16),
-        (abi.READ, 40),
-        (abi.WRITE, 40),
-        (abi.RELEASE, 24),
-        (abi.FLUSH, 24),
-        (abi.INTERRUPT, 8),
-        (abi.FSYNC, 16),
-        (abi.FALLOCATE, 32),
-        (abi.LSEEK, 24),
-        (abi.FORGET, 8),
-        (abi.BATCH_FORGET, 8),
-        (abi.FORGOTTEN, 16),
-        (abi.REPLY, 16),
-    ],
-)
-def test_sizes(layout: struct.Struct, size: int) -> None:
-    assert layout.size == size
-
-
 def test_attributes() -> None:
     packed = abi.pack_attributes(ATTRIBUTES)
     assert len(packed) == 104
@@ -113,24 +83,6 @@ def test_an_entry_is_a_node_and_its_attributes() -> None:
     assert len(packed) == 128
     assert struct.unpack_from("=QQQQII", packed) == (9, 0, 0, 0, 0, 0)
     assert packed[40:] == abi.pack_attributes(ATTRIBUTES)[16:]
-
-
-def test_init() -> None:
-    packed = abi.pack_init(Feature.MAX_PAGES | Feature.INIT_EXT | Feature.PASSTHROUGH, 1 << 20, 1)
-    assert len(packed) == 64
-    major, minor, ahead, low, _, _, write, grain, pages, _, high, depth = struct.unpack_from(
-        "=IIIIHHIIHHII", packed
-    )
-    assert (major, minor, ahead, write, grain, depth) == (7, 40, 1 << 20, 1 << 20, 1, 1)
-    assert (low, high) == (1 << 22 | 1 << 30, 1 << 5)
-    assert pages * os.sysconf("SC_PAGESIZE") == 1 << 20
-
-
-def test_opened_and_statistics() -> None:
-    assert struct.unpack("=QIi", abi.pack_opened(3, abi.OPEN_PASSTHROUGH, 8)) == (3, 128, 8)
-    packed = abi.pack_statistics(Statistics(4096, 512, 100, 50, 40, 30, 20, 255))
-    assert len(packed) == 80
-    assert struct.unpack_from("=QQQQQIIII", packed) == (100, 50, 40, 30, 20, 4096, 255, 512, 0)
 
 
 class Listed:
@@ -211,9 +163,3 @@ def test_who_gives_up_locks() -> None:
     released = struct.pack("=QIIQ", 3, os.O_RDWR, 1 << 1, owner)
     assert abi.RELEASE.unpack(released) == (3, os.O_RDWR, abi.RELEASE_FLOCK_UNLOCK, owner)
     assert abi.INTERRUPT.unpack(struct.pack("=Q", 78)) == (78,)
-
-
-def test_the_numbers_of_locks() -> None:
-    codes = (Code.FLUSH, Code.GETLK, Code.SETLK, Code.SETLKW, Code.INTERRUPT)
-    assert codes == (25, 31, 32, 33, 36)
-    assert (Feature.POSIX_LOCKS, Feature.FLOCK_LOCKS) == (2, 1024)

@@ -37,27 +37,6 @@ class TestLeases:
             assert client.kept(node)
         assert not client.kernel.dropped
 
-    def test_nobody_waits_longer_than_a_lease(self, client: Client, device: Device) -> None:
-        node = client.find(b"f")
-        client.read(node)
-        stuck = threading.Event()
-
-        def before(_node: int) -> None:
-            stuck.wait(4 * SOON)
-
-        client.kernel.before = before
-        start = time.monotonic()
-        device.put(b"f", b"longer")
-        assert time.monotonic() - start > LEASE / 4
-        count = len(client.kernel.dropped)
-        stuck.set()
-        dropped = client.kernel.dropped
-        eventually(lambda: node in [which for which, _ in dropped[count + 1 :]], "it is dropped once more")
-        assert client.size(node) == 6 and client.read(node) == b"longer"
-        client.await_lease()
-        device.put(b"f", b"again!!")
-        assert client.size(node) == 7 and client.read(node) == b"again!!"
-
     def test_everything_is_dropped_at_the_end_of_a_lease(
         self, client: Client, device: Device, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:

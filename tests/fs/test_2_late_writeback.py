@@ -80,16 +80,6 @@ def test_what_others_have_changed_since_the_lease_was_over_stays(
         assert write_back(client, to_f, b"L") == 1 and client.read(f) == b"Longer"
 
 
-def test_what_was_only_written_is_dropped_with_its_data(client: Client, device: Device) -> None:
-    """Or the kernel would write back later what it has kept of that."""
-    f = client.find(b"f")
-    with client.opened(f, os.O_RDWR) as handle:
-        client.tree.write(handle, b"two", 0)
-        assert client.size(f) == 3 and client.kept(f)
-        device.put(b"f", b"three")
-        assert (f, True) in client.kernel.dropped
-
-
 def test_what_becomes_late_just_before_it_is_written(
     client: Client,
     device: Device,

@@ -19,24 +19,6 @@ from millpond.linux import syscalls
 from .support import Doing, Server, errno_of, lasts
 
 
-def test_a_server_that_was_started_again(volume: PathAdapter, server: Server, top: Path) -> None:
-    handle = volume.open("f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    volume.write(handle, b"hello", 0)
-    server.restart()
-    assert volume.read(handle, 5, 0) == b"hello"  # opened again, and not created, emptied or refused
-    server.restart()
-    volume.mkdir("d", 0o755)
-    server.restart()
-    volume.rename("f", "d/f")
-    server.restart()
-    assert volume.write(handle, b"H", 0) == 1  # found under its new name
-    assert (top / "d" / "f").read_bytes() == b"Hello"
-    server.restart()
-    volume.release(handle)
-    volume.statfs()
-    assert server.open_files == 0
-
-
 def test_fsync_does_not_promise_what_may_be_gone(volume: PathAdapter, server: Server) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
     volume.write(handle, b"1", 0)

@@ -10,7 +10,6 @@ import random
 import resource
 import stat
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from .conftest import InNamespace, World, served
 from .support import below, errno_of
 
 OnDevice = Callable[[Callable[[Path, Path], None]], None]
-TICK = 0.02  # longer than the steps in which a file system's clock goes
 
 
 @pytest.fixture
@@ -85,53 +83,6 @@ def test_a_mount_without_descriptors_recovers(world: World, in_namespace: InName
         eventually(lambda: errno_of(os.listdir, top / "d") is None, "a descriptor for it")
 
     in_namespace(body)
-
-
-def described(file: Path) -> str:
-    """Links and time of change; stat(1) asks the kernel for nothing else, of which it might know less."""
-    return subprocess.check_output(["stat", "-c", "%h %.9Y", file], text=True)
-
-
-def test_what_is_stored_to_a_map_changes_the_times(on_device: OnDevice) -> None:
-    def body(top: Path, flash: Path) -> None:
-        (top / "f").write_bytes(bytes(8192))
-        before = described(top / "f")
-        with (top / "f").open("r+b") as file:
-            try:
-                view = mmap.mmap(file.fileno(), 8192)
-            except OSError:
-                pytest.skip("without passthrough there are no shared maps")
-        with view:
-            assert described(top / "f") == before
-            for number in range(3):
-                time.sleep(TICK)
-                view[0:4] = b"data"
-                view.flush()
-                assert described(top / "f") == described(flash / "f")
-                assert number or described(top / "f") > before  # some file systems notice the first alone
-
-    on_device(body)
-
-
-def test_directories_have_the_links_and_times_of_the_flash(on_device: OnDevice) -> None:
-    def body(top: Path, flash: Path) -> None:
-        (top / "d").mkdir()
-        for change in (
-            lambda: (top / "d" / "e").mkdir(),
-            lambda: (top / "d" / "f").touch(),
-            lambda: (top / "d" / "f").rename(top / "d" / "g"),
-            lambda: os.link(top / "d" / "g", top / "d" / "h"),
-            lambda: (top / "d" / "g").unlink(),
-            lambda: (top / "d" / "e").rename(top / "e"),
-            lambda: (top / "e").rmdir(),
-        ):
-            assert described(top / "d") == described(flash / "d")
-            time.sleep(TICK)
-            change()
-            for name in (".", "d"):  # looked at, not listed: to list it is to ask for all of it again
-                assert described(top / name) == described(flash / name)
-
-    on_device(body)
 
 
 @pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR])

@@ -61,14 +61,12 @@ class CallbackChannel:
         self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
         self._drop_queue: queue.SimpleQueue[CachedInode | None] = queue.SimpleQueue()
         self._drop_thread = threading.Thread(target=self._drop_all, name="drops", daemon=True)
-        tree.rpc.on_invalidate = self._on_invalidate
 
     def start(self) -> None:
         """Start the threads and wait for the first lease; from then on the client caches what the server
         grants.
         """
-        self._tree.backchannel = self
-        self._tree.write_behind.on_lost = self.drop_soon
+        self._tree.attend(self)
         self._thread.start()
         self._drop_thread.start()
         with self._changed:
@@ -108,8 +106,10 @@ class CallbackChannel:
         while file := self._drop_queue.get():
             self._drop_one(file)
 
-    def _on_invalidate(self, files: Sequence[CachedInode]) -> None:
-        """With the lock: queue all files for invalidation in the kernel, since no grant is valid any more."""
+    def invalidated(self, files: Sequence[CachedInode]) -> None:
+        """With the lock: queue files for invalidation in the kernel, since no grant of them is valid any
+        more.
+        """
         for file in files:
             if file.node not in self._invalidated:
                 file.recalling += 1
@@ -137,7 +137,7 @@ class CallbackChannel:
                 self._answer_recalls(channel, deadline)
             finally:
                 with self._changed:
-                    self._on_invalidate(self._inodes.invalidate_all(self._inodes.verifier))
+                    self.invalidated(self._inodes.invalidate_all(self._inodes.verifier))
                 self._drop_invalidated()
                 with contextlib.suppress(OSError):  # sent later
                     self._tree.write_behind.flush_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from millpond.fs.client.cache.inode import CachedInode
@@ -23,15 +24,18 @@ _MOMENT = 0.001
 
 
 class Backchannel(Protocol):
-    """The part of the callback channel that reads need: the lease, and invalidation without a recall."""
+    """What renews the lease of a client, and invalidates what its kernel caches."""
 
     def await_lease(self, file: CachedInode) -> None:
         """Return once the lease is valid or the file is being recalled. Raises WouldBlock and OSError."""
 
     def drop_soon(self, file: CachedInode) -> None:
         """With the lock: queue a file for invalidation whose data is about to be returned to the kernel
-        without a grant.
+        without a grant, or was lost.
         """
+
+    def invalidated(self, files: Sequence[CachedInode]) -> None:
+        """With the lock: queue files for invalidation, since no grant of them is valid any more."""
 
 
 class Reader:

@@ -64,11 +64,14 @@ class RemoteFs:
     """
 
     def __init__(self, dial: Dial, timeout: float = DEFAULT_SECONDS) -> None:
-        self.rpc = RpcPool(dial, timeout)
+        self.backchannel: Backchannel | None = None
+        self.rpc = RpcPool(dial, timeout, self._on_invalidate)
         self.meter, self._inodes, self._lock = self.rpc.meter, self.rpc.inodes, self.rpc.lock
         self.files = OpenFiles(self.rpc)
         self._small_files = SmallFileCache()
-        self.write_behind = WriteBehind(self.rpc, self.files, self._data_invalidation, self._cache_written)
+        self.write_behind = WriteBehind(
+            self.rpc, self.files, self._data_invalidation, self._cache_written, self._on_lost
+        )
         self.extended = RemoteExtended(self.rpc)
         self.locks = remote_file_locks(self.rpc, self.write_behind.flush)
         self._directories = OpenDirectories(self.rpc, self._ttl)
@@ -77,7 +80,6 @@ class RemoteFs:
         self._readahead = Readahead(self.rpc)
         self._reader = Reader(self.rpc, self.files, self._small_files, self._prefetcher, self._readahead)
         self.bulk = RemoteBulk(self.rpc, self._invalidation)
-        self.backchannel: Backchannel | None = None
 
     def close(self) -> None:
         """Disconnect; the server closes the files that were open."""
@@ -86,6 +88,18 @@ class RemoteFs:
         self.locks.close()
         self.rpc.close()
         self.files.clear()
+
+    def attend(self, backchannel: Backchannel) -> None:
+        """Cache from now on what the server grants, as long as the backchannel renews the lease."""
+        self.backchannel = backchannel
+
+    def _on_invalidate(self, files: Sequence[CachedInode]) -> None:
+        if self.backchannel:
+            self.backchannel.invalidated(files)
+
+    def _on_lost(self, file: CachedInode) -> None:
+        if self.backchannel:
+            self.backchannel.drop_soon(file)
 
     def _file(self, node: Node) -> CachedInode:
         file = self.rpc.file(node)

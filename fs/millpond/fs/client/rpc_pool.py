@@ -44,13 +44,14 @@ class RpcPool:
     when the server has lost the session. ``session`` is what the server said of it.
     """
 
-    def __init__(self, dial: Dial, timeout: float) -> None:
+    def __init__(
+        self, dial: Dial, timeout: float, on_invalidate: Callable[[list[CachedInode]], None]
+    ) -> None:
         self.client = os.urandom(16)
         self.meter = OperationMeter()
         self.posted: list[tuple[int, Message]] = []
         self.busy: list[RpcSlot] = []
-        self.inodes, self.lock = InodeCache(), threading.Lock()
-        self.on_invalidate: Callable[[list[CachedInode]], None] = lambda _files: None
+        self.inodes, self.lock, self.on_invalidate = InodeCache(), threading.Lock(), on_invalidate
         self._dial, self.timeout, self.silence = dial, timeout, min(timeout, SILENT_SECONDS)
         self._keep_alive = KeepAlive(self._ping, self.silence)
         self._pinging = RpcSlot(dial, self.client, self._keep_alive, blocking=False)

@@ -79,10 +79,10 @@ class WriteBehind:
         files: OpenFiles,
         invalidation: Callable[[CachedInode], Invalidation],
         learn: Callable[[Invalidation, CachedInode, p.AttributesAre | None, Buffer], None],
+        on_lost: Callable[[CachedInode], None],
     ) -> None:
         self._rpc, self._files, self._invalidation, self._learn = rpc, files, invalidation, learn
-        self._inodes, self._lock = rpc.inodes, rpc.lock
-        self.on_lost: Callable[[CachedInode], None] = lambda _file: None
+        self._inodes, self._lock, self._on_lost = rpc.inodes, rpc.lock, on_lost
         self._new: dict[Node, _NewFile] = {}
         self._dirty: dict[Node, _NewFile] = {}
         self._bytes = 0
@@ -320,7 +320,7 @@ class WriteBehind:
                 self._remove(one, extent)
             if lost:
                 one.file.durability.fail(_code(error))
-                self.on_lost(one.file)
+                self._on_lost(one.file)
         if lost:
             text = "%d bytes of a new file are lost that did not reach the device: %s"
             log.warning(text, lost, error.strerror)
