@@ -142,8 +142,8 @@ class OpenFiles:
         attributes.
         """
         file, late = self.get(handle), page_writeback.get()
-        with self._rpc.lock:
-            file.file.has_data |= not file.direct  # the kernel caches written pages, too
+        if not file.direct:
+            file.file.has_data = True  # the kernel caches written pages, too
         with self._rpc.call() as call:
 
             def prepare() -> Message:

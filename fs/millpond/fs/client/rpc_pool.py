@@ -151,9 +151,18 @@ class RpcPool:
         with self.call() as call:
             call.ask(p.GetStatistics, p.StatisticsAre, idempotent=True)
 
+    def has_due(self) -> bool:
+        """Return whether anything is to go out with the next request. Needs no lock."""
+        return bool(self.posted) or self.must_forget() or len(self.inodes.to_return) >= _FORGET_AT_ONCE
+
+    def must_forget(self) -> bool:
+        """Return whether FORGETs are due: many, or one of a file that may take flash space until then."""
+        count = len(self.inodes.to_forget)
+        return count >= _FORGET_AT_ONCE or (count > 0 and self.inodes.forget_is_urgent)
+
     def forget_now(self) -> None:
         """Send due FORGETs before another request, whose reply they would make invalid."""
-        if len(self.inodes.to_forget) >= _FORGET_AT_ONCE or self.inodes.forget_is_urgent:
+        if self.must_forget():
             self._send_posted()
 
     def make_room(self) -> bool:
@@ -244,6 +253,8 @@ class RpcCall:
             self._slot.disconnect()  # else its old session would look like a new one
             raise SlotLost(in_doubt=False)
         self._rpc.session = self._slot.session
+        if inodes.verifier == self._slot.verifier and not self._rpc.has_due():
+            return
         with self._rpc.lock:
             if inodes.verifier != self._slot.verifier:
                 session = self._slot.session
@@ -252,7 +263,7 @@ class RpcCall:
                 message for verifier, message in self._rpc.posted if verifier == inodes.verifier
             ]
             self._rpc.posted.clear()
-            if len(inodes.to_forget) >= _FORGET_AT_ONCE or (inodes.to_forget and inodes.forget_is_urgent):
+            if self._rpc.must_forget():
                 self._slot.posted.append(p.Forget(inodes.take_forgets()))
             if len(inodes.to_return) >= _FORGET_AT_ONCE:
                 grants = inodes.take_returns()
