@@ -32,7 +32,8 @@ TOGETHER = {
     "tunnel": ["tcp_python_over_relay", "pps_python_over_relay"],
     "volume": [
         *("device,device-small,fuse-python", "host-read,host-reread,host-random,host-write"),
-        *("host-small-write,host-meta,host-list,untar,git,epoch,copy", "host-parallel,host-parallel-small"),
+        *("host-small-write,host-page-write,host-meta,host-list,untar,git,epoch,copy",),
+        *("host-parallel,host-parallel-small",),
         *("slow-flash,stalled", "million-private,million-public,million-host"),
     ],
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from bench.tunnel.namespace import Traffic
 from bench.tunnel.plain_routes import wait_for_line
 from bench.tunnel.route import RouteFailed as NotStarted
 from bench.tunnel.ssh_routes import CIPHER
+from bench.volume.passthrough import __file__ as passthrough
 from bench.volume.plain_server import __file__ as plain_server
 from bench.volume.route import Mount, Route, RouteFailed, native, served
 from millpond.fs.store.layout import PUBLIC
@@ -59,6 +60,9 @@ class Host:
             "one": Route("one", "one program", lambda: mounted(self)),
             "sshfs": Route("sshfs", f"sshfs ({CIPHER})", lambda: _sshfs(self)),
             "plain": Route("plain", "sshfs without encryption (directport)", lambda: _plain(self)),
+            "passthrough": Route(
+                "passthrough", "a plain FUSE passthrough, a request an operation", lambda: _passthrough(self)
+            ),
             "native": Route("native", "the backing file system", lambda: native(self.backing)),
         }
         return tuple(found[key] for key in keys)
@@ -181,11 +185,35 @@ def _plain(host: Host) -> Iterator[Mount]:
 
 
 @contextlib.contextmanager
+def _passthrough(host: Host) -> Iterator[Mount]:
+    """To a server in the device's network that performs each request of the kernel."""
+    mountpoint = host.scratch / "passthrough-mount"
+    near = [
+        *_in_network_of(host.emulation.daemon().pid),
+        MILLPOND[0],
+        passthrough,
+        "mount",
+        host.address,
+        _PORT,
+    ]
+    far = [MILLPOND[0], passthrough, "serve", host.address, _PORT, str(host.backing)]
+    with _in_board(host, far) as server, served([*near, str(mountpoint)], mountpoint, "ready") as client:
+        yield _mount(host, mountpoint, (client.pid,), server)
+
+
+@contextlib.contextmanager
 def _plain_server(host: Host) -> Iterator[int]:
     if not _SFTP_SERVER.exists():
         raise RouteFailed(f"there is no {_SFTP_SERVER}")
-    board = host.emulation.pid_one(DEVICE).pid
-    argv = [*_in_network_of(board), MILLPOND[0], plain_server, host.address, _PORT, str(_SFTP_SERVER)]
+    argv = [MILLPOND[0], plain_server, host.address, _PORT, str(_SFTP_SERVER)]
+    with _in_board(host, argv) as pid:
+        yield pid
+
+
+@contextlib.contextmanager
+def _in_board(host: Host, argv: Sequence[str]) -> Iterator[int]:
+    """Run a server in the device's network, once it listens. Yields its process id. Raises RouteFailed."""
+    argv = [*_in_network_of(host.emulation.pid_one(DEVICE).pid), *argv]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for_line(process)

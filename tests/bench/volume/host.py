@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (an emulated fleet): the host's mount of a device, against sshfs over the same tunnel."""
+"""Edge (an emulated fleet): the host's mount of a device, against sshfs and a plain FUSE passthrough over the
+same tunnel.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from bench.volume.trees import ListTree, Untar
 from system.support import why_not
 
 _FILE = "file"
+_SMALL_WRITE = {1: "page_write", 2: "small_write"}
 _CORES = f"all share {os.cpu_count()} cores, which bounds the sum of what several programs get"
 
 
@@ -72,7 +76,7 @@ def reads(stage: Stage) -> Trial:
     """First reads."""
     mib = stage.lengths.mib
     what = f"host, first read of {mib} MiB by 1 MiB; on the device they are in memory"
-    routes = stage.host.routes("millpond", "sshfs", "plain")
+    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
     work = Read(stage.program, _FILE, MIB, mib, "sequential")
     return Trial("host_read", what, work, routes, stage.lengths.repeats, EMULATION)
 
@@ -81,7 +85,7 @@ def rereads(stage: Stage) -> Trial:
     """Of what the host has read before."""
     mib = stage.lengths.mib
     what = f"host, {mib} MiB by 1 MiB once more after a first read"
-    routes = stage.host.routes("millpond", "native", "sshfs")
+    routes = stage.host.routes("millpond", "native", "sshfs", "passthrough")
     work = Read(stage.program, _FILE, MIB, mib, "sequential", again=True)
     return Trial("host_reread", what, work, routes, stage.lengths.repeats, EMULATION)
 
@@ -91,7 +95,7 @@ def random_reads(stage: Stage) -> Trial:
     count = stage.lengths.random
     what = f"host, {count} random reads of 4 KiB of a file of {stage.lengths.mib} MiB, not read before"
     work = Read(stage.program, _FILE, PAGE, count, "random")
-    routes = stage.host.routes("millpond", "sshfs", "plain")
+    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
     return Trial("host_rand", what, work, routes, stage.lengths.repeats, EMULATION)
 
 
@@ -100,20 +104,22 @@ def writes(stage: Stage) -> Trial:
     mib = stage.lengths.mib
     what = f"host, a new file of {mib} MiB written by 1 MiB, and an fsync"
     work = Write(stage.program, stage.tools.folder("pattern-host"), mib, "sync")
-    routes = stage.host.routes("millpond", "sshfs", "plain")
+    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
     return Trial("host_write", what, work, routes, stage.lengths.repeats, EMULATION)
 
 
-def small_writes(stage: Stage) -> Trial:
-    """Of 8 KiB each, with an fsync. OpenSSH's sftp-server takes 20 to 66 s of processor time for the first of
-    a connection, for the next mostly 0.3 s: that is not what is to be compared.
+def small_writes(pages: int, stage: Stage) -> Trial:
+    """Of so many pages each, with an fsync. OpenSSH's sftp-server takes 20 to 66 s of processor time for the
+    first of a connection, for the next mostly 0.3 s: that is not what is to be compared.
     """
-    mib = stage.lengths.mib
-    what = f"host, a new file of {mib} MiB by write()s of 8 KiB, and an fsync, the second on a mount"
-    folder = stage.tools.folder("pattern-small")
-    work = Write(stage.program, folder, mib, "sync", block=2 * PAGE, used=True)
-    routes = stage.host.routes("millpond", "plain")
-    return Trial("small_write", what, work, routes, stage.lengths.long_repeats, EMULATION)
+    mib, size = stage.lengths.mib, pages * PAGE
+    what = (
+        f"host, a new file of {mib} MiB by write()s of {size >> 10} KiB, and an fsync, the second on a mount"
+    )
+    folder = stage.tools.folder(f"pattern-{size}")
+    work = Write(stage.program, folder, mib, "sync", block=size, used=True)
+    routes = stage.host.routes("millpond", "plain", "passthrough")
+    return Trial(_SMALL_WRITE[pages], what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
 def listings(stage: Stage) -> Trial:
@@ -122,7 +128,7 @@ def listings(stage: Stage) -> Trial:
     work = ListTree("listed", count)
     work.make(stage.host.backing)
     what = f"host, ls -lR of {count} files, a thousand in a folder, of a fresh mount"
-    routes = stage.host.routes("millpond", "plain", "sshfs")
+    routes = stage.host.routes("millpond", "plain", "sshfs", "passthrough")
     return Trial("ls", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
@@ -132,7 +138,7 @@ def unpackings(stage: Stage) -> Trial:
     work = Untar(stage.tools.folder("archive") / "files.tar", count)
     work.make()
     what = f"host, tar -x of {count} files of 1 to 4 KiB, a hundred in a folder"
-    routes = stage.host.routes("millpond", "plain", "sshfs")
+    routes = stage.host.routes("millpond", "plain", "sshfs", "passthrough")
     return Trial("untar", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
@@ -160,7 +166,7 @@ def creations(stage: Stage) -> Trial:
     """With attributes and removals."""
     count = stage.lengths.created
     what = f"host, create, stat and unlink of {count} files, one after the other"
-    routes = stage.host.routes("millpond", "sshfs", "plain")
+    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
     return Trial("host_meta", what, CreateFiles(count), routes, stage.lengths.repeats, EMULATION)
 
 
@@ -169,7 +175,7 @@ def clones(stage: Stage) -> Trial:
     work = CloneGit(stage.tools.folder("git") / "source")
     work.make()
     what = "host, git clone of 200 files with some history, and git status"
-    routes = stage.host.routes("millpond", "sshfs", "plain")
+    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
     return Trial("git", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
@@ -183,33 +189,49 @@ def epochs(stage: Stage) -> Trial:
     return Trial("epoch", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
+def _over(name: str, *peers: str) -> dict[str, str]:
+    """Return the ratios over these peers, and the peer's key of each."""
+    return {f"{name}_over_{peer}": peer for peer in peers}
+
+
 PARTS = {
     "host-read": Part(
         "The host reads a file for the first time",
-        {"host_read_over_sshfs": "sshfs", "host_read_over_plain": "plain"},
+        _over("host_read", "sshfs", "plain", "passthrough"),
         reads,
     ),
-    "host-reread": Part("The host reads a file again", {"host_reread_over_native": "native"}, rereads),
-    "host-random": Part("The host reads at random", {"host_rand_over_plain": "plain"}, random_reads),
-    "host-write": Part("The host writes", {"host_write_over_sshfs": "sshfs"}, writes),
+    "host-reread": Part(
+        "The host reads a file again", _over("host_reread", "native", "passthrough"), rereads
+    ),
+    "host-random": Part("The host reads at random", _over("host_rand", "plain", "passthrough"), random_reads),
+    "host-write": Part("The host writes", _over("host_write", "sshfs", "plain", "passthrough"), writes),
     "host-small-write": Part(
-        "The host writes a file in small pieces", {"small_write_over_plain": "plain"}, small_writes
+        "The host writes a file by 8 KiB",
+        _over("small_write", "plain", "passthrough"),
+        functools.partial(small_writes, 2),
     ),
-    "host-list": Part("The host lists a tree", {"ls_over_plain": "plain"}, listings, afresh=True),
-    "host-parallel": Part("Several programs read on the host", {"parallel_over_one": "one"}, large_together),
+    "host-page-write": Part(
+        "The host writes a file by 4 KiB",
+        _over("page_write", "plain", "passthrough"),
+        functools.partial(small_writes, 1),
+    ),
+    "host-list": Part("The host lists a tree", _over("ls", "plain", "passthrough"), listings, afresh=True),
+    "host-parallel": Part("Several programs read on the host", _over("parallel", "one"), large_together),
     "host-parallel-small": Part(
-        "Several programs read small files on the host", {"parallel_small_over_one": "one"}, small_together
+        "Several programs read small files on the host", _over("parallel_small", "one"), small_together
     ),
-    "untar": Part("The host unpacks an archive", {"untar_over_plain": "plain"}, unpackings),
-    "host-meta": Part("The host creates and removes files", {"host_meta_over_plain": "plain"}, creations),
+    "untar": Part("The host unpacks an archive", _over("untar", "plain", "passthrough"), unpackings),
+    "host-meta": Part(
+        "The host creates and removes files", _over("host_meta", "plain", "passthrough"), creations
+    ),
     "git": Part(
         "The host clones a repository into the volume",
-        {"git_over_sshfs": "sshfs", "git_over_plain": "plain"},
+        _over("git", "sshfs", "plain", "passthrough"),
         clones,
     ),
     "epoch": Part(
         "The host reads an epoch of small files",
-        {"epoch_over_sshfs": "sshfs", "epoch_over_plain": "plain"},
+        _over("epoch", "sshfs", "plain"),
         epochs,
     ),
 }
