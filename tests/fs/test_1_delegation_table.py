@@ -19,7 +19,7 @@ F, G = Inode(10), Inode(11)
 
 @pytest.fixture
 def table() -> DelegationTable:
-    return DelegationTable(SharedBitmap(), SharedBitmap())
+    return DelegationTable(SharedBitmap())
 
 
 def begun(table: DelegationTable, holder: Holder, *inodes: Inode, alone: bool = False) -> WriteIntent:
@@ -195,7 +195,7 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = DelegationTable(SharedBitmap(), SharedBitmap())
+        self.table = DelegationTable(SharedBitmap())
         self.changes: list[WriteIntent] = []
         self.granted: dict[tuple[Holder, Inode], int] = {}
         self.writers: list[Inode] = []
@@ -279,7 +279,7 @@ TestHistories.settings = settings(max_examples=scaled(quick=30, full=100))
 
 @given(st.lists(st.tuples(st.sampled_from([ONE, OTHER]), st.booleans()), max_size=12))
 def test_what_is_open_is_counted_for_each_holder(events: list[tuple[Holder, bool]]) -> None:
-    table, counts = DelegationTable(SharedBitmap(), SharedBitmap()), {ONE: 0, OTHER: 0}
+    table, counts = DelegationTable(SharedBitmap()), {ONE: 0, OTHER: 0}
     for holder, opens in events:
         if opens:
             table.opened(holder, F)

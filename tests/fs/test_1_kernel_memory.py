@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.coherence.device_cache import DeviceCache
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
 from millpond.fs.coherence.device_fs import DeviceFs
 from millpond.fs.store.backing_fs import BackingFs
@@ -80,8 +79,7 @@ def test_a_lookup_without_a_descriptor_has_the_kernel_forget(tmp_path: Path) -> 
     tree, kernel = BackingFs(root), Remembering(3)
     tree.last_descriptor = -1
     nobody = tmp_path / "no manager"
-    cache = DeviceCache(nobody, tree.knows, lambda _inode: False)
-    mount = DeviceFs(tree, DeviceDelegationBreaker(nobody), cache, memory_of(kernel, 3))
+    mount = DeviceFs(tree, DeviceDelegationBreaker(nobody), memory_of(kernel, 3))
     assert errno_of(mount.lookup, ROOT, b"f") == errno.EMFILE
     eventually(lambda: not kernel.known, "the kernel is told")
     os.close(root)
@@ -114,8 +112,7 @@ def test_a_lookup_without_a_descriptor_waits_for_one(tmp_path: Path) -> None:
 
     memory = KernelMemory(1000, lambda: len(found()), found)
     memory.start(kernel)
-    cache = DeviceCache(nobody, tree.knows, lambda _inode: False)
-    mount = DeviceFs(tree, DeviceDelegationBreaker(nobody), cache, memory)
+    mount = DeviceFs(tree, DeviceDelegationBreaker(nobody), memory)
     first = [mount.lookup(ROOT, name) for name in (b"a", b"b")]
     with tree.pinned(first[-1].node) as last:
         tree.last_descriptor = last

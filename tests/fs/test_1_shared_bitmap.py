@@ -32,6 +32,10 @@ def test_both_ends_see_the_same_marks() -> None:
     bitmap.add(6)
     bitmap.remove(5)
     assert view.has(6) and not view.has(5)
+    bitmap.add_all()
+    assert view.has(5) and view.has(6)
+    bitmap.remove_all()
+    assert view.has(6) and not view.has(5)
 
 
 @pytest.mark.parametrize("size", [0, mmap.PAGESIZE, 1 << 20])

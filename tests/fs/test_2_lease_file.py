@@ -14,7 +14,6 @@ import pytest
 from millpond.fs.coherence.delegation_table import DEVICE, Holder
 from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.coherence.mount_recalls import MOUNT_NAME
 from millpond.fs.coherence.shared_bitmap import SharedBitmapView
 from millpond.fs.vfs.inode_api import WouldBlock
 
@@ -53,8 +52,8 @@ def attending(manager: DelegationManager, name: bytes) -> Holder:
     return holder
 
 
-def changed(manager: DelegationManager, holder: Holder = DEVICE) -> None:
-    with manager.write_intent(holder, inodes=(F,)):
+def changed(manager: DelegationManager) -> None:
+    with manager.write_intent(DEVICE, inodes=(F,)):
         pass
 
 
@@ -154,16 +153,6 @@ def test_a_look_waits_no_longer_than_the_leases_of_before(machine: Machine) -> N
     assert lasts(lambda: not looking.done)
     machine.time += LEASE / 2
     assert looking.result(SOON) and not marked(after)
-
-
-def test_a_look_does_not_wait_for_the_devices_mount(machine: Machine) -> None:
-    """It gathers nothing: changes alone wait until its kernel caches nothing any more."""
-    PersistentLeases(machine.file, LEASE, lambda: machine.time, lambda: machine.boot).renew(MOUNT_NAME)
-    after = machine.started()
-    one = attending(after, ONE)
-    assert looks(after, one) is False and after.grant_read(one, F)
-    with pytest.raises(WouldBlock):
-        Doing(changed, after, one, may_wait=False).result()
 
 
 def test_places_are_used_again(machine: Machine) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from millpond.fs.coherence import removed_files
 from millpond.fs.coherence.delegation_table import DEVICE
-from millpond.fs.coherence.device_cache import DeviceCache
 from millpond.fs.coherence.removed_files import RemovedFiles
 from millpond.fs.proto.delegations import ALL_KNOWN
 from millpond.fs.store.backing_fs import BackingFs
@@ -29,13 +28,32 @@ D, F, G = 2, 10, 11
 def told(tmp_path: Path) -> Iterator[tuple[Listening, set[int]]]:
     """A manager, and what it tells a mount of."""
     heard = set[int]()
+
+    class Hearing(RemovedFiles):
+        def look(self, inodes: Collection[int]) -> None:
+            heard.update(inodes)
+
     with managed(tmp_path / "locks") as server:
-        cache = DeviceCache(tmp_path / "locks", lambda _: True, lambda _: False, heard.update)
-        cache.start(Kernel())
+        root = os.open(tmp_path, os.O_PATH)
+        mount = Hearing(BackingFs(root), tmp_path / "locks")
+        mount.start(Kernel())
         eventually(lambda: ALL_KNOWN in heard, "the mount looks at all that it knows at first")
         heard.clear()
         yield server, heard
-        cache.stop()
+        mount.stop()
+        os.close(root)
+
+
+def test_a_manager_that_was_started_again_tells_of_all(
+    told: tuple[Listening, set[int]], tmp_path: Path
+) -> None:
+    server, heard = told
+    server.kill()
+    with managed(tmp_path / "locks") as again:
+        eventually(lambda: heard == {ALL_KNOWN}, "the mount looks at all that it knows")
+        with again.manager.write_intent(again.client(), D, inodes=(F,)):
+            pass
+        eventually(lambda: F in heard, "it is told")
 
 
 def test_the_mount_is_told_whose_names_a_host_may_have_removed(told: tuple[Listening, set[int]]) -> None:
@@ -93,7 +111,10 @@ class Mounted:
         names = ("d", "f", "g", "d/f", "d/x (deleted)")
         self.nodes = {name: self.tree.walk(ROOT, os.fsencode(name).split(b"/")).node for name in names}
         self.numbers = {name: self.tree.inode(node) for name, node in self.nodes.items()}
-        self.kernel, self.removed = Forgetting(self.tree, prunes=prunes), RemovedFiles(self.tree)
+        self.kernel, self.removed = (
+            Forgetting(self.tree, prunes=prunes),
+            RemovedFiles(self.tree, top / "no manager"),
+        )
         self.removed.start(self.kernel)
 
     def forgotten(self) -> set[str]:

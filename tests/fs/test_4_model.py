@@ -28,7 +28,6 @@ from hypothesis.stateful import (
 )
 
 from millpond.fs.client import write_behind
-from millpond.fs.coherence import device_cache
 
 from ..effort import scaled
 from .conftest import World
@@ -247,7 +246,6 @@ class Histories(RuleBasedStateMachine):
 @pytest.fixture(params=["as it is", "behind"])
 def histories(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many; the host may keep back for long what it writes to new files."""
-    monkeypatch.setattr(device_cache, "LEASE_SECONDS", _LEASE)
     if request.param == "behind":
         monkeypatch.setattr(write_behind, "_TICK_SECONDS", _LEASE)
     return _HISTORIES

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.coherence import device_cache
-
 from ..effort import scaled
 from .conftest import World
 from .support import below
@@ -246,12 +244,9 @@ def all_of(top: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def test_many_at_once_leave_the_same_behind(
-    world: World, with_both: WithBoth, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_at_once_leave_the_same_behind(world: World, with_both: WithBoth) -> None:
     world.server_uid = 0
     world.lease = world.timeout = 60.0  # much longer than any operation takes on a slow machine
-    monkeypatch.setattr(device_cache, "LEASE_SECONDS", world.lease)
 
     def body() -> None:
         os.umask(0)

@@ -69,8 +69,6 @@ _STATX_BTIME = 0x800
 _STATX_MNT_ID_UNIQUE = 0x4000
 _MOUNT = struct.Struct("@I140xQ")  # struct statx, from its mask to stx_mnt_id
 _BIRTH = struct.Struct("@I76xqI")  # struct statx, from its mask to stx_btime
-_SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
-_BARRIER, _TAKE_BARRIERS = 1 << 1, 1 << 2  # MEMBARRIER_CMD_(REGISTER_)GLOBAL_EXPEDITED
 _DIRENT = struct.Struct("@QqHB")  # struct linux_dirent64, up to its name
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -356,21 +354,3 @@ def mount_number(descriptor: int) -> int:
     _check(_libc.statx(ctypes.c_int(descriptor), b"", *numbers, found), "statx")
     mask, number = _MOUNT.unpack_from(found)
     return int(number) if mask & _STATX_MNT_ID_UNIQUE else 0
-
-
-def take_barriers() -> None:
-    """Have this process take part in the memory barriers of others, ``barrier``. Raises OSError."""
-    _membarrier(_TAKE_BARRIERS)
-
-
-def barrier() -> None:
-    """Execute a memory barrier in this thread, and in each running thread of the processes that called
-    ``take_barriers``: their stores before it are seen here after it, and the reverse (membarrier(2)). Raises
-    OSError.
-    """
-    _membarrier(_BARRIER)
-
-
-def _membarrier(command: int) -> None:
-    number = _SYS_MEMBARRIER.get(os.uname().machine, -1)
-    _check(_libc.syscall(ctypes.c_long(number), ctypes.c_int(command), ctypes.c_uint(0)), "membarrier")

@@ -58,12 +58,11 @@ class _File:
 
 class DelegationTable:
     """Table of delegations and write intents. Grants are numbered for each holder, from 1. ``bitmap``
-    publishes the files with a write delegation; ``changing`` publishes the inodes in clients' write intents,
-    which the device's mount must not cache.
+    publishes the files with a write delegation.
     """
 
-    def __init__(self, bitmap: DelegationMarks, changing: DelegationMarks) -> None:
-        self._bitmap, self._changing = bitmap, changing
+    def __init__(self, bitmap: DelegationMarks) -> None:
+        self._bitmap = bitmap
         self._written_by: dict[Inode, Holder] = {}
         self._looked_at: set[Inode] = set()  # with a write delegation that is recalled
         self._files: dict[Inode, _File] = {}
@@ -133,8 +132,6 @@ class DelegationTable:
             return False
         if change not in file.intents:
             file.intents.append(change)
-            if change.holder != DEVICE:
-                self._changing.add(inode)
             self._note_stale(inode, change.holder)
         change.inodes.add(inode)
         if alone:
@@ -155,8 +152,6 @@ class DelegationTable:
         for inode in change.inodes:
             file = self._files[inode]
             file.intents.remove(change)
-            if change.holder != DEVICE:
-                self._changing.remove(inode)
             self._discard_if_idle(inode)
         change.inodes.clear()
         change.alone.clear()

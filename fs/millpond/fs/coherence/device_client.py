@@ -275,10 +275,6 @@ class DeviceDelegationBreaker:
             self._writing[inode] += 1
             return True
 
-    def is_writing(self, inode: int) -> bool:
-        """Return whether the kernel writes the file by passthrough, or has it mapped for writing."""
-        return inode in self._writing
-
     def end_writing(self, inode: int) -> None:
         """Report that the kernel has closed the file."""
         with held(self._lock):

@@ -12,7 +12,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from millpond.fs.coherence.delegation_table import DEVICE, Inode, WriteIntent
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.coherence.shared_bitmap import CACHE_SLOTS, receive_bitmap, send_bitmap
+from millpond.fs.coherence.shared_bitmap import send_bitmap
 from millpond.fs.proto import delegations as m
 from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import WouldBlock, may_block
@@ -23,7 +23,7 @@ from millpond.wire.messages import Message
 log = logging.getLogger(__name__)
 _PAUSE = 0.5
 _ANSWER_SECONDS = 10.0
-_RECALLS_PER_LEASE, _RECALL_SECONDS = 4, 2.5  # empty ones, at least: each answer renews the lease
+_NOTICE_SECONDS = 2.5  # until an empty one, which says that the connection is there
 
 
 def accept_all(listener: socket.socket, delegations: DelegationManager) -> None:
@@ -48,14 +48,14 @@ def serve(channel: Channel, delegations: DelegationManager) -> None:
         with channel:
             while True:
                 request = channel.receive(Deadline.after(None)).message
-                if isinstance(request, m.BeginCaching):
-                    _recall_all(channel, delegations)
+                if isinstance(request, m.WatchRemovals):
+                    _tell_removals(channel, delegations)
                     return
                 reply = device.perform(request)
                 if reply is not None:
                     channel.send(reply, Deadline.after(_ANSWER_SECONDS))
                 if isinstance(reply, m.PresenceAccepted):
-                    delegations.share_bitmaps()
+                    delegations.share_bitmap()
                     send_bitmap(channel.sock, delegations.bitmap)
     except (ConnectionLost, ConnectionError, DeadlineExceeded):
         pass
@@ -65,22 +65,15 @@ def serve(channel: Channel, delegations: DelegationManager) -> None:
         device.end()
 
 
-def _recall_all(channel: Channel, delegations: DelegationManager) -> None:
-    """Send recalls to the device's mount until its connection ends, or another mount has connected."""
-    lease, mount = delegations.lease, delegations.mount
-    channel.send(m.CachingBegun(lease), Deadline.after(_ANSWER_SECONDS))
-    delegations.share_bitmaps()
-    send_bitmap(channel.sock, mount.changing)
-    cached = receive_bitmap(channel.sock, _ANSWER_SECONDS, CACHE_SLOTS)  # sent now: nothing was read ahead
-    mount.begin(cached)
+def _tell_removals(channel: Channel, delegations: DelegationManager) -> None:
+    """Tell the device's mount of removals until its connection ends, or another mount has connected."""
+    removals = delegations.removals
+    removals.begin(channel)
     try:
-        seconds = 0.0
-        while recall := mount.next(cached, seconds):
-            channel.call(recall, m.CachedDropped, Deadline.after(2 * lease))
-            mount.answered(cached)
-            seconds = min(_RECALL_SECONDS, lease / _RECALLS_PER_LEASE)
+        while (removed := removals.next(channel, _NOTICE_SECONDS)) is not None:
+            channel.send(m.NamesRemoved(removed), Deadline.after(_ANSWER_SECONDS))
     finally:
-        mount.end(cached)
+        removals.end(channel)
 
 
 class _Device:

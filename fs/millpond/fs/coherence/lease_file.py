@@ -86,12 +86,12 @@ class PersistentLeases:
         if (place := self._offsets.pop(name, None)) is not None:
             _SLOT.pack_into(self._map, place, name, 0.0)
 
-    def has_former(self, *but: bytes | None) -> bool:
-        """Return whether a lease from an earlier server is still valid, of other clients than ``but``."""
+    def has_former(self, but: bytes | None) -> bool:
+        """Return whether a lease from an earlier server is still valid, of another client than ``but``."""
         if not self._former:
             return False
         with self._lock:
             now = self._clock()
             for name in [name for name, end in self._former.items() if end <= now]:
                 self._end(name)
-            return any(name not in but for name in self._former)
+            return any(name != but for name in self._former)

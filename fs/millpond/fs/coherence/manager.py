@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from millpond.fs.coherence.announced_change import AnnouncedChange
 from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
-from millpond.fs.coherence.mount_recalls import MOUNT_NAME, MountRecalls
+from millpond.fs.coherence.removal_notices import RemovalNotices
 from millpond.fs.coherence.shared_bitmap import SharedBitmap
 from millpond.fs.filelocks.service import LockService
 from millpond.fs.vfs.inode_api import WouldBlock, abandoned, may_block
@@ -61,12 +61,12 @@ class DelegationManager:
         self._presence: object = None
         self.bitmap = SharedBitmap()
         self._changed = threading.Condition()
-        self.mount = MountRecalls(self._changed, lease, clock, leases)
-        self._table = DelegationTable(self.bitmap, self.mount)
+        self.removals = RemovalNotices(self._changed)
+        self._table = DelegationTable(self.bitmap)
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
         self.files = LockService(self._has_expired)
-        self._marks_all = self._former_writers_last(DEVICE)
+        self._marks_all = self._former_leases_last(DEVICE)
         if self._marks_all:  # it is not known which files were delegated to be written
             self.bitmap.add_all()
 
@@ -76,7 +76,7 @@ class DelegationManager:
         """
         with self._changed:
             holder = Holder(next(self._numbers))
-            self._clients[holder] = _Client(None if name == MOUNT_NAME else name)
+            self._clients[holder] = _Client(name)
             return holder
 
     def leave(self, holder: Holder) -> None:
@@ -163,11 +163,10 @@ class DelegationManager:
             if presence is self._presence:
                 self._device_reported, self._expected = False, self._clock() + _REPORT_SECONDS
 
-    def share_bitmaps(self) -> None:
-        """Move the bitmaps to memory that can be passed to the device's mount. Raises OSError."""
+    def share_bitmap(self) -> None:
+        """Move the bitmap to memory that can be passed to the device's mount. Raises OSError."""
         with self._changed:
             self.bitmap.descriptor()
-            self.mount.changing.descriptor()
 
     def grant_read(self, holder: Holder, inode: int) -> int:
         """Grant a read delegation. Returns the grant's number, 0 for a refusal."""
@@ -178,7 +177,7 @@ class DelegationManager:
         return self._table.grant_read(holder, inode) if self._may_grant(holder) else 0
 
     def _may_grant(self, holder: Holder) -> bool:
-        return self._device_reported and self.has_lease(holder) and not self._former_writers_last(holder)
+        return self._device_reported and self.has_lease(holder) and not self._former_leases_last(holder)
 
     def grant_reads(self, holder: Holder, inodes: Sequence[int]) -> list[int]:
         """Grant a read delegation of each inode. Returns the grants' numbers, 0 for a refusal."""
@@ -226,7 +225,7 @@ class DelegationManager:
         there certainly was none. Raises WouldBlock and OSError.
         """
         file, end = Inode(inode), self._clock() + _MAX_WAIT_LEASES * self.lease
-        waited = self._await_former_writers(holder, end)
+        waited = self._await_former_holders(holder, end)
         if self._table.other_writer(holder, file) is None:
             return waited
         with self._changed:
@@ -235,17 +234,17 @@ class DelegationManager:
                 self._recall_and_wait({other: {file}}, end)
         return True
 
-    def _await_former_writers(self, holder: Holder, end: float) -> bool:
-        """Wait until nobody else may have gathered writes under an earlier server. False: nobody had. Raises
-        WouldBlock and OSError.
+    def _await_former_holders(self, holder: Holder, end: float) -> bool:
+        """Wait until nobody else may hold a delegation from an earlier server, with gathered writes. False:
+        nobody did. Raises WouldBlock and OSError.
         """
-        if not self._marks_all and not self._former_writers_last(holder):
+        if not self._marks_all and not self._former_leases_last(holder):
             return False
         with self._changed:
-            waits = self._former_writers_last(holder)
-            while self._former_writers_last(holder):
+            waits = self._former_leases_last(holder)
+            while self._former_leases_last(holder):
                 self._wait(end)
-            if self._marks_all and not self._former_writers_last(DEVICE):
+            if self._marks_all and not self._former_leases_last(DEVICE):
                 self._marks_all = False
                 self.bitmap.remove_all()
             return waits
@@ -325,28 +324,11 @@ class DelegationManager:
                     self._wait(end)
             while others := self._table.conflicts(change):
                 self._recall_and_wait(others, end)
-            self._await_mount(change.holder, inodes)
 
-    def _await_mount(self, holder: Holder, inodes: Collection[Inode]) -> None:
-        """Wait until the device's kernel caches none of the inodes, which others cannot cache meanwhile: no
-        longer than the mount's lease. Raises WouldBlock and OSError.
-        """
-        if holder == DEVICE:
-            return
-        recall = self.mount.begin_recall(inodes)
-        while not self.mount.is_done(recall):
-            self._wait(math.inf)
-
-    def _former_leases_last(self, holder: Holder, *but: bytes) -> bool:
-        """Return whether another client may hold a delegation from an earlier server that matters here."""
-        client = self._clients.get(holder, _Client(MOUNT_NAME if holder == DEVICE else None))
-        return self._leases is not None and self._leases.has_former(client.name, *but)
-
-    def _former_writers_last(self, holder: Holder) -> bool:
-        """Return whether another client may have gathered writes under an earlier server, and not sent them
-        yet; the device's mount gathers none.
-        """
-        return self._former_leases_last(holder, MOUNT_NAME)
+    def _former_leases_last(self, holder: Holder) -> bool:
+        """Return whether another client may hold a delegation from an earlier server."""
+        client = self._clients.get(holder, _Client())
+        return self._leases is not None and self._leases.has_former(client.name)
 
     def _recall_and_wait(self, others: Mapping[Holder, set[Inode]], end: float) -> None:
         """Recall these delegations, and wait for a while; revoke those of clients that are gone."""
@@ -394,7 +376,7 @@ class DelegationManager:
         """End a write intent, whether the change was done or not."""
         with self._changed:
             if change.alone and change.holder != DEVICE:  # it may have removed names of the others
-                self.mount.report_removed(change.inodes - change.alone)
+                self.removals.report(change.inodes - change.alone)
             self._table.end(change)
             self._changed.notify_all()
 

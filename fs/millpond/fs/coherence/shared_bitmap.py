@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge (memory that processes share): marks of inodes, which another process looks at without a message.
 
-The delegation manager marks a new file before its host gathers writes to it, and each inode that a host is
-about to change; the device's mount marks what its kernel may cache. Several inodes share a slot, which
-counts them: a counting Bloom filter with one hash.
+The delegation manager marks a new file before its host gathers writes to it. Several inodes share a slot,
+which counts them: a counting Bloom filter with one hash.
 
 The manager's process is confined and may be taken over, the mount's is root: the memory is sealed at its
 size, or a page that is truncated away would end the mount (SIGBUS), and nobody but its owner can write to it.
@@ -21,19 +20,16 @@ from typing import Final
 from millpond.fs.vfs.path_api import os_error
 
 _SLOTS: Final = 4096
-CACHE_SLOTS: Final = 1 << 20  # of what a kernel may cache: most pages of the memory are never touched
+_SIZE: Final = 4 * _SLOTS
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE: all but the mapping that is there can only read
 
 
 class SharedBitmap:
-    """The end that marks: a count in each of ``slots``, and how many marks were set and taken away, modulo
-    2**32. One thread may call at once.
-    """
+    """The end that marks: a count in each slot. One thread may call at once."""
 
-    def __init__(self, slots: int = _SLOTS) -> None:
-        self._slots = slots
-        self._view = memoryview(bytearray(_size(slots))).cast("I")
+    def __init__(self) -> None:
+        self._view = memoryview(bytearray(_SIZE)).cast("I")
         self._descriptor = -1
 
     def descriptor(self) -> int:
@@ -41,8 +37,8 @@ class SharedBitmap:
         if self._descriptor < 0:
             descriptor = os.memfd_create("millpond-bitmap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
-                os.ftruncate(descriptor, _size(self._slots))
-                view = memoryview(mmap.mmap(descriptor, _size(self._slots))).cast("I")
+                os.ftruncate(descriptor, _SIZE)
+                view = memoryview(mmap.mmap(descriptor, _SIZE)).cast("I")
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | _FUTURE_WRITE)
             except OSError:
                 os.close(descriptor)
@@ -53,27 +49,21 @@ class SharedBitmap:
 
     def add(self, inode: int) -> None:
         """Mark an inode."""
-        self._view[inode % self._slots] += 1
-        self.count_change()
+        self._view[inode % _SLOTS] += 1
 
     def remove(self, inode: int) -> None:
         """Take one mark of an inode away."""
-        self._view[inode % self._slots] -= 1
-        self.count_change()
+        self._view[inode % _SLOTS] -= 1
 
     def add_all(self) -> None:
         """Mark all inodes."""
-        for slot in range(self._slots):
+        for slot in range(_SLOTS):
             self.add(slot)
 
     def remove_all(self) -> None:
         """Take one mark of each inode away."""
-        for slot in range(self._slots):
+        for slot in range(_SLOTS):
             self.remove(slot)
-
-    def count_change(self) -> None:
-        """Let a view see that there was a change, though no mark may be seen any more."""
-        self._view[self._slots] = (self._view[self._slots] + 1) & 0xFFFFFFFF
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -81,27 +71,21 @@ class SharedBitmap:
 
 
 class SharedBitmapView:
-    """The end that looks: a read-only view of ``slots``. Closes ``descriptor``. Raises OSError: EPROTO for
-    memory that is too small, or not sealed at its size.
+    """The end that looks: a read-only view. Closes ``descriptor``. Raises OSError: EPROTO for memory that is
+    too small, or not sealed at its size.
     """
 
-    def __init__(self, descriptor: int, slots: int = _SLOTS) -> None:
-        self._slots = slots
+    def __init__(self, descriptor: int) -> None:
         try:
-            if not _is_sealed(descriptor) or os.fstat(descriptor).st_size < _size(slots):
+            if not _is_sealed(descriptor) or os.fstat(descriptor).st_size < _SIZE:
                 raise os_error(errno.EPROTO)
-            self._view = memoryview(mmap.mmap(descriptor, _size(slots), prot=mmap.PROT_READ)).cast("I")
+            self._view = memoryview(mmap.mmap(descriptor, _SIZE, prot=mmap.PROT_READ)).cast("I")
         finally:
             os.close(descriptor)
 
     def has(self, inode: int) -> bool:
         """Return whether this inode, or one that shares its slot, is marked."""
-        return self._view[inode % self._slots] > 0
-
-    @property
-    def changes(self) -> int:
-        """How many marks were set and taken away, modulo 2**32."""
-        return self._view[self._slots]
+        return self._view[inode % _SLOTS] > 0
 
 
 def send_bitmap(sock: socket.socket, bitmap: SharedBitmap) -> None:
@@ -109,19 +93,14 @@ def send_bitmap(sock: socket.socket, bitmap: SharedBitmap) -> None:
     socket.send_fds(sock, [b"m"], [bitmap.descriptor()])
 
 
-def receive_bitmap(sock: socket.socket, seconds: float, slots: int = _SLOTS) -> SharedBitmapView:
+def receive_bitmap(sock: socket.socket, seconds: float) -> SharedBitmapView:
     """Receive what ``send_bitmap`` sends, in ``seconds`` at most. Raises OSError."""
     sock.settimeout(seconds)
     _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
     if not descriptors:
         raise os_error(errno.EPROTO)
     os.set_inheritable(descriptors[0], False)
-    return SharedBitmapView(descriptors[0], slots)
-
-
-def _size(slots: int) -> int:
-    """Return the bytes of so many slots and the count of changes."""
-    return (slots + 1) * 4
+    return SharedBitmapView(descriptors[0])
 
 
 def _is_sealed(descriptor: int) -> bool:

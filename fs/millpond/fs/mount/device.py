@@ -18,7 +18,6 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.fs.coherence.coherent_fs import CoherentFs
-from millpond.fs.coherence.device_cache import DeviceCache
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
 from millpond.fs.coherence.device_fs import DeviceFs
 from millpond.fs.coherence.removed_files import RemovedFiles
@@ -92,21 +91,19 @@ def _mount(arguments: argparse.Namespace) -> None:
         inodes = BackingFs(root, chown_new=_may_chown())
         inodes.last_descriptor = allow_most() - _SPARE  # each file that the kernel has looked up takes one
         tree: InodeFs = inodes
-        cache: DeviceCache | None = None
-        removed = RemovedFiles(inodes)
+        removed: RemovedFiles | None = None
         memory = _descriptor_memory(inodes)
         if arguments.locks:
             breaker = mounted.enter_context(DeviceDelegationBreaker(arguments.locks))
             if not by_path:
+                removed = RemovedFiles(inodes, arguments.locks)
                 mounted.callback(removed.stop)
-                cache = DeviceCache(arguments.locks, inodes.knows, breaker.is_writing, removed.look)
-                mounted.callback(cache.stop)
-            tree = _coherent(inodes, breaker, cache, memory)
+            tree = _coherent(inodes, breaker, None if by_path else memory)
         if by_path:
             _mount_by_fuse_python(tree, mountpoint, arguments.name, refusal)
         else:
             operations = OperationLog(inodes.path_of)
-            _mount_raw(tree, root, mountpoint, arguments.name, refusal, operations, cache, removed, memory)
+            _mount_raw(tree, root, mountpoint, arguments.name, refusal, operations, removed, memory)
 
 
 def _mount_raw(
@@ -116,16 +113,14 @@ def _mount_raw(
     name: str,
     refusal: str,
     operations: OperationLog,
-    cache: DeviceCache | None,
-    removed: RemovedFiles,
+    removed: RemovedFiles | None,
     memory: KernelMemory,
 ) -> None:
     def ready(kernel: FuseDevice) -> None:
-        if cache:
+        if removed:
             removed.start(kernel)
             if kernel.prunes:  # an earlier one forgets what a lookup does not find
                 memory.start(kernel)
-            _start(cache, kernel)
         _print_ready(how)
 
     how = f"by this process ({refusal})" if refusal else "by the kernel itself (FUSE passthrough)"
@@ -148,13 +143,6 @@ def _descriptor_memory(inodes: BackingFs) -> KernelMemory:
     return KernelMemory(int(inodes.last_descriptor * _MARK), lambda: len(oldest()), oldest)
 
 
-def _start(cache: DeviceCache, kernel: FuseDevice) -> None:
-    try:
-        cache.start(kernel)
-    except OSError as error:
-        print(f"millpond.fs.mount.device: nothing is cached: {error}", file=sys.stderr)
-
-
 def _mount_by_fuse_python(tree: InodeFs, mountpoint: Path, name: str, refusal: str) -> None:
     """Mount through fuse-python, imported here alone: the process lasts, and holds only the code of its own
     binding.
@@ -171,16 +159,15 @@ def _mount_by_fuse_python(tree: InodeFs, mountpoint: Path, name: str, refusal: s
 def _coherent(
     inodes: BackingFs,
     breaker: DeviceDelegationBreaker,
-    cache: DeviceCache | None,
-    memory: KernelMemory,
+    memory: KernelMemory | None,
 ) -> InodeFs:
     def ask(node: Node | None, request: Callable[[int], LockRequest]) -> LockReply:
         inode = 0 if node is None else inodes.inode(node)
         return breaker.call_file_locks(inode, request(inode))
 
     locks = RemoteLocks(ask, may_wait=True)
-    if cache:
-        return DeviceFs(inodes, breaker, cache, memory, locks)
+    if memory:
+        return DeviceFs(inodes, breaker, memory, locks)
     return CoherentFs(inodes, breaker, locks=locks)
 
 

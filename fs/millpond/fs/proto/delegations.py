@@ -84,37 +84,18 @@ class PresenceAccepted(Message):
     """The mount is registered. One byte follows, and with it the descriptor of the SharedBitmap."""
 
 
-@message("fs.lock.cache")
-class BeginCaching(Message):
-    """Have the device's mount cache names and attributes in its kernel, as long as this connection lasts: it
-    has dropped all that it cached. Answered by CachingBegun. Then the mount sends one byte, and with it the
-    descriptor of its SharedBitmap of what it may cache. From then on the manager sends RecallCached.
-    """
+@message("fs.lock.watch_removals")
+class WatchRemovals(Message):
+    """Send NamesRemoved as long as this connection lasts."""
 
 
-@message("fs.lock.caching")
-class CachingBegun(Message):
-    """The lease is so many ``seconds``, from when BeginCaching was sent. One byte follows, and with it the
-    descriptor of the SharedBitmap of what hosts are changing.
-    """
-
-    seconds: float
-
-
-@message("fs.lock.recall")
-class RecallCached(Message):
-    """Drop these inodes from the kernel's cache: attributes, and of directories the names. Answered by
-    CachedDropped, which renews the lease; with no inodes it does nothing else. Hosts may have removed names
-    of the files in ``removed``, ALL_KNOWN among them for any: the kernel is to forget those without a name.
+@message("fs.lock.removed")
+class NamesRemoved(Message):
+    """Hosts may have removed names of these files, ALL_KNOWN among them for any: the kernel is to forget
+    those without a name. Not answered; sent without any now and then.
     """
 
     inodes: tuple[int, ...]
-    removed: tuple[int, ...] = ()
-
-
-@message("fs.lock.dropped")
-class CachedDropped(Message):
-    """The kernel has them no more."""
 
 
 @message("fs.lock.wait")
