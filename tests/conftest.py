@@ -29,10 +29,6 @@ InNamespace = Callable[[Callable[[], None]], None]
 SKIPPED = 77
 COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
-# An example may take long because others compute.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--effort``."""
@@ -44,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the effort before test modules read it, and divide the tests if several processes share them."""
     effort.choose(config.getoption("--effort"))
+    # An example may take long because others compute.
+    slow = [HealthCheck.too_slow]
+    examples = effort.scaled(quick=25, full=100)
+    settings.register_profile("tests", deadline=None, suppress_health_check=slow, max_examples=examples)
+    settings.load_profile("tests")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # one process has the worlds of a thousand tests
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if COVERAGE in os.environ:  # make coverage: sandboxed processes and zygotes measure themselves, too

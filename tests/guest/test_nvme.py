@@ -70,7 +70,6 @@ class Rack:
         """A target that listens."""
         argv = [sys.executable, "-P", "-W", "error", "-m", "nvmet"]
         argv += ["--listen", f"127.0.0.1:{PORT}", "--backing", str(self.backing), "--nqn", NQN]
-        argv += ["--host-nqn", "nqn.2014-08.org.nvmexpress:uuid:6d696c6c-706f-4e64-8000-000000000001"]
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE}/30", "--name", "csd0", *options]
         end = counted_end(argv, self.namespace.enter)
         self._undo.callback(end.close)

@@ -6,46 +6,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
-from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandbox_exec import confined
 
 SOON = 30.0
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts and uids of this machine")
-
-
-@needs_root
-def test_confined_command(tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("seen")
-    sandbox = Sandbox(
-        binds=(*system_binds(), *python_binds(), Bind(tmp_path, Path("/shown"))),
-        hostname="csd3",
-        own_network=True,
-        own_pids=True,
-        uid=NOBODY,
-    )
-    script = """
-        import os
-        from pathlib import Path
-        import millpond.wire.framing
-        print(os.getpid(), os.getuid(), os.uname().nodename, Path("/shown/data").read_text())
-    """
-    tmp_path.chmod(0o755)
-    command = confined(sandbox, [sys.executable, "-c", textwrap.dedent(script)])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, cwd="/")
-    assert (done.stdout, done.stderr) == (f"1 {NOBODY} csd3 seen\n", "")
-
-
-@needs_root
-def test_confined_command_that_does_not_exist() -> None:
-    done = subprocess.run(confined(Sandbox(), ["/no/such"]), capture_output=True, text=True, timeout=SOON)
-    assert done.returncode == 70
-    assert done.stderr == "sandbox: [Errno 2] No such file or directory: '/no/such'\n"
 
 
 @needs_root

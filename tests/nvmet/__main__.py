@@ -72,9 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mtu", type=int, default=DEFAULT_MTU, help="the most bytes of a packet")
     parser.add_argument("--name", default="device", help="this endpoint's name in the host's status")
     parser.add_argument("--nqn", default="", help="name of the NVM subsystem; follows from --name")
-    parser.add_argument(
-        "--host-nqn", action="append", required=True, help="a host that may connect; again for each other one"
-    )
     parser.add_argument("--queues", type=int, default=8, help="the most I/O queues")
     parser.add_argument(
         "--idle", type=float, default=_IDLE_SECONDS, help="the longest wait of a RECV, seconds"
@@ -92,9 +89,6 @@ def _check(arguments: argparse.Namespace) -> LinkParameters:
         raise ValueError(f"there are 1 to 64 I/O queues, not {arguments.queues}")
     if not 0.01 <= arguments.idle <= 25:
         raise ValueError("a RECV waits 0.01 to 25 s: Linux resets a drive that takes 30 s")
-    for nqn in (arguments.nqn, *arguments.host_nqn):
-        if len(nqn.encode()) > 223 or not nqn.isprintable():
-            raise ValueError("an NQN has up to 223 bytes")
     peer_of(ipaddress.ip_interface(arguments.address))
     return LinkParameters(mtu=arguments.mtu, name=arguments.name)
 
@@ -110,11 +104,9 @@ def _serve(arguments: argparse.Namespace, own: LinkParameters, status: StatusWri
     undo.callback(interface.close)
     vendor = VendorCommands(own, interface, time.monotonic, arguments.idle, stats)
     identity = _identity(arguments, backing)
-    hosts = frozenset(arguments.host_nqn)
-    target = Target(identity, Namespace(identity, backing, stats), vendor, arguments.queues, hosts)
-    max_clients = 2 * (arguments.queues + 1) + 2
+    target = Target(identity, Namespace(identity, backing, stats), vendor, arguments.queues)
     subsystem = Subsystem(target, time.monotonic)
-    server = TargetServer(listener, subsystem, vendor, interface, max_clients, stop_descriptor())
+    server = TargetServer(listener, subsystem, vendor, interface, stop_descriptor())
     undo.callback(server.close)
     confine_endpoint()
     where = "{}:{}".format(*listener.getsockname()[:2])

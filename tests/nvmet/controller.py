@@ -25,15 +25,12 @@ _TUNNEL_IO = (Opcode.SEND, Opcode.RECV)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The parts behind a controller: identity, namespace, tunnel. ``max_queues`` is the most I/O queues of a
-    host, ``hosts`` are the NQNs of those that may connect.
-    """
+    """The parts behind a controller: identity, namespace, tunnel, the most I/O queues of a host."""
 
     identity: TargetIdentity
     namespace: Namespace
     vendor: VendorCommands
     max_queues: int
-    hosts: frozenset[str]
 
 
 class NvmeController:

@@ -18,12 +18,9 @@ from nvmet.vendor_commands import VendorCommands
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_SECONDS = 10.0
-"""How long a connection may take until it is a queue."""
 _PACKETS_PER_ROUND = 32
 _BUFFERS_PER_CALL = 64
 _ROUNDS = 4
-_ACCEPT_PAUSE = 0.2
 
 
 class _Client:
@@ -31,7 +28,6 @@ class _Client:
 
     def __init__(self, sock: socket.socket, queue: Queue) -> None:
         self.sock, self.queue = sock, queue
-        self.deadline = time.monotonic() + HANDSHAKE_SECONDS
         self.interest = selectors.EVENT_READ
         self.unfinished = False
         """Whether commands may wait in its reader, which may be full of them, for the next round."""
@@ -51,17 +47,13 @@ class TargetServer:
         subsystem: Subsystem,
         vendor: VendorCommands,
         interface: Interface,
-        max_clients: int,
         stop: int,
     ) -> None:
         self._subsystem, self._vendor, self._interface = subsystem, vendor, interface
-        self._listener, self._stop, self._max_clients = listener, stop, max_clients
+        self._listener, self._stop = listener, stop
         self._clients: dict[Queue, _Client] = {}
         self._selector = selectors.DefaultSelector()
         self._watches_interface = False
-        self._accepts_again: float | None = None
-        """Time at which to accept again after a failure."""
-        self._accept_failed = False
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(stop, selectors.EVENT_READ)
@@ -90,36 +82,19 @@ class TargetServer:
 
     def _timeout(self) -> float | None:
         """Return the seconds until the next deadline, None without one."""
-        times = [client.deadline for client in self._clients.values() if client.queue.qid is None]
-        times += [due for due in (self._subsystem.next_expiry(), self._accepts_again) if due is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        due = self._subsystem.next_expiry()
+        return None if due is None else max(0.0, due - time.monotonic())
 
     def _accept(self) -> None:
         try:
-            sock, address = self._listener.accept()
+            sock, _ = self._listener.accept()
         except BlockingIOError:  # it has left again
-            return
-        except OSError as error:
-            self._pause_accepting(error)
-            return
-        self._accept_failed = False
-        if len(self._clients) >= self._max_clients:
-            log.warning("refused %s: %d connections are open", address, len(self._clients))
-            sock.close()
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = _Client(sock, self._subsystem.new_queue())
         self._clients[client.queue] = client
         self._selector.register(sock, selectors.EVENT_READ, client)
-
-    def _pause_accepting(self, error: OSError) -> None:
-        """Stop accepting for a moment: a failure, such as a lack of descriptors, would repeat at once."""
-        if not self._accept_failed:
-            log.warning("no connection can be taken: %s", error.strerror)
-        self._accept_failed = True
-        self._selector.unregister(self._listener)
-        self._accepts_again = time.monotonic() + _ACCEPT_PAUSE
 
     def _serve(self, client: _Client, mask: int) -> None:
         if client.queue not in self._clients:
@@ -184,18 +159,12 @@ class TargetServer:
                 self._interface.keep()
 
     def _end_round(self) -> None:
-        now = time.monotonic()
         for client in list(self._clients.values()):
             if client.queue.outgoing and client.interest == selectors.EVENT_READ:
                 self._send(client)
-            if client.queue.qid is None and client.deadline <= now:
-                self._drop(client)
         self._drop_doomed()
         for client in self._clients.values():
             self._watch(client)
-        if self._accepts_again is not None and self._accepts_again <= now:
-            self._accepts_again = None
-            self._selector.register(self._listener, selectors.EVENT_READ)
         if self._watches_interface != self._vendor.can_deliver:
             self._watch_interface(self._vendor.can_deliver)
 

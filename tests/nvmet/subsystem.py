@@ -53,10 +53,7 @@ class Subsystem:
         identifier, cntlid, subsystem_nqn, host_nqn = CONNECT_DATA.unpack(data)
         if _nqn(subsystem_nqn) != self._target.identity.nqn.encode() or not _nqn(host_nqn):
             return CommandAnswer(TargetStatus.CONNECT_PARAMETERS)
-        host = _Host(identifier, _nqn(host_nqn))
-        if host.nqn.decode(errors="replace") not in self._target.hosts:
-            return CommandAnswer(TargetStatus.CONNECT_HOST)
-        return self._connect(queue, command, cntlid, host)
+        return self._connect(queue, command, cntlid, _Host(identifier, _nqn(host_nqn)))
 
     def _connect(self, queue: Queue, command: Command, cntlid: int, host: _Host) -> CommandAnswer:
         record_format, qid = command.cdw10 & 0xFFFF, command.cdw10 >> 16

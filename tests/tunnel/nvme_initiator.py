@@ -33,9 +33,7 @@ from nvmet.commands import ENTRY, SGL_IN_CAPSULE, SGL_TRANSPORT, Admin, Fabrics
 from nvmet.subsystem import CONNECT_DATA
 
 NQN, HOST_NQN, HOST_ID = "nqn.2014-08.test:csd0", "nqn.2014-08.test:host", bytes(range(16))
-OTHER_HOST_NQN = "nqn.2014-08.test:other-host"
 IO_QUEUES = 2
-PIECE = 30_000
 ICREQ = struct.pack("<BBBBIHBBI112x", 0, 0, 128, 0, 128, 0, 0, 0, 0)
 ENABLE = 1 | 6 << 16 | 4 << 20
 
@@ -49,10 +47,9 @@ def capsule(
     data: bytes | memoryview = b"",
     room: int = 0,
     nsid: int = 0,
-    ask: bool = False,
 ) -> bytes:
-    """A command capsule; its data inside, or for later if ``ask``."""
-    inside = len(data) > 0 and not ask
+    """A command capsule with its data inside."""
+    inside = len(data) > 0
     sgl = (0, len(data) or room, SGL_IN_CAPSULE if inside else SGL_TRANSPORT)
     entry = ENTRY.pack(opcode, 0x40, cid, nsid, 0, 0, *sgl, *(*words, 0, 0, 0, 0, 0, 0)[:6])
     length = 72 + (len(data) if inside else 0)
@@ -67,7 +64,6 @@ def connect_data(cntlid: int, nqn: str = NQN, host: bytes = HOST_ID, host_nqn: s
 class Pending:
     """A command in flight."""
 
-    outgoing: bytes | memoryview
     room: memoryview
     done: queue.SimpleQueue[CommandOutcome | None] = field(default_factory=queue.SimpleQueue)
 
@@ -93,7 +89,7 @@ class TargetQueue:
     def connect(self, qid: int, keep_alive_ms: int, data: bytes) -> CommandOutcome:
         """Tell which queue this is; before any other command."""
         room = memoryview(b"")
-        self._pending[0] = pending = Pending(b"", room)
+        self._pending[0] = pending = Pending(room)
         self._write(capsule(Admin.FABRICS, 0, qid << 16, 31, keep_alive_ms, data=data, nsid=Fabrics.CONNECT))
         self._take()
         outcome = pending.done.get()
@@ -112,14 +108,13 @@ class TargetQueue:
         data: bytes | memoryview = b"",
         room: memoryview = memoryview(b""),  # noqa: B008
         nsid: int = 0,
-        ask: bool = False,
     ) -> CommandOutcome:
-        pending = Pending(data, room)
+        pending = Pending(room)
         with self._lock:
             cid = next(self._numbers)
             self._pending[cid] = pending
             self._start_reader()
-            head = capsule(opcode, cid, *words, data=data, room=len(room), nsid=nsid, ask=ask)
+            head = capsule(opcode, cid, *words, data=data, room=len(room), nsid=nsid)
             try:
                 self._write(head)
             except OSError:
@@ -159,21 +154,10 @@ class TargetQueue:
             result, _, _, cid, status = struct.unpack_from("<QHHHH", head, 8)
             self._pending.pop(cid).done.put(CommandOutcome(status >> 1 & 0x7FF, result))
             return
-        cid, tag, offset, size = struct.unpack_from("<HHII", head, 8)
-        if kind == 7:
-            self._pending[cid].room[offset : offset + size] = self._exactly(length - header)
-        elif kind == 9:
-            self._send_data(cid, tag, self._pending[cid].outgoing[offset : offset + size])
-        else:
+        if kind != 7:
             raise ConnectionLost(f"PDU type {kind}")
-
-    def _send_data(self, cid: int, tag: int, data: bytes | memoryview) -> None:
-        for start in range(0, len(data), PIECE):
-            piece = bytes(data[start : start + PIECE])
-            last = 4 if start + PIECE >= len(data) else 0
-            head = struct.pack("<BBBBI", 6, last, 24, 24, 24 + len(piece))
-            with self._lock:
-                self._write(head + struct.pack("<HHIIxxxx", cid, tag, start, len(piece)) + piece)
+        cid, _, offset, size = struct.unpack_from("<HHII", head, 8)
+        self._pending[cid].room[offset : offset + size] = self._exactly(length - header)
 
     def close(self) -> None:
         with suppress(OSError):  # the target was first

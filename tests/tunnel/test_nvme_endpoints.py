@@ -15,7 +15,7 @@ import pytest
 
 from ..waiting import eventually
 from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program, counted_end
-from .nvme_initiator import HOST_NQN, NQN
+from .nvme_initiator import NQN
 from .test_endpoints import expected
 
 INITIATOR = Path(__file__).with_name("nvme_initiator.py")
@@ -48,8 +48,6 @@ class Fabric:
             str(self.backing),
             "--nqn",
             NQN,
-            "--host-nqn",
-            HOST_NQN,
         ]
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE_ADDRESS}/30", "--name", "csd0", *options]
         end = counted_end(argv, self.device_side.enter)

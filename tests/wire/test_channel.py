@@ -155,14 +155,6 @@ def test_through_a_link_that_cuts_into_pieces(piece: int) -> None:
         pair.close()
 
 
-def test_a_late_answer_in_pieces_meets_its_deadline() -> None:
-    with FakeLink(piece=8, delay=0.002) as link:
-        pair = Pair(link.near, link.far)
-        pair.run(lambda: (pair.far.receive(soon()), pair.far.send(Ok(), soon())))
-        assert pair.near.call(GetLog(1), Ok, soon()) == Ok()
-        pair.close()
-
-
 def test_a_deadline_counts_for_the_whole_message_not_for_each_piece() -> None:
     # Each byte comes well within the deadline, the message as a whole cannot.
     with FakeLink(piece=1, delay=0.05) as link:

@@ -69,15 +69,6 @@ def test_what_is_sent_arrives(sent: Message, payload: int) -> None:
     assert feed(receiver(), encode(sent, payload)) == [Head(sent, payload)]
 
 
-def test_every_split_into_two() -> None:
-    data = encode(GetLog(17)) + encode(Ok())
-    for cut in range(1, len(data)):
-        taker = receiver()
-        heads = feed(taker, data[:cut]) + feed(taker, data[cut:])
-        assert heads == [Head(GetLog(17), 0), Head(Ok(), 0)]
-        assert taker.idle
-
-
 @given(st.lists(st.integers(1, 40)))
 def test_any_pieces(sizes: list[int]) -> None:
     sent = [Log(("one", "two")), GetLog(3), Ok()]
@@ -104,15 +95,6 @@ def test_garbage_is_an_error_or_waits_for_more(data: bytes) -> None:
         assert "\n" not in str(error)
     else:
         assert heads == []
-
-
-@given(st.binary(min_size=1, max_size=200))
-def test_a_garbage_head_is_one_short_line(data: bytes) -> None:
-    try:
-        feed(receiver(), prefix(len(data)) + data)
-    except ProtocolError as error:
-        assert str(error).startswith("csd0 sent ")
-        assert "\n" not in str(error)
 
 
 @given(st.recursive(uint64 | st.text(max_size=5), lambda inner: st.lists(inner, max_size=4), max_leaves=20))
