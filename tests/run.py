@@ -40,6 +40,7 @@ def main() -> int:
     rerun = arguments[:1] == ["--rerun"]
     effort, *arguments = arguments[rerun:]
     argv.append(f"--effort={effort}")
+    argv += ["--durations=40"] if effort == "full" else []
     interrupts: list[int] = []  # the terminal sends Ctrl-C to pytest, too, which ends by itself
     signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     codes = []

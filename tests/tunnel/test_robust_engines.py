@@ -33,11 +33,11 @@ HALVES: dict[str, type[Half]] = {"host": ControllerHalf, "device": HostHalf}
 ADDRESSES = ("10.77.0.1/30", "10.77.0.2/30", "10.1.2.3/31", "fd00::/127", "fd00::1/127")
 PEERS = {"10.77.0.1/30": ["", "10.77.0.0/16", "10.77.0.0/29"], "10.77.0.2/30": ["", "10.64.0.0/11"]}
 """Networks that the device may speak with; other addresses have the host alone."""
-ROUNDS = scaled(2, 6)
+ROUNDS = scaled(2, 4)
 """Scripts per loop and kind of mischief."""
 LENGTHS = (60, 1500, 65000)
 IMPOSSIBLE = 2**32 - 1
-ENOUGH, RACES = scaled((300, 10), (1000, 60))
+ENOUGH, RACES = scaled((100, 3), (500, 20))
 QUIET, MOST_CPU = 0.5, 0.1
 """Seconds, and how many of them a loop may take that has nothing to do; one that spins takes them all."""
 MOST_TURNS = 20

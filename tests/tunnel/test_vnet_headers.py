@@ -37,7 +37,7 @@ from .vnet_packets import BAD, GOOD, packet
 
 CATCHER = Path(__file__).with_name("vnet_catcher.py")
 BOTH_ENGINES = pytest.mark.parametrize("engines", ["python-python", "c-c"], indirect=True)
-SECONDS = scaled(3.0, 30.0)
+SECONDS = scaled(3.0, 10.0)
 OUT_ADDRESS, OUT_PEER = "10.77.9.1/30", "10.77.9.2"
 ROLES = {"device": (HOST_ADDRESS, DEVICE_ADDRESS), "host": (DEVICE_ADDRESS, HOST_ADDRESS)}
 """Per victim: the address of the peer, and its own."""

@@ -44,12 +44,14 @@ def measure(run: Run) -> list[Row]:
         images = torch.from_numpy(pixels[:, None].astype(np.float32) / np.float32(255))
         labels = torch.from_numpy(found.target)
         data = TensorDataset(images[~held], labels[~held])
-        for seed in SEEDS[:1] if run.quick else SEEDS:
+        seeds, epochs = (SEEDS[:1], 2) if run.quick else (SEEDS, _EPOCHS)
+        for seed in seeds:
             split = images[held], labels[held]
             order = torch.Generator().manual_seed(seed)
-            plain.append(_accuracy(seed, DataLoader(data, _BATCH, shuffle=True, generator=order), split))
+            loader = DataLoader(data, _BATCH, shuffle=True, generator=order)
+            plain.append(_accuracy(seed, loader, split, epochs))
             stream = millpond.data.stream(f"{where}/digits", batch=_BATCH, seed=seed)
-            streamed.append(_accuracy(seed, stream, split))
+            streamed.append(_accuracy(seed, stream, split, epochs))
         service.terminate()
         service.stdout.close()
         service.wait()
@@ -60,11 +62,11 @@ def measure(run: Run) -> list[Row]:
     return [summary("stream_accuracy_points", about, lost, "points", peer=peer)]
 
 
-def _accuracy(seed: int, batches: Any, split: tuple[Tensor, Tensor]) -> float:
+def _accuracy(seed: int, batches: Any, split: tuple[Tensor, Tensor], epochs: int) -> float:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    for images, labels in _epochs(batches):
+    for images, labels in _epochs(batches, epochs):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -73,6 +75,6 @@ def _accuracy(seed: int, batches: Any, split: tuple[Tensor, Tensor]) -> float:
         return float((model(split[0]).argmax(1) == split[1]).double().mean())
 
 
-def _epochs(batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    for _ in range(_EPOCHS):
+def _epochs(batches: Any, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(epochs):
         yield from batches
