@@ -21,14 +21,14 @@ import millpond.train
 from millpond.agent.policy.error_reports import CODES, rebuilt
 from millpond.base.errors import ConnectionLost, LocalError, Refused
 from millpond.train.balance.ranges import Ranges
-from millpond.train.compute.mini_epochs import MiniEpochReader
-from millpond.train.compute.prefetch import ReadingMeter
-from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.data import labelled_images, rows
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages
 from millpond.train.data.read_ahead import ReadAhead
 from millpond.train.data.streamed import StreamedSamples
+from millpond.train.local.mini_epochs import MiniEpochReader
+from millpond.train.local.prefetch import ReadingMeter
+from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, Work
 from millpond.train.state import flat, flat_parameters
 from millpond.train.state.flat_parameters import FlatParameters

@@ -34,8 +34,8 @@ from millpond.aggregate.messages import (
     StartNode,
     Sums,
 )
-from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import RANGE_VALUES
+from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused, RemoteError
 from millpond.host.fleet.authority import Authority

@@ -15,8 +15,8 @@ from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Advance, LinkProbed, ProbeLink
 from millpond.aggregate.node import ReductionNode, probe
-from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
+from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, RemoteError
 from millpond.wire.channel import Channel

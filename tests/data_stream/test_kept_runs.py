@@ -12,7 +12,7 @@ import millpond.data
 from millpond.base.errors import LocalError
 from millpond.data.streaming import kept_runs
 from millpond.data.streaming.kept_runs import KeptRuns
-from millpond.data.streaming.protocol.ledger import LedgerState
+from millpond.data.streaming.protocol.leases import EpochState
 from millpond.data.streaming.protocol.service import KeptRun
 
 from ..waiting import eventually
@@ -20,7 +20,7 @@ from .served import SAMPLES, images, server_of
 
 
 def run(epoch: int) -> KeptRun:
-    return KeptRun(LedgerState(epoch), {"one": ((0, 3),)}, {"turn": epoch}, "set")
+    return KeptRun(EpochState(epoch), {"one": ((0, 3),)}, {"turn": epoch}, "set")
 
 
 @pytest.mark.parametrize("in_folder", [True, False])

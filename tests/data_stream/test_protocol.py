@@ -203,8 +203,8 @@ def test_two_consumers_of_one_turn_get_the_same_epoch() -> None:
     run, fresh = world.runs.join("data", SHARDS, messages.JoinRun("run", "x", 3))[1:]
     assert not fresh or run.begin(-1, "pass 1") == 0
     assert run.begin(-1, "pass 1") == 0
-    run.ledger.join("x")
-    run.ledger.commit("x", run.ledger.lease("x", SAMPLES, SAMPLES))
+    run.leases.join("x")
+    run.leases.commit("x", run.leases.lease("x", SAMPLES, SAMPLES))
     assert run.begin(-1, "pass 1") == 0 and run.begin(-1, "pass 2") == 1
 
 

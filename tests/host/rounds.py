@@ -21,12 +21,12 @@ from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer
 from millpond.host.workers.worker import ModelState
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders
-from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import Folder, Ready, Update, Work
+from millpond.train.server.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.state import layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies.strategy import Strategy

@@ -34,4 +34,4 @@ def test_starts_without_torch(module: str) -> None:
 
 
 def test_the_check_notices_torch() -> None:
-    assert "torch" in imported("millpond.train.compute.local_trainer").stderr
+    assert "torch" in imported("millpond.train.local.local_trainer").stderr

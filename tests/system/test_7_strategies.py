@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.train import simulate
-from millpond.train.compute.fit import Fitted
+from millpond.train.api.fit import Fitted
 from millpond.train.determinism import generators
 
 from ..waiting import eventually

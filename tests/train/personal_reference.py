@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from millpond.train import simulate
+from millpond.train.api.simulate import LEAST_SAMPLES
 from millpond.train.balance.data_plan import held_count, held_out
-from millpond.train.compute.simulate import LEAST_SAMPLES
 
 from .strategy_reference import COUNTS, RATE, ROUNDS, Batches, Compared, Digits, Recorded, Tensors
 

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from millpond.base.errors import LocalError
-from millpond.train.compute import accelerator
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local import accelerator
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import Folder, Work
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies import LocalRule

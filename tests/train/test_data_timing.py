@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 from torch import nn
 
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.prefetch import ReadingMeter
-from millpond.train.compute.selection import SampleFolders
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.prefetch import ReadingMeter
+from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import DataTiming, Folder, StreamTiming, Update, Work
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.structure import size_of

@@ -15,14 +15,14 @@ from torch.nn.functional import cross_entropy
 from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders
-from millpond.train.compute.selection import batches as in_batches
-from millpond.train.compute.server_optimizer import ServerOptimizer
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.selection import SampleFolders
+from millpond.train.local.selection import batches as in_batches
 from millpond.train.protocol import Folder, Work
+from millpond.train.server.server_optimizer import ServerOptimizer
 from millpond.train.state import flat, layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import Task

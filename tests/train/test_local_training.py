@@ -17,12 +17,12 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from millpond.base.errors import LocalError
-from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders, Selection, batches
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local.evaluation import evaluate
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.selection import SampleFolders, Selection, batches
 from millpond.train.protocol import Folder, Update, Work
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.sums import means

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from millpond.train.compute.lr_scaling import LearningRate
+from millpond.train.server.lr_scaling import LearningRate
 
 
 def test_firecaffes_rates() -> None:

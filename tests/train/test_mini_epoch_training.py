@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.mini_epochs import MiniEpochReader
-from millpond.train.compute.prefetch import ReadingMeter
-from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.data.errors import DataError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.mini_epochs import MiniEpochReader
+from millpond.train.local.prefetch import ReadingMeter
+from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, Work
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.structure import size_of

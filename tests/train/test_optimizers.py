@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from millpond.base.errors import LocalError
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.optimizers import Schedule, make_optimizer
-from millpond.train.compute.prefetch import prefetched
-from millpond.train.compute.selection import SampleFolders
-from millpond.train.compute.server_optimizer import ServerOptimizer
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
 from millpond.train.data.parquet import ParquetRows
 from millpond.train.data.tar import TarSamples
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, SchedulerSpec, WorkSpec
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.optimizers import Schedule, make_optimizer
+from millpond.train.local.prefetch import prefetched
+from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import Folder, Work
+from millpond.train.server.server_optimizer import ServerOptimizer
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import Task
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from millpond.base.errors import LocalError
 from millpond.train import fit
-from millpond.train.compute.optimizers import Schedule, make_optimizer
-from millpond.train.compute.server_optimizer import ServerOptimizer
 from millpond.train.job.spec import OptimizerSpec, SchedulerSpec
+from millpond.train.local.optimizers import Schedule, make_optimizer
+from millpond.train.server.server_optimizer import ServerOptimizer
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.layout import Tensor as Entry
 from millpond.train.task.task import Task

@@ -16,13 +16,13 @@ from torch import nn
 from millpond.base.errors import ConfigError, LocalError, Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.train import simulate
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.personal import PersonalPart, loop_of
-from millpond.train.compute.personal_model import MixedLoop
-from millpond.train.compute.selection import SampleFolders
-from millpond.train.compute.simulate import LEAST_SAMPLES
+from millpond.train.api.simulate import LEAST_SAMPLES
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.personal import PersonalPart, loop_of
+from millpond.train.local.personal_model import MixedLoop
+from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import (
     DataTiming,
     Folder,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from millpond.base.errors import LocalError
 from millpond.train import simulate
-from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
+from millpond.train.server.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.state import layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies import Combination, Strategy, catalogue

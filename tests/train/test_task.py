@@ -19,13 +19,13 @@ from torch.nn.functional import cross_entropy
 
 from millpond.base.errors import LocalError
 from millpond.train.balance.data_plan import order
-from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import of_arrays
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local.evaluation import evaluate
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, Update, Work
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task import sums

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from millpond.train.compute.fit import fit as fit
-    from millpond.train.compute.simulate import simulate as simulate
+    from millpond.train.api.fit import fit as fit
+    from millpond.train.api.simulate import simulate as simulate
     from millpond.train.distributed.group import group as group
 
-_PLACES: Final = {"fit": "compute.fit", "simulate": "compute.simulate", "group": "distributed.group"}
+_PLACES: Final = {"fit": "api.fit", "simulate": "api.simulate", "group": "distributed.group"}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,8 +30,8 @@ from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import LinkProbed, ProbeLink
 from millpond.aggregate.node import ReductionNode
-from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTree
+from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 from millpond.wire.channel import Channel

@@ -124,8 +124,8 @@ def _alone(work: processes.Work, epochs: int) -> float:
     import torch  # slow to import, also for those who want another experiment
     from torch.nn.functional import cross_entropy
 
-    from millpond.train.compute import evaluation, optimizers, selection
     from millpond.train.determinism import generators
+    from millpond.train.local import evaluation, optimizers, selection
     from millpond.train.worker import user_code
     from millpond.train.zoo import models
 

@@ -17,11 +17,11 @@ from torch.nn.functional import cross_entropy
 
 from bench.experiment import Run
 from bench.rows import Row, summary
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders
 from millpond.train.data import labelled_images
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import Folder, Work
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import SampleSet, Task

@@ -32,7 +32,7 @@ from millpond.base.text import printable
 from millpond.data.columns import ReceivedSamples, joined, unpack
 from millpond.data.streaming.protocol.consumer import RunWish, StreamConsumer, Told
 from millpond.data.streaming.protocol.inbox import Piece
-from millpond.data.streaming.protocol.ledger import LedgerState
+from millpond.data.streaming.protocol.leases import EpochState
 from millpond.data.streaming.protocol.messages import (
     MOST_HEAD,
     At,
@@ -207,7 +207,7 @@ class StreamClient:
     def _answered(self) -> bool:
         return self._consumer.state is not None or self._error is not None
 
-    def state(self) -> LedgerState:
+    def state(self) -> EpochState:
         """Return the state of the run that any number of consumers can go on from. Raises RemoteError."""
         with self._told():
             self._consumer.ask_state()
@@ -215,7 +215,7 @@ class StreamClient:
             self._wait(lambda: self._consumer.state is not None)
             found = self._consumer.state
             assert found
-            return LedgerState(found.epoch, found.cursor, found.returned, found.samples)
+            return EpochState(found.epoch, found.cursor, found.returned, found.samples)
 
     def fetch(self, indices: Sequence[int] | Ints) -> int:
         """Ask for samples by their indices. Returns the number of the fetch."""

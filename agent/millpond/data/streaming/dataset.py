@@ -19,7 +19,7 @@ from millpond.data.streaming.client import Pieces, StreamClient, StreamSource, T
 from millpond.data.streaming.passes import PassCounter
 from millpond.data.streaming.protocol.consumer import RunWish, Told
 from millpond.data.streaming.protocol.inbox import Piece
-from millpond.data.streaming.protocol.ledger import LedgerState
+from millpond.data.streaming.protocol.leases import EpochState
 from millpond.data.streaming.protocol.tuner import StreamChoice, StreamTuner
 from millpond.data.streaming.served_set import decoder
 from millpond.train.balance.ranges import Ranges, count
@@ -70,7 +70,7 @@ class StreamDataset(IterableDataset[Any]):
         self._source, self._options = source, options
         self.run = options.run or uuid.uuid4().hex
         """The name of the run, which other processes give to share it."""
-        self._state = LedgerState()
+        self._state = EpochState()
         self._client: StreamClient | None = None
         self._untold: list[Told] = []
         self._yielded = 0
@@ -185,7 +185,7 @@ class StreamDataset(IterableDataset[Any]):
         """
         if self._client:
             raise LocalError("a state is loaded between iterations")
-        self._state = load(LedgerState, dict(state), "the state of the stream")
+        self._state = load(EpochState, dict(state), "the state of the stream")
         self._untold = []
         if not self._options.run:
             self.run = uuid.uuid4().hex

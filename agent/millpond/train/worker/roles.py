@@ -17,19 +17,19 @@ from millpond.aggregate.messages import Advance
 from millpond.base.errors import LocalError
 from millpond.linux import memory
 from millpond.train import protocol
-from millpond.train.compute import accelerator
-from millpond.train.compute.accelerator import device_of
-from millpond.train.compute.evaluation import autocast, evaluate
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.optimizers import Schedule, make_optimizer
-from millpond.train.compute.selection import SampleFolders, Selection
-from millpond.train.compute.server_optimizer import server_optimizer_of
 from millpond.train.data.errors import DataError
 from millpond.train.data.read_ahead import ReadAhead
 from millpond.train.data.streamed import StreamedSamples
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local import accelerator
+from millpond.train.local.accelerator import device_of
+from millpond.train.local.evaluation import autocast, evaluate
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.optimizers import Schedule, make_optimizer
+from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Ready, Score, ServerReady
+from millpond.train.server.server_optimizer import server_optimizer_of
 from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters

@@ -15,15 +15,15 @@ from torch import nn
 from torch.utils.data import Subset
 
 from millpond.base.errors import LocalError
+from millpond.train.api.fit import everything
 from millpond.train.balance.curve import Ints
-from millpond.train.compute.accelerator import device_of, moved
-from millpond.train.compute.evaluation import autocast, evaluate
-from millpond.train.compute.fit import everything
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders
-from millpond.train.compute.server_optimizer import server_optimizer_of
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local.accelerator import device_of, moved
+from millpond.train.local.evaluation import autocast, evaluate
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import Folder, Update, Work
+from millpond.train.server.server_optimizer import server_optimizer_of
 from millpond.train.state import flat
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters

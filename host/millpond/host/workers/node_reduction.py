@@ -24,8 +24,8 @@ from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Advance, NodeState
 from millpond.aggregate.reduction import Addend
-from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import Network, Prediction
+from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.errors import MillpondError, RemoteError
 from millpond.host.workers.node_control import NodeControl
 from millpond.host.workers.node_group import NodeGroup

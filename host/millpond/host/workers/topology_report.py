@@ -15,8 +15,8 @@ from statistics import median
 import numpy as np
 
 from millpond.aggregate import topology
-from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import Network, ReductionTree
+from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError
 from millpond.host.api.daemon import GetTopology, LinkInfo, ReductionInfo, TopologyInfo

@@ -11,7 +11,7 @@ from millpond.data.streaming.protocol import messages
 from millpond.data.streaming.protocol.credit import ByteCredit
 from millpond.data.streaming.protocol.fetches import Fetches
 from millpond.data.streaming.protocol.inbox import Inbox, Piece, S
-from millpond.data.streaming.protocol.ledger import LedgerState
+from millpond.data.streaming.protocol.leases import EpochState
 from millpond.data.streaming.protocol.messages import LEASED
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.ranges import Ranges, count
@@ -29,7 +29,7 @@ class RunWish:
     consumer: str
     seed: int = 0
     shuffle: int = 0
-    state: LedgerState = field(default_factory=LedgerState)
+    state: EpochState = field(default_factory=EpochState)
 
 
 class StreamConsumer(Inbox[S]):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from millpond.data.streaming.protocol.ledger import merged, without
+from millpond.data.streaming.protocol.leases import merged, without
 from millpond.train.balance.ranges import Ranges, count, split
 
 

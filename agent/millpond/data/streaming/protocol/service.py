@@ -18,7 +18,7 @@ from millpond.base.errors import LocalError, ProtocolError
 from millpond.data.streaming.protocol import messages
 from millpond.data.streaming.protocol.credit import ByteCredit
 from millpond.data.streaming.protocol.epoch_order import epoch_order
-from millpond.data.streaming.protocol.ledger import EpochLedger, LedgerState
+from millpond.data.streaming.protocol.leases import EpochLeases, EpochState
 from millpond.data.streaming.protocol.messages import LEASED
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.ranges import Ranges, split
@@ -45,9 +45,9 @@ class StreamRun:
     """Epochs over one data set whose positions are leased to the consumers of the run."""
 
     def __init__(
-        self, shards: Sequence[int], seed: int, window: int, state: LedgerState, grace: float
+        self, shards: Sequence[int], seed: int, window: int, state: EpochState, grace: float
     ) -> None:
-        self.ledger = EpochLedger(sum(shards), state, grace)
+        self.leases = EpochLeases(sum(shards), state, grace)
         self._shards, self._seed, self._window = shards, seed, window
         self.fingerprint = fingerprint(shards)
         self._order: tuple[int, Ints] = (-1, np.empty(0, np.int64))
@@ -63,12 +63,12 @@ class StreamRun:
     def leave(self, consumer: str) -> None:
         """Forget a consumer that has ended: no connection of it is good."""
         self._entries.pop(consumer, None)
-        self.ledger.leave(consumer)
+        self.leases.leave(consumer)
 
     def lose(self, consumer: str, now: float) -> None:
         """Note that the last connection of a consumer has ended."""
         del self._entries[consumer]
-        self.ledger.lose(consumer, now)
+        self.leases.lose(consumer, now)
 
     def is_current(self, consumer: str, entry: int) -> bool:
         """Return whether it is the last connection of the consumer."""
@@ -78,13 +78,13 @@ class StreamRun:
         """Return the epoch that a consumer takes part in, see BeginEpoch."""
         if turn in self.turns:
             return self.turns[turn]
-        ledger = self.ledger
-        if ledger.done and (epoch < 0 or epoch > ledger.epoch):
-            ledger.next_epoch()
-        if epoch > ledger.epoch and ledger.left == ledger.samples:  # nothing of it was leased yet
-            ledger.state = LedgerState(epoch, samples=ledger.samples)
-        found = ledger.epoch if epoch < 0 else epoch
-        if epoch < 0 and not ledger.left and not ledger.done:
+        leases = self.leases
+        if leases.done and (epoch < 0 or epoch > leases.epoch):
+            leases.next_epoch()
+        if epoch > leases.epoch and leases.left == leases.samples:  # nothing of it was leased yet
+            leases.state = EpochState(epoch, samples=leases.samples)
+        found = leases.epoch if epoch < 0 else epoch
+        if epoch < 0 and not leases.left and not leases.done:
             found += 1  # of this one there is nothing to take
         if turn:
             self.turns[turn] = found
@@ -95,22 +95,22 @@ class StreamRun:
     @property
     def is_empty(self) -> bool:
         """Whether all consumers have left, or were lost for longer than the grace period."""
-        return not self._entries and not self.ledger.leases
+        return not self._entries and not self.leases.by_consumer
 
     def reach(self, epoch: int) -> bool:
         """Return whether positions of the epoch are leased now; begin it if the one before it is done."""
-        if self.ledger.epoch < epoch and self.ledger.done:
-            self.ledger.next_epoch()
-        return self.ledger.epoch == epoch
+        if self.leases.epoch < epoch and self.leases.done:
+            self.leases.next_epoch()
+        return self.leases.epoch == epoch
 
     def rest(self) -> None:
         """Forget what can be computed again, if no consumer is there."""
-        if self.ledger.is_deserted:
+        if self.leases.is_deserted:
             self._order = (-1, np.empty(0, np.int64))
 
     def indices(self, ranges: Ranges) -> Ints:
         """Return the samples at positions of the present epoch."""
-        epoch = self.ledger.epoch
+        epoch = self.leases.epoch
         if self._order[0] != epoch:
             self._order = (epoch, epoch_order(self._shards, self._seed, epoch, self._window))
         order = self._order[1]
@@ -123,7 +123,7 @@ class KeptRun:
     and the fingerprint of its data set.
     """
 
-    state: LedgerState
+    state: EpochState
     leases: dict[str, Ranges]
     turns: dict[str, int] = field(default_factory=dict)
     fingerprint: str = ""
@@ -159,7 +159,7 @@ class Runs:
         if wish.samples not in (0, samples):
             text = f"the state of the stream is of {wish.samples} samples"
             raise LocalError(f"{text}; the data set '{data}' has {samples}")
-        state = LedgerState(wish.epoch, wish.cursor, wish.returned, wish.samples)
+        state = EpochState(wish.epoch, wish.cursor, wish.returned, wish.samples)
         text = repr((data, wish.run, wish.seed, wish.window, state))
         key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         run = self._runs.get(key)
@@ -174,7 +174,7 @@ class Runs:
     def _restored(self, before: KeptRun, shards: Sequence[int], wish: messages.JoinRun) -> StreamRun:
         run = StreamRun(shards, wish.seed, wish.window, before.state, self._grace)
         for consumer, ranges in before.leases.items():
-            run.ledger.restore(consumer, ranges, self._now)
+            run.leases.restore(consumer, ranges, self._now)
         run.turns |= before.turns
         return run
 
@@ -182,13 +182,13 @@ class Runs:
         """Return what of a run has to outlive the service; None if it is forgotten here."""
         if not (run := self._runs.get(key)):
             return None
-        return KeptRun(run.ledger.state, dict(run.ledger.leases), dict(run.turns), run.fingerprint)
+        return KeptRun(run.leases.state, dict(run.leases.by_consumer), dict(run.turns), run.fingerprint)
 
     def expire(self, now: float) -> bool:
         """Take back what lost consumers hold for too long, and forget runs in which there is none: they can
         go on as they are kept. Returns whether anything was taken back.
         """
-        found = [run.ledger.expire(now) for run in self._runs.values()]  # of all: any() would stop at one
+        found = [run.leases.expire(now) for run in self._runs.values()]  # of all: any() would stop at one
         self._runs = {key: run for key, run in self._runs.items() if not run.is_empty}
         return any(found)
 
@@ -240,31 +240,31 @@ class Service:
     def _join(self, wish: messages.JoinRun) -> messages.RunJoined:
         self.key, self.run, fresh = self._runs.join(self._data, self._shards, wish)
         self._consumer, self._entry = wish.consumer, self.run.enter(wish.consumer)
-        ledger = self.run.ledger
-        same = wish.now == ledger.epoch
-        refused = ledger.commit(wish.consumer, wish.done) if same else 0
-        held = ledger.join(wish.consumer, wish.still if same else ())
-        return messages.RunJoined(ledger.epoch, held, refused, fresh)
+        leases = self.run.leases
+        same = wish.now == leases.epoch
+        refused = leases.commit(wish.consumer, wish.done) if same else 0
+        held = leases.join(wish.consumer, wish.still if same else ())
+        return messages.RunJoined(leases.epoch, held, refused, fresh)
 
     def _of_run(self, message: Message) -> list[Message]:
         if self.run is None:
             raise ProtocolError(f"'{type(message).NAME}' before a run was joined")
-        ledger = self.run.ledger
+        leases = self.run.leases
         if isinstance(message, messages.BeginEpoch):
             self._epoch, self._drained = self.run.begin(message.epoch, message.turn), False
             return [messages.EpochBegun(self._epoch)]
         if isinstance(message, messages.CommitPositions):
-            if message.epoch == ledger.epoch and self._speaks_for(message.consumer):
+            if message.epoch == leases.epoch and self._speaks_for(message.consumer):
                 name = message.consumer or self._consumer
-                ledger.commit(name, message.done)
-                ledger.give_back(name, message.back)
+                leases.commit(name, message.done)
+                leases.give_back(name, message.back)
             return []
         if isinstance(message, messages.LeaveRun):
             if self._speaks_for(message.consumer):
                 self.run.leave(message.consumer or self._consumer)
             return []
         if isinstance(message, messages.AskRunState):
-            saved = ledger.saved
+            saved = leases.saved
             return [messages.RunState(saved.epoch, saved.cursor, saved.returned, saved.samples)]
         raise ProtocolError(f"'{type(message).NAME}' is not for a data service")
 
@@ -276,16 +276,16 @@ class Service:
         """Return what the consumer has to know by now, once: that its epoch is all leased, or at its end."""
         if self.run is None or self._epoch <= self._ended:
             return []
-        ledger = self.run.ledger
+        leases = self.run.leases
         if (
-            self._epoch > ledger.epoch and ledger.left
+            self._epoch > leases.epoch and leases.left
         ):  # it came back when no other consumer was left to take it
-            self._epoch = ledger.epoch
+            self._epoch = leases.epoch
             return [messages.EpochBegun(self._epoch)]
-        if self._epoch > ledger.epoch:
+        if self._epoch > leases.epoch:
             return []
-        if self._epoch == ledger.epoch and not ledger.done:
-            if ledger.left or self._under_way or self._drained:
+        if self._epoch == leases.epoch and not leases.done:
+            if leases.left or self._under_way or self._drained:
                 return []
             self._drained = True
             return [messages.EpochDrained(self._epoch)]
@@ -319,7 +319,7 @@ class Service:
             return None
         if not self.run.is_current(self._consumer, self._entry):
             return None
-        ranges = self.run.ledger.lease(self._consumer, wanted, max(1, self._chunk // _SMALLEST))
+        ranges = self.run.leases.lease(self._consumer, wanted, max(1, self._chunk // _SMALLEST))
         if not ranges:
             return None
         self._drained = False

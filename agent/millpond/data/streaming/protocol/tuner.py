@@ -13,7 +13,7 @@ chunks of k samples are supplied at
 
 seconds: until its first batch of b samples is whole; in the steady state; while its own processor takes in
 chunks, h seconds each, instead of training; and at the end, where others wait for its last lease, see
-``ledger``. The first and the last term grow with k, the others fall. The chunk is
+``leases``. The first and the last term grow with k, the others fall. The chunk is
 the k, of b times powers of two, for which I is least.
 
 *Depth.* With r samples per second flowing, the slower of supply and demand, r (L + c + k s / B) samples have

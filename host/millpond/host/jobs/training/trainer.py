@@ -50,8 +50,8 @@ from millpond.host.records.energy import describe
 from millpond.host.records.failures import MACHINE_MEMORY, diverged, too_few
 from millpond.host.records.jobs import HOST, JobRow, Round
 from millpond.host.workers.node_reduction import StateLost
-from millpond.train.compute.lr_scaling import LearningRate
 from millpond.train.job.spec import SynchronousSpec
+from millpond.train.server.lr_scaling import LearningRate
 from millpond.train.state import checkpoint, layout
 from millpond.train.strategies.catalogue import unfit_for_lateness
 from millpond.train.task.sums import Sums

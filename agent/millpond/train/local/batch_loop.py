@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from millpond.train.balance.curve import Ints
-from millpond.train.compute.accelerator import device_of, moved
-from millpond.train.compute.evaluation import autocast
-from millpond.train.compute.optimizers import set_mode, trainable
-from millpond.train.compute.prefetch import ReadingMeter, prefetched
-from millpond.train.compute.selection import Selection, batches
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local.accelerator import device_of, moved
+from millpond.train.local.evaluation import autocast
+from millpond.train.local.optimizers import set_mode, trainable
+from millpond.train.local.prefetch import ReadingMeter, prefetched
+from millpond.train.local.selection import Selection, batches
 from millpond.train.state.flat import Vector
 from millpond.train.state.layout import Tensor
 from millpond.train.task.made_up import Synthetic

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from millpond.train.compute.batch_loop import BatchLoop, Part
-from millpond.train.compute.optimizers import trainable
-from millpond.train.compute.selection import Selection
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local.batch_loop import BatchLoop, Part
+from millpond.train.local.optimizers import trainable
+from millpond.train.local.selection import Selection
 from millpond.train.state import flat, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.layout import Tensor

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from millpond.base.errors import LocalError
-from millpond.train.compute.optimizers import Schedule, has_modes, make_optimizer, set_mode, trainable
 from millpond.train.job.spec import OptimizerSpec, WorkSpec
+from millpond.train.local.optimizers import Schedule, has_modes, make_optimizer, set_mode, trainable
 from millpond.train.state import optimizer_state
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters

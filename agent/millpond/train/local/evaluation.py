@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from millpond.train.balance.curve import Ints
-from millpond.train.compute.accelerator import device_of, moved
-from millpond.train.compute.prefetch import prefetched
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local.accelerator import device_of, moved
+from millpond.train.local.prefetch import prefetched
 from millpond.train.task.sums import Sums, add
 from millpond.train.task.task import Batch, Task
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the ledger of an epoch: which positions of its order are leased to whom, and which are done.
+"""Pure: the leases of an epoch: which positions of its order are leased to whom, and which are done.
 
 Positions are leased in order, ahead of need, and committed when the steps with their samples are done.
 What a consumer does not commit goes back when it leaves, or when it has been away for longer than the grace
@@ -24,7 +24,7 @@ consumers end together, whatever the chunk is.
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerState:
+class EpochState:
     """The progress of an epoch of ``samples`` samples, 0 if they are not known yet: positions from ``cursor``
     on, and those ``returned``, are not done yet.
     """
@@ -44,13 +44,13 @@ class _Held:
 
 
 @dataclass(slots=True)
-class EpochLedger:
+class EpochLeases:
     """Leases the positions of epochs of ``samples`` samples. A consumer that is lost keeps its leases for
     ``grace`` seconds. Raises LocalError for a state that does not fit.
     """
 
     samples: int
-    state: LedgerState = field(default_factory=LedgerState)
+    state: EpochState = field(default_factory=EpochState)
     grace: float = 10.0
     _held: dict[str, _Held] = field(default_factory=dict)
 
@@ -82,13 +82,13 @@ class EpochLedger:
         return all(held.lost is not None for held in self._held.values())
 
     @property
-    def saved(self) -> LedgerState:
+    def saved(self) -> EpochState:
         """The state to go on from elsewhere: what is leased counts as returned."""
         held = [each for held in self._held.values() for each in held.ranges]
         return replace(self.state, returned=merged((*self.state.returned, *held)))
 
     @property
-    def leases(self) -> Mapping[str, Ranges]:
+    def by_consumer(self) -> Mapping[str, Ranges]:
         """The leases of each consumer."""
         return {name: held.ranges for name, held in self._held.items()}
 
@@ -105,7 +105,7 @@ class EpochLedger:
         return held.ranges
 
     def restore(self, consumer: str, ranges: Ranges, now: float) -> None:
-        """Take in a consumer of another ledger, lost ``now``, whose leases are not in this one's state."""
+        """Take in a consumer of other leases, lost ``now``, whose leases are not in this one's state."""
         self._held[consumer] = _Held(ranges, now)
 
     def lease(self, consumer: str, wanted: int, least: int = 1) -> Ranges:
@@ -164,7 +164,7 @@ class EpochLedger:
         """Begin the next epoch. Raises LocalError while this one is not done."""
         if not self.done:
             raise LocalError(f"epoch {self.epoch} is not done")
-        self.state = LedgerState(self.epoch + 1, samples=self.samples)
+        self.state = EpochState(self.epoch + 1, samples=self.samples)
 
     def _give_back(self, ranges: Ranges) -> None:
         self.state = replace(self.state, returned=merged((*self.state.returned, *ranges)))

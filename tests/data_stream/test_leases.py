@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger, beside what ``test_protocol`` shows of it: late commits, sizes of leases, states, orders."""
+"""The leases of an epoch, beside what ``test_protocol`` shows: late commits, their sizes, states, orders."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ import pytest
 
 from millpond.base.errors import LocalError
 from millpond.data.streaming.protocol.epoch_order import epoch_order
-from millpond.data.streaming.protocol.ledger import EpochLedger, LedgerState
+from millpond.data.streaming.protocol.leases import EpochLeases, EpochState
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import count
 
 
 def test_what_was_taken_back_counts_if_nobody_has_got_it() -> None:
-    ledger = EpochLedger(10, grace=1.0)
-    ledger.join("slow")
-    found = ledger.lease("slow", 4)
-    ledger.lose("slow", 0.0)
-    ledger.expire(1.0)
-    assert ledger.commit("slow", found) == 0
-    assert ledger.left == 10 - count(found)
+    leases = EpochLeases(10, grace=1.0)
+    leases.join("slow")
+    found = leases.lease("slow", 4)
+    leases.lose("slow", 0.0)
+    leases.expire(1.0)
+    assert leases.commit("slow", found) == 0
+    assert leases.left == 10 - count(found)
 
 
 def test_leases_become_small_at_the_end() -> None:
-    ledger = EpochLedger(1000)
+    leases = EpochLeases(1000)
     for name in ("a", "b", "c"):
-        ledger.join(name)
+        leases.join(name)
     sizes = []
-    while found := ledger.lease("a", 100, least=4):
+    while found := leases.lease("a", 100, least=4):
         sizes.append(count(found))
     assert sizes[0] == 100 and sizes == sorted(sizes, reverse=True) and sizes[-2] == 4
 
 
 def test_an_epoch_begins_when_the_last_is_done() -> None:
-    ledger = EpochLedger(4)
-    ledger.join("a")
-    found = ledger.lease("a", 4, least=4)
+    leases = EpochLeases(4)
+    leases.join("a")
+    found = leases.lease("a", 4, least=4)
     with pytest.raises(LocalError, match="epoch 0 is not done"):
-        ledger.next_epoch()
-    ledger.commit("a", found)
-    ledger.next_epoch()
-    assert (ledger.epoch, ledger.left) == (1, 4)
+        leases.next_epoch()
+    leases.commit("a", found)
+    leases.next_epoch()
+    assert (leases.epoch, leases.left) == (1, 4)
 
 
 @pytest.mark.parametrize(
     "state",
     [
-        LedgerState(cursor=11),
-        LedgerState(epoch=-1),
-        LedgerState(cursor=5, returned=((0, 6),)),
-        LedgerState(cursor=5, returned=((2, 3), (1, 2))),
-        LedgerState(cursor=5, returned=((0, 3), (2, 4))),
-        LedgerState(cursor=5, returned=((-1, 3),)),
+        EpochState(cursor=11),
+        EpochState(epoch=-1),
+        EpochState(cursor=5, returned=((0, 6),)),
+        EpochState(cursor=5, returned=((2, 3), (1, 2))),
+        EpochState(cursor=5, returned=((0, 3), (2, 4))),
+        EpochState(cursor=5, returned=((-1, 3),)),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(state: LedgerState) -> None:
+def test_a_state_that_does_not_fit_is_refused(state: EpochState) -> None:
     with pytest.raises(LocalError, match="not one of 10 samples"):
-        EpochLedger(10, state)
+        EpochLeases(10, state)
 
 
 def test_an_order_is_a_permutation_that_follows_from_seed_and_epoch() -> None:

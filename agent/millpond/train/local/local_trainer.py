@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import torch
 
-from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.mini_epochs import MiniEpochReader
-from millpond.train.compute.optimizers import Schedule, make_optimizer, set_mode
-from millpond.train.compute.personal import PersonalPart, loop_of
-from millpond.train.compute.selection import SampleFolders, Selection
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local.evaluation import evaluate
+from millpond.train.local.mini_epochs import MiniEpochReader
+from millpond.train.local.optimizers import Schedule, make_optimizer, set_mode
+from millpond.train.local.personal import PersonalPart, loop_of
+from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters

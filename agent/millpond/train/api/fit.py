@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from millpond.base.errors import LocalError
-from millpond.train.compute.batch_loop import BatchLoop
-from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.optimizers import Schedule, make_optimizer, set_mode
-from millpond.train.compute.selection import Selection
 from millpond.train.determinism import generators
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
+from millpond.train.local.batch_loop import BatchLoop
+from millpond.train.local.evaluation import evaluate
+from millpond.train.local.optimizers import Schedule, make_optimizer, set_mode
+from millpond.train.local.selection import Selection
 from millpond.train.task.task import SampleSet, Task
 
 

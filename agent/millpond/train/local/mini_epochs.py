@@ -19,9 +19,9 @@ from torch import Tensor
 
 from millpond.linux.progress import reading
 from millpond.train.balance.curve import Ints
-from millpond.train.compute.prefetch import ReadingMeter, prefetched
-from millpond.train.compute.selection import Selection, places_of
 from millpond.train.data.errors import DataError
+from millpond.train.local.prefetch import ReadingMeter, prefetched
+from millpond.train.local.selection import Selection, places_of
 from millpond.train.task.structure import size_of
 from millpond.train.task.task import SampleSet, items_of
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from millpond.train.compute.batch_loop import BatchLoop, Part
-from millpond.train.compute.optimizers import trainable
-from millpond.train.compute.selection import Selection
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local.batch_loop import BatchLoop, Part
+from millpond.train.local.optimizers import trainable
+from millpond.train.local.selection import Selection
 from millpond.train.task.task import Batch, Task
 
 Gradients = Sequence[Tensor | None]

@@ -15,14 +15,14 @@ from millpond.aggregate.reduction import Addend, Reduction
 from millpond.aggregate.rules import rule_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError
-from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.fit import Fitted, everything
-from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders
-from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
+from millpond.train.api.fit import Fitted, everything
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import DataSpec, FederatedSpec, Job, ModelSpec, TrainingSpec, WorkSpec
+from millpond.train.local.evaluation import evaluate
+from millpond.train.local.local_trainer import LocalTrainer
+from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import Folder, Update, Work
+from millpond.train.server.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.state import flat, layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies import Strategy, catalogue

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from millpond.train.compute.batch_loop import BatchLoop
-from millpond.train.compute.inner_steps import InnerStepLoop
-from millpond.train.compute.personal_model import MixedLoop
 from millpond.train.job.spec import WorkSpec
+from millpond.train.local.batch_loop import BatchLoop
+from millpond.train.local.inner_steps import InnerStepLoop
+from millpond.train.local.personal_model import MixedLoop
 from millpond.train.state import flat, layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.personal_state import PersonalState
