@@ -23,7 +23,7 @@ from millpond.wire.framing import encode
 from millpond.wire.messages import Failure, Message
 
 from .hostile_messages import NUMBERS
-from .support import LANE, NAME, SOON, Server
+from .support import NAME, SLOT, SOON, Server
 
 SECRET = b"what never leaves the device"
 HIDDEN = b"a-name-that-is-nobodys-business"
@@ -40,7 +40,7 @@ class World:
         self.server = Server(top, public=b"public", lease=0.4)
         self._open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         self._victim = Channel(self.server.raw(), "server")
-        self._tell_victim(p.SessionHello(b"another client's", LANE))
+        self._tell_victim(p.SessionHello(b"another client's", SLOT))
         public = self._tell_victim(p.Walk(ROOT, (b"public",))).node
         self.victims = self._tell_victim(p.Walk(public, (b"other",))).node
         self.victims_handle = self._tell_victim(p.Open(self.victims, os.O_RDWR)).handle
@@ -123,7 +123,7 @@ class World:
         try:
             if self.channel is None:
                 self.channel = Channel(self.server.raw(), "server")
-                self._exchange(p.SessionHello(NAME, LANE), b"")
+                self._exchange(p.SessionHello(NAME, SLOT), b"")
             answer = self._exchange(request, payload)
             if isinstance(request, p.Goodbye):
                 answer = self._exchange(p.GetStatistics(), b"")

@@ -31,7 +31,7 @@ from millpond.wire.messages import Message
 R = TypeVar("R", bound=Message)
 SOON = 5.0
 NAME = b"a client's name."
-LANE = b"the name of lane"
+SLOT = b"the name of slot"
 
 
 def errno_of(call: Callable[..., object], *arguments: object, **more: object) -> int | None:
@@ -225,10 +225,10 @@ class Server:
         return len(self.tree._open)
 
     @contextmanager
-    def talk(self, client: bytes = NAME, lane: bytes = LANE, *, patient: bool = True) -> Iterator[Talk]:
+    def talk(self, client: bytes = NAME, slot: bytes = SLOT, *, patient: bool = True) -> Iterator[Talk]:
         """A conversation in a client's name."""
         with Channel(self.raw(), "server") as channel:
-            yield Talk(channel, p.SessionHello(client, lane, patient))
+            yield Talk(channel, p.SessionHello(client, slot, patient))
 
     def join(self) -> None:
         for thread in self.threads:

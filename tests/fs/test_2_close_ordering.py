@@ -18,15 +18,15 @@ __all__ = ["world"]
 
 
 def forgets(world: World, node: int) -> None:
-    """Over another lane, and hears that it was done."""
-    with world.server.talk(NAME, b"one more lane...") as other:
+    """Over another slot, and hears that it was done."""
+    with world.server.talk(NAME, b"one more slot...") as other:
         other.post(p.Forget((node,)))
         other.ask(p.GetStatistics())
 
 
 def ends(world: World, _node: int) -> None:
-    """It says over another lane that it is done."""
-    with world.server.talk(NAME, b"one more lane...") as other:
+    """It says over another slot that it is done."""
+    with world.server.talk(NAME, b"one more slot...") as other:
         other.ask(p.Goodbye())
 
 

@@ -40,14 +40,14 @@ from millpond.wire.messages import Failure, Message
 from ..effort import scaled
 from .hostile_messages import NUMBERS, REPLIES, any_of, kinds, others
 from .hostile_world import HIDDEN, THROWN_OUT, World, world
-from .support import LANE, NAME, SOON, Doing, Server
+from .support import NAME, SLOT, SOON, Doing, Server
 
 __all__ = ["world"]
 FIRST = (p.SessionHello, p.Attend, GetStatus)
 
 
 GOOD: dict[type[Message], Callable[[World], Message]] = {
-    p.SessionHello: lambda _: p.SessionHello(NAME, LANE),
+    p.SessionHello: lambda _: p.SessionHello(NAME, SLOT),
     p.Attend: lambda _: p.Attend(NAME),
     p.Again: lambda _: p.Again(),
     p.Goodbye: lambda _: p.Goodbye(),
@@ -252,7 +252,7 @@ def test_a_file_is_not_cut_in_the_name_of_another(world: World) -> None:
 
 
 def test_who_attends_in_a_wrong_name_or_answers_wrongly(world: World) -> None:
-    for name in (b"", LANE, os.urandom(16), NAME * 1000, NAME[:15]):
+    for name in (b"", SLOT, os.urandom(16), NAME * 1000, NAME[:15]):
         with Channel(world.server.raw(), "server") as channel:
             assert channel.call(p.Attend(name), p.Error, Deadline.after(SOON)) == p.Error(errno.ESTALE)
     lies = tuple(range(100_000)), tuple(world.private_inodes), NUMBERS
@@ -272,9 +272,9 @@ def test_the_wrong_order(world: World) -> None:
     assert isinstance(world.say(p.Again()), r.Regain)
     world.say(p.ReadDirectory(world.node))
     assert world.say(p.Again()) == p.Error(errno.EIO)
-    assert isinstance(world.say(p.SessionHello(NAME, LANE)), Failure)
+    assert isinstance(world.say(p.SessionHello(NAME, SLOT)), Failure)
     with Channel(world.server.raw(), "server") as channel:  # Goodbye, and more at once
-        channel.send(p.SessionHello(b"one more's name.", LANE), Deadline.after(SOON))
+        channel.send(p.SessionHello(b"one more's name.", SLOT), Deadline.after(SOON))
         channel.send(p.Goodbye(), Deadline.after(SOON))
         with contextlib.suppress(ConnectionLost):  # the server may have hung up by then
             for request in (p.Unlink(world.node, b"f"), p.Goodbye()):
@@ -282,9 +282,9 @@ def test_the_wrong_order(world: World) -> None:
         assert isinstance(channel.receive(Deadline.after(SOON)).message, p.SessionWelcome)
         assert isinstance(channel.receive(Deadline.after(SOON)).message, p.Done)
     assert (world.public / "f").exists()
-    for name, lane in ((b"", LANE), (NAME, b""), (NAME * 2, LANE), (b"n" * 15, LANE)):
+    for name, slot in ((b"", SLOT), (NAME, b""), (NAME * 2, SLOT), (b"n" * 15, SLOT)):
         with Channel(world.server.raw(), "server") as channel, pytest.raises(Refused):
-            channel.call(p.SessionHello(name, lane), Message, Deadline.after(SOON))
+            channel.call(p.SessionHello(name, slot), Message, Deadline.after(SOON))
     with Channel(world.server.raw(), "server") as channel:
         assert isinstance(channel.call(GetStatus(True), Message, Deadline.after(SOON)), StatusIs)
 
@@ -318,12 +318,12 @@ def test_time_that_is_no_number(world: World) -> None:
     assert world.say(r.AwaitLocks(world.epoch, -math.inf)) == r.LocksAnswered((), ())
 
 
-def test_lanes_that_close_and_forget_under_each_other(world: World) -> None:
+def test_slots_that_close_and_forget_under_each_other(world: World) -> None:
     """Whoever is late is told so."""
     handles: list[int] = []
 
-    def disturb(lane: bytes) -> None:
-        with world.server.talk(NAME, lane) as talk:
+    def disturb(slot: bytes) -> None:
+        with world.server.talk(NAME, slot) as talk:
             for turn in range(100):
                 for handle in handles[-3:]:
                     talk.post(p.Release(handle))

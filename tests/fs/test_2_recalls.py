@@ -105,7 +105,7 @@ def test_contents_that_were_under_way_with_a_name_are_not_kept(client: Client, d
     doing = Doing(client.find, b"f")
     client.gate.reached()
     device.put(b"f", b"two")
-    node = client.find(b"f")  # by another lane
+    node = client.find(b"f")  # by another slot
     assert client.kept(node)
     client.gate.open()
     assert doing.result() == node

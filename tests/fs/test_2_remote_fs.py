@@ -30,7 +30,7 @@ from millpond.wire.framing import PREFIX, encode
 from millpond.wire.messages import Failure
 
 from ..effort import scaled
-from .support import LANE, NAME, SOON, Server, errno_of
+from .support import NAME, SLOT, SOON, Server, errno_of
 
 printable = st.characters(
     exclude_categories=("C", "Zl", "Zp", "Zs"), include_characters=" ", exclude_characters="/"
@@ -151,7 +151,7 @@ def test_a_large_directory(volume: PathAdapter, top: Path) -> None:
     assert len(volume.readdir("")) == _MANY
 
 
-@pytest.mark.parametrize("may_wait", [True, False], ids=["a-lane-each", "one-lane-for-all"])
+@pytest.mark.parametrize("may_wait", [True, False], ids=["a-slot-each", "one-slot-for-all"])
 def test_a_silent_server_does_not_hang_anybody(may_wait: bool) -> None:
     ends: list[socket.socket] = []
     found: list[int | None] = []
@@ -270,7 +270,7 @@ def test_what_is_no_request_ends_the_connection(
     server: Server, top: Path, data: bytes, greeted: bool
 ) -> None:
     (top / "f").write_text("inside")
-    hello = encode(p.SessionHello(NAME, LANE)) if greeted else b""
+    hello = encode(p.SessionHello(NAME, SLOT)) if greeted else b""
     with server.raw() as sock:
         sock.settimeout(SOON)
         sock.sendall(hello + data)

@@ -28,9 +28,9 @@ from millpond.wire.messages import Failure
 
 from ..effort import scaled
 from ..waiting import eventually
-from .support import LANE, NAME, SOON, Cutting, Server, errno_of
+from .support import NAME, SLOT, SOON, Cutting, Server, errno_of
 
-LANES = sessions._MAX_SLOTS
+SLOTS = sessions._MAX_SLOTS
 
 
 MOST_FILES = scaled(quick=300, full=4096)
@@ -209,9 +209,9 @@ def test_there_is_not_always_something_to_be_told_again(server: Server, top: Pat
         assert client.ask(p.Unlink(ROOT, b"none")) == client.ask(p.Again()) == p.Error(errno.ENOENT)
 
 
-def test_lanes_are_conversations_over_the_same_files(server: Server, top: Path) -> None:
+def test_slots_are_conversations_over_the_same_files(server: Server, top: Path) -> None:
     (top / "f").write_text("inside")
-    with server.talk(lane=b"the first lane's") as one, server.talk(lane=b"the second lane.") as two:
+    with server.talk(slot=b"the first slot's") as one, server.talk(slot=b"the second slot.") as two:
         assert one.welcome == two.welcome
         handle = one.open(b"f")
         two.call(p.Read(handle, 9, 0), p.Data)
@@ -219,24 +219,24 @@ def test_lanes_are_conversations_over_the_same_files(server: Server, top: Path) 
         two.call(p.MakeDirectory(ROOT, b"d", 0o755), p.FoundIs)
         one.call(p.Again(), p.Opened)  # each its own last reply, and its own count
         two.call(p.Again(), p.FoundIs)
-        with server.talk(lane=b"the second lane.") as again:
+        with server.talk(slot=b"the second slot.") as again:
             assert again.welcome.performed == 3
             again.post(p.Release(handle))
             again.call(p.GetStatistics(), p.StatisticsAre)
         assert one.ask(p.Read(handle, 9, 0)) == p.Error(errno.EBADF)
-        with server.talk(lane=b"the first lane's") as again:
+        with server.talk(slot=b"the first slot's") as again:
             assert again.welcome.performed == 3
     assert (top / "f").read_text() == "INside"
 
 
-def test_lanes_do_not_wait_for_each_other(tree: RemoteFs, server: Server, top: Path) -> None:
+def test_slots_do_not_wait_for_each_other(tree: RemoteFs, server: Server, top: Path) -> None:
     (top / "f").touch()
     slow = Slow(server, "statfs")
     found: list[int | None] = []
     thread = threading.Thread(target=lambda: found.append(errno_of(tree.statfs)))
     thread.start()
     slow.begun()
-    assert tree.lookup(ROOT, b"f").attributes.size == 0  # over this thread's lane
+    assert tree.lookup(ROOT, b"f").attributes.size == 0  # over this thread's slot
     slow.go_on.set()
     thread.join()
     assert found == [None]
@@ -244,20 +244,20 @@ def test_lanes_do_not_wait_for_each_other(tree: RemoteFs, server: Server, top: P
 
 def test_any_number_of_threads_one_after_the_other(tree: RemoteFs) -> None:
     found: list[int | None] = []
-    for _ in range(3 * LANES):
+    for _ in range(3 * SLOTS):
         thread = threading.Thread(target=lambda: found.append(errno_of(tree.statfs)))
         thread.start()
         thread.join()
-    assert found == [None] * 3 * LANES
+    assert found == [None] * 3 * SLOTS
 
 
-def test_a_client_has_so_many_lanes_and_no_more(server: Server) -> None:
+def test_a_client_has_so_many_slots_and_no_more(server: Server) -> None:
     with contextlib.ExitStack() as stack:
-        talks = [stack.enter_context(server.talk(lane=b"%16d" % number)) for number in range(LANES)]
+        talks = [stack.enter_context(server.talk(slot=b"%16d" % number)) for number in range(SLOTS)]
         with Channel(server.raw(), "server") as channel:
-            channel.send(p.SessionHello(NAME, b"one more lane's."), Deadline.after(SOON))
+            channel.send(p.SessionHello(NAME, b"one more slot's."), Deadline.after(SOON))
             assert isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
-        with server.talk(lane=b"%16d" % 3) as again:  # one that it has
+        with server.talk(slot=b"%16d" % 3) as again:  # one that it has
             again.call(p.GetStatistics(), p.StatisticsAre)
         talks[0].call(p.GetStatistics(), p.StatisticsAre)
 
@@ -284,14 +284,14 @@ def test_an_idle_client_forgets_all(
     assert client.handlers.nodes == 0
 
 
-def test_a_lane_that_waits_holds_up_nobody_else(server: Server, top: Path) -> None:
+def test_a_slot_that_waits_holds_up_nobody_else(server: Server, top: Path) -> None:
     """One that comes back while its last request is still being done, and another client meanwhile."""
     slow = Slow(server, "statfs")
     with Channel(server.raw(), "server") as channel, Channel(server.raw(), "server") as again:
-        channel.call(p.SessionHello(NAME, LANE), p.SessionWelcome, Deadline.after(SOON))
+        channel.call(p.SessionHello(NAME, SLOT), p.SessionWelcome, Deadline.after(SOON))
         channel.send(p.GetStatistics(), Deadline.after(SOON))
         slow.begun()
-        again.send(p.SessionHello(NAME, LANE), Deadline.after(SOON))
+        again.send(p.SessionHello(NAME, SLOT), Deadline.after(SOON))
         time.sleep(0.1)  # it may have come there by now
         with server.talk(b"somebody else's.") as other:
             other.call(p.GetAttributes(ROOT), p.AttributesAre)
@@ -326,9 +326,9 @@ def test_sessions_end(server: Server, top: Path) -> None:
         assert client.welcome.verifier not in (0, memory) and client.welcome.performed == 0
 
 
-def test_a_client_that_ended_does_no_more_over_its_other_lanes(server: Server, top: Path) -> None:
+def test_a_client_that_ended_does_no_more_over_its_other_slots(server: Server, top: Path) -> None:
     (top / "f").write_text("inside")
-    with server.talk(lane=b"the first lane's") as one, server.talk(lane=b"the second lane.") as two:
+    with server.talk(slot=b"the first slot's") as one, server.talk(slot=b"the second slot.") as two:
         two.find(b"f")
         one.call(p.Goodbye(), p.Done)
         for request in (p.Walk(ROOT, (b"f",)), p.Create(ROOT, b"late", os.O_RDWR, 0o644), p.Open(2, 0)):
@@ -341,7 +341,7 @@ def test_a_client_that_ended_does_no_more_over_its_other_lanes(server: Server, t
 
 def test_a_client_that_ends_in_the_middle_of_a_request_leaves_nothing_open(server: Server, top: Path) -> None:
     slow = Slow(server, "create")
-    with server.talk(lane=b"the first lane's") as one, server.talk(lane=b"the second lane.") as two:
+    with server.talk(slot=b"the first slot's") as one, server.talk(slot=b"the second slot.") as two:
         two.channel.send(p.Create(ROOT, b"f", os.O_RDWR, 0o644), Deadline.after(SOON))
         slow.begun()
         one.call(p.Goodbye(), p.Done)
@@ -359,9 +359,9 @@ def test_there_are_not_any_number_of_clients(server: Server) -> None:
         server.threads[-1].join(SOON)  # now the server knows that it is away
         return memory
 
-    def refused(name: bytes, lane: bytes = LANE) -> bool:
+    def refused(name: bytes, slot: bytes = SLOT) -> bool:
         with Channel(server.raw(), "server") as channel:
-            channel.send(p.SessionHello(name, lane), Deadline.after(SOON))
+            channel.send(p.SessionHello(name, slot), Deadline.after(SOON))
             return isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
 
     with contextlib.ExitStack() as stack:
@@ -395,7 +395,7 @@ def test_lost_in_the_middle(volume: PathAdapter, server: Server, top: Path) -> N
     assert volume.statfs().blocks > 0
 
 
-def test_who_may_not_wait_has_a_lane_of_his_own(tree: RemoteFs, server: Server) -> None:
+def test_who_may_not_wait_has_a_slot_of_his_own(tree: RemoteFs, server: Server) -> None:
     tree.statfs()
     tree.statfs()
     may_block.set(False)

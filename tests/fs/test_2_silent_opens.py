@@ -101,7 +101,7 @@ def test_a_file_that_the_kernel_came_to_write_can_still_be_read(
     device.tree.release(writing)
 
 
-def test_a_file_that_is_forgotten_while_another_lane_finds_it(client: Client, device: Device) -> None:
+def test_a_file_that_is_forgotten_while_another_slot_finds_it(client: Client, device: Device) -> None:
     """What was granted with it must not count then: the server will not recall it."""
     node = client.find(b"f")
     client.tree.forget(node, 1)

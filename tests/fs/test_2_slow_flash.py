@@ -23,7 +23,7 @@ from millpond.fs.vfs.path_api import Handle
 from millpond.wire.channel import Channel
 
 from ..waiting import eventually
-from .support import LANE, NAME, SOON, Doing, Server, _tcp_pair, errno_of, lasts
+from .support import NAME, SLOT, SOON, Doing, Server, _tcp_pair, errno_of, lasts
 
 SILENCE = 0.4
 
@@ -139,7 +139,7 @@ def test_the_time_of_a_request_is_not_that_of_its_reply(server: Server, flash: S
     thread.start()
     with Channel(ours, "server") as channel:
         deadline = Deadline.after(8 * SOON)
-        channel.call(p.SessionHello(NAME, LANE), p.SessionWelcome, deadline)
+        channel.call(p.SessionHello(NAME, SLOT), p.SessionWelcome, deadline)
         found = channel.call(p.Walk(ROOT, (b"f",)), p.FoundIs, deadline)
         handle = channel.call(p.Open(found.node, os.O_RDWR), p.Opened, deadline).handle
         channel.send(p.Sync(handle, False), deadline)
