@@ -14,13 +14,11 @@ import pytest
 
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import ROOT, Node, Now, SetAttr
-from millpond.fs.vfs.path_api import Handle, Owner
+from millpond.fs.vfs.path_api import Owner
 from millpond.linux.confinement.userns import has_many_uids
 
 from .support import errno_of
 
-RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
-KEEP_SIZE, PUNCH_HOLE = 1, 2
 BAD_NAMES = (b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b")
 
 
@@ -107,7 +105,7 @@ def test_names_lead_nowhere_else(tree: BackingFs, name: bytes) -> None:
         (tree.rmdir, (ROOT, name)),
         (tree.rename, (ROOT, name, ROOT, b"new")),
         (tree.rename, (ROOT, b"good", ROOT, name)),
-        (tree.rename, (ROOT, b"good", ROOT, name, RENAME_NOREPLACE)),
+        (tree.rename, (ROOT, b"good", ROOT, name, 1)),
         (tree.link, (node, ROOT, name)),
     ]
     assert [errno_of(call, *arguments) for call, arguments in calls] == [errno.EINVAL] * len(calls)
@@ -181,17 +179,6 @@ def test_attributes_are_changed_together(tree: BackingFs, top: Path) -> None:
     assert errno_of(tree.setattr, ROOT, SetAttr(size=0)) == errno.EISDIR
 
 
-def test_renaming_with_flags(tree: BackingFs) -> None:
-    one, two = put(tree, ROOT, b"one", b"1"), put(tree, ROOT, b"two", b"2")
-    assert errno_of(tree.rename, ROOT, b"one", ROOT, b"two", RENAME_NOREPLACE) == errno.EEXIST
-    tree.rename(ROOT, b"one", ROOT, b"two", RENAME_EXCHANGE)
-    assert (tree.lookup(ROOT, b"one").node, tree.lookup(ROOT, b"two").node) == (two, one)
-    tree.rename(ROOT, b"one", ROOT, b"two")
-    assert errno_of(tree.lookup, ROOT, b"one") == errno.ENOENT
-    assert tree.getattr(one).attributes.links == 0
-    assert errno_of(tree.rename, ROOT, b"two", ROOT, b"x", 1 << 20) == errno.EINVAL
-
-
 def test_a_listing_with_attributes_looks_up_what_fits(tree: BackingFs) -> None:
     for number in range(5):
         put(tree, ROOT, b"%d" % number)
@@ -248,18 +235,6 @@ def test_directories_are_listed_from_any_offset(tree: BackingFs) -> None:
     tree.rmdir(ROOT, b"d")
 
 
-def test_holes(tree: BackingFs) -> None:
-    node = put(tree, ROOT, b"a", bytes(range(256)) * 64)
-    handle = tree.open(node, os.O_RDWR)
-    tree.allocate(handle, KEEP_SIZE | PUNCH_HOLE, 4096, 4096)
-    assert tree.read(handle, 4096, 4096) == bytes(4096)
-    assert tree.seek(handle, 0, os.SEEK_HOLE) in (4096, 256 * 64)
-    tree.allocate(handle, 0, 0, 1 << 20)
-    assert tree.getattr(node).attributes.size == 1 << 20
-    assert errno_of(tree.allocate, handle, 0, -1, 5) == errno.EINVAL
-    assert errno_of(tree.read, Handle(99), 1, 0) == errno.EBADF
-
-
 def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
     tree = BackingFs(root, chown_new=True)
@@ -275,10 +250,6 @@ def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert os.listdir(top) == []  # noqa: PTH208
     os.close(root)
-
-
-def test_statistics(tree: BackingFs, top: Path) -> None:
-    assert tree.statfs().blocks == os.statvfs(top).f_blocks
 
 
 @pytest.mark.parametrize("which", ["file", "directory"])

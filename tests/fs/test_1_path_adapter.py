@@ -135,19 +135,6 @@ def test_only_regular_files_are_opened(volume: PathAdapter, top: Path) -> None:
     assert volume.getattr("x").mode == stat.S_IFREG | 0o600
 
 
-def test_modes_are_exact_whatever_the_umask(volume: PathAdapter) -> None:
-    before = os.umask(0o077)
-    try:
-        put(volume, "f", mode=0o666)
-        volume.mkdir("d", 0o775)
-        volume.mkdir("shut", 0)
-    finally:
-        os.umask(before)
-    assert [stat.S_IMODE(volume.getattr(name).mode) for name in ("f", "d", "shut")] == [0o666, 0o775, 0]
-    volume.chmod("f", 0o4711)
-    assert stat.S_IMODE(volume.getattr("f").mode) == 0o4711
-
-
 @pytest.mark.skipif(os.geteuid() != 0 or not has_many_uids(), reason="only real root gives files away")
 def test_owners(volume: PathAdapter) -> None:
     owner = Owner(1234, 2345)

@@ -24,7 +24,7 @@ from millpond.fs.vfs.path_api import MAX_TRANSFER, attributes
 
 from .caching_client import Client, Device
 from .recall_clients import client, device, lease, server
-from .support import Doing, Server, Talk, errno_of
+from .support import Server, Talk, errno_of
 
 __all__ = ["client", "device", "lease", "server"]
 
@@ -231,16 +231,6 @@ def test_a_host_learns_of_files_that_others_store(client: Client, device: Device
     assert list(other.bulk.store(folder, [small(b"f", b"stored"), small(b"more", b"x")])) == [0, 0]
     assert client.read(client.find(b"f")) == b"stored"
     assert client.read(client.find(b"more")) == b"x"
-    other.close()
-
-
-def test_names_that_a_host_has_not_flushed_are_listed(client: Client) -> None:
-    made, handle = client.tree.create(client.public, b"async", os.O_RDWR, 0o644, None)
-    other = RemoteFs(client.server.dial)
-    waiting = Doing(lambda: dict(other.bulk.list(ROOT, [b"public"])))
-    assert b"async" in waiting.result()
-    client.tree.release(handle)
-    client.tree.forget(made.node, 1)
     other.close()
 
 

@@ -203,13 +203,6 @@ def listed_from(client: Client, handle: Handle, offset: int) -> list[Entry]:
     return found
 
 
-def test_names_that_are_not_flushed_yet_are_listed(client: Client) -> None:
-    made, handle = client.tree.create(client.public, b"async", os.O_RDWR, 0o644, None)
-    assert b"async" in {entry.name for entry in listed(client.tree, client.public)}
-    client.tree.release(handle)
-    client.tree.forget(made.node, 1)
-
-
 def test_a_program_that_lists_first_and_looks_then_costs_few_requests(client: Client, folder: Path) -> None:
     """The kernel asks for attributes in the first block alone (FUSE_READDIRPLUS_AUTO)."""
     node = client.find(b"many")

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import resource
 import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +16,8 @@ import pytest
 
 from millpond.base.errors import LocalError
 from millpond.fs.fuse.device import FuseDevice
-from millpond.fs.fuse.server import FuseServer, passthrough_refusal
-from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.fuse.server import passthrough_refusal
 from millpond.fs.store.layout import prepare
-from millpond.fs.vfs.inode_api import ROOT
-from millpond.fs.vfs.path_api import Handle
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
 from millpond.linux.syscalls import CLONE_NEWNS
@@ -180,21 +175,6 @@ def test_a_flash_that_is_an_overlay(passing_through: None, world: World, in_name
     in_namespace(body)
 
 
-def test_many_files_are_remembered(world: World, in_namespace: InNamespace) -> None:
-    def body() -> None:
-        prepare(world.backing)
-        few = max(map(int, os.listdir("/proc/self/fd"))) + 50  # noqa: PTH208
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        world.binding = "raw"
-        world.mount_device()
-        top = world.device / "public"
-        for number in range(few + 100):
-            (top / str(number)).write_bytes(b"x")
-        assert sum(path.stat().st_size for path in top.iterdir()) == few + 100
-
-    in_namespace(body)
-
-
 def test_only_its_own_mount_is_taken_away(world: World, in_namespace: InNamespace) -> None:
     def body() -> None:
         prepare(world.backing)
@@ -224,57 +204,6 @@ def test_two_signals_at_once_end_it_clean(
             os.kill(world.device_pid, signal.SIGTERM)
             assert os.waitpid(world.device_pid, 0)[1] == 0
             assert list(world.device.iterdir()) == []
-
-    in_namespace(body)
-
-
-def test_nobody_opens_by_making_what_he_may_not(world: World, on_device: OnDevice) -> None:
-    """The kernel has not seen the file when it asks to make it; the answer must not be an open file."""
-
-    def body(top: Path) -> None:
-        top.chmod(0o777)
-        root = os.open(world.backing / "public", os.O_PATH)
-        tree = BackingFs(root)
-        (world.backing / "public" / "theirs").write_text("secret")
-        with pytest.raises(OSError, match="Stale"):
-            tree.create(ROOT, b"theirs", os.O_RDWR, 0o644, None)
-        with (top / "theirs").open("a+") as file:
-            file.seek(0)
-            assert file.read() == "secret"
-        os.close(root)
-
-    on_device(body)
-
-
-class Slow(BackingFs):
-    """A flash that takes its time."""
-
-    def __init__(self, root: int) -> None:
-        super().__init__(root)
-        self.begun, self.done = threading.Event(), threading.Event()
-
-    def fsync(self, handle: Handle, data_only: bool) -> None:
-        self.begun.set()
-        assert self.done.wait(20)
-        super().fsync(handle, data_only)
-
-
-def test_nobody_waits_for_anothers_fsync(world: World, in_namespace: InNamespace) -> None:
-    def body() -> None:
-        prepare(world.backing)
-        tree = Slow(os.open(world.backing, os.O_PATH))
-        binding = FuseServer(FuseDevice(world.device, "csd0", os.open(world.backing, os.O_PATH)), tree)
-        threading.Thread(target=binding.serve, daemon=True).start()
-        file = os.open(world.device / "public" / "f", os.O_RDWR | os.O_CREAT)
-        waiting = threading.Thread(target=os.fsync, args=(file,))
-        waiting.start()
-        assert tree.begun.wait(20)
-        (world.device / "public" / "g").write_text("meanwhile")
-        assert waiting.is_alive()
-        tree.done.set()
-        waiting.join(20)
-        assert not waiting.is_alive()
-        os.close(file)
 
     in_namespace(body)
 
