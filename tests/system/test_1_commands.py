@@ -118,10 +118,10 @@ def test_the_tunnel_is_watched_until_interrupted(fleet: Emulation) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_mistake_gets_one_line_and_its_exit_code(
-    fleet: Emulation, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+    shared_fleet: Emulation, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     command, *rest = [argument.replace("EMPTY", str(tmp_path)) for argument in arguments]
-    result = millpond(command, *rest) if command == "umount" else fleet.millpond(command, *rest)
+    result = millpond(command, *rest) if command == "umount" else shared_fleet.millpond(command, *rest)
     assert words.replace("EMPTY", str(tmp_path)) in complaint(result, code)
 
 

@@ -402,12 +402,12 @@ def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
         (("--shared", "BIG", "--", "SCRIPT"), "big"),
     ],
 )
-def test_a_mistake_gets_one_line(ready: Emulation, arguments: tuple[str, ...], words: str) -> None:
-    (ready.base / "other").mkdir(exist_ok=True)
-    names: dict[str, Any] = {"SCRIPT": write(ready, "a.py", ""), "BIG": ready.base / "big"}
-    names["OTHER"] = write(ready, "other/a.py", "")
+def test_a_mistake_gets_one_line(shared_fleet: Emulation, arguments: tuple[str, ...], words: str) -> None:
+    (shared_fleet.base / "other").mkdir(exist_ok=True)
+    names: dict[str, Any] = {"SCRIPT": write(shared_fleet, "a.py", ""), "BIG": shared_fleet.base / "big"}
+    names["OTHER"] = write(shared_fleet, "other/a.py", "")
     names["BIG"].write_bytes(bytes(MOST_CODE))
     names["SCRIPT"].write_text("pass\n")
-    result = ready.millpond("launch", *(names.get(argument, argument) for argument in arguments))
+    result = shared_fleet.millpond("launch", *(names.get(argument, argument) for argument in arguments))
     (line,) = result.err.splitlines()
     assert (result.code, words in line) == (2, True), result

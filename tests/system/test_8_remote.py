@@ -143,8 +143,8 @@ def test_a_program_gets_a_list(fleet: Emulation) -> None:
     ],
     ids=str,
 )
-def test_a_mistake_runs_nothing(fleet: Emulation, arguments: tuple[str, ...], words: str) -> None:
-    assert words in complaint(fleet.millpond("run", *arguments), 2)
+def test_a_mistake_runs_nothing(shared_fleet: Emulation, arguments: tuple[str, ...], words: str) -> None:
+    assert words in complaint(shared_fleet.millpond("run", *arguments), 2)
 
 
 def test_a_device_that_cannot_be_reached_stops_no_other(odd: Emulation) -> None:
@@ -191,9 +191,19 @@ def remote_processes(emulation: Emulation, mark: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("admin", [(), ("--admin",)], ids=["user", "admin"])
-@pytest.mark.parametrize("where", ["--all", "csd1"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "where", "admin"),
+    [  # each signal for one device and for all, and for either user
+        (signal.SIGINT, "--all", ()),
+        (signal.SIGINT, "csd1", ("--admin",)),
+        (signal.SIGTERM, "--all", ("--admin",)),
+        (signal.SIGTERM, "csd1", ()),
+        (signal.SIGHUP, "--all", ()),
+        (signal.SIGHUP, "csd1", ("--admin",)),
+        (signal.SIGKILL, "--all", ("--admin",)),
+        (signal.SIGKILL, "csd1", ()),
+    ],
+)
 def test_interrupted_commands_end_on_their_devices(
     fleet: Emulation, where: str, admin: tuple[str, ...], number: signal.Signals
 ) -> None:
