@@ -51,7 +51,7 @@ class Unmeasured(Exception):
     def __init__(self, why: str, *figures: str) -> None:
         super().__init__(why)
         self.figures = figures
-        """The figures that have no value then; none for the one that is called as the experiment."""
+        """The figures that have no value then; none for those of the experiment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,15 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """``name`` is what it is chosen by, ``title`` heads its table; ``measure`` does it. ``seconds`` limits a
-    whole one that takes longer than others.
+    whole one that takes longer than others. ``figures`` have no value where it cannot be measured, the one
+    that is called as the experiment if there are none.
     """
 
     name: str
     title: str
     measure: Callable[[Run], Findings | Sequence[Row]]
     seconds: float | None = None
+    figures: tuple[str, ...] = ()
 
 
 def choose(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Experiment]:

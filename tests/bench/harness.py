@@ -122,7 +122,7 @@ def _measured(experiment: Experiment, run: Run) -> Findings:
         found = experiment.measure(run)
     except Unmeasured as error:
         run.say(f"{experiment.name}: {error}")
-        figures = error.figures or (experiment.name,)
+        figures = error.figures or experiment.figures or (experiment.name,)
         found = [summary(figure, f"not measured: {error}", [], "") for figure in figures]
     return found if isinstance(found, Findings) else Findings(tuple(found))
 

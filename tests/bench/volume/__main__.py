@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import harness
-from bench.experiment import Experiment, Findings, Run
+from bench.experiment import Experiment, Run
+from bench.rows import Row
 from bench.tunnel.isolation import run_isolated
 from bench.tunnel.programs import CompilationFailed
 from bench.volume import copies, device, faults, fuse_python, host, million
@@ -21,7 +22,7 @@ from bench.volume.route import RouteFailed
 from bench.volume.tools import Tools
 from millpond.linux.confinement.sandbox import accept_signals
 
-_Measure = Callable[[Tools, Run], Findings]
+_Measure = Callable[[Tools, Run], Sequence[Row]]
 _MEASURED: dict[str, tuple[str, _Measure]] = {
     "device": ("The device's mount against the backing file system", device.measure),
     "device-small": ("Many small files on the device against the backing file system", device.measure_small),
@@ -35,6 +36,13 @@ _MEASURED: dict[str, tuple[str, _Measure]] = {
 BY_NAME = tuple(million.PARTS)
 """The experiments that take so long that they are done only if they are named."""
 _SECONDS = dict.fromkeys(BY_NAME, 4 * 3600)
+_FIGURES = {
+    **{name: tuple(part.figures) for name, part in host.PARTS.items()},
+    **{name: (f"million_files.{part.key}",) for name, part in million.PARTS.items()},
+    "copy": copies.FIGURES,
+    "slow-flash": ("slow_flash",),
+    "stalled": ("stalled_stats",),
+}
 USUAL = [name for name in _MEASURED if name not in BY_NAME]
 
 
@@ -45,7 +53,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as scratch:
         tools = Tools(Path(scratch).resolve(), arguments.c_example, arguments.files)
         experiments = [
-            Experiment(name, title, functools.partial(measure, tools), _SECONDS.get(name))
+            Experiment(
+                name, title, functools.partial(measure, tools), _SECONDS.get(name), _FIGURES.get(name, ())
+            )
             for name, (title, measure) in _MEASURED.items()
         ]
         chosen = harness.chosen_of(experiments, arguments.only or USUAL, parser)

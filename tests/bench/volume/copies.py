@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
 from bench.tunnel.ssh_routes import CIPHER
@@ -22,7 +22,7 @@ from bench.volume.route import RouteFailed
 from bench.volume.tools import Tools
 from millpond.fs.store.layout import PUBLIC
 from millpond.images.ondevice.sshd_config import HOME, USER
-from system.support import MILLPOND, why_not
+from system.support import MILLPOND
 
 _BYTES = 3000
 _SECONDS = 300.0
@@ -34,6 +34,7 @@ _STEPS = {
     "cp_back": "from the device, first time",
     "cp_back_again": "from the device, again with nothing to do",
 }
+FIGURES = tuple(f"{step}_over_rsync" for step in _STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +167,11 @@ def _latest(record: Record, step: str) -> str:
     return "/".join(f"{values[-1]:.0f}" if values else "-" for values in found)
 
 
-def measure(tools: Tools, run: Run) -> Findings:
+def measure(tools: Tools, run: Run) -> list[Row]:
     """Rows ``cp_over_rsync``, ``cp_again_over_rsync`` and, from the device, ``cp_back_over_rsync``,
     ``cp_back_again_over_rsync``.
     """
     count, repeats = _QUICK if run.quick else _FULL
-    if complaint := why_not():
-        missing = f"not measured: {complaint}"
-        return Findings(tuple(_row(f"{step}_over_rsync", missing, []) for step in _STEPS))
     with fleet(tools.scratch) as host:
         trees = Trees(host, tools.folder("copies"), count)
         trees.make()
@@ -183,8 +181,8 @@ def measure(tools: Tools, run: Run) -> Findings:
         for key, label in (("millpond", "millpond cp -r"), ("rsync", _PEER)):
             values = record.values(step, key)
             what = f"{label}: {_STEPS[step]}"
-            rows.append(summary(f"{step}.{key}", what, values, "1/s", peer=None, emulation=EMULATION))
-    return Findings(tuple(rows))
+            rows.append(summary(f"{step}.{key}", what, values, "1/s", emulation=EMULATION))
+    return rows
 
 
 def _ratio(step: str, count: int, record: Record) -> Row:

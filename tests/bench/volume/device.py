@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
 from bench.volume.blocks import MIB, PAGE, ReadOpened, make_file
@@ -49,7 +49,7 @@ class Lengths:
 FULL, QUICK = Lengths(64, 8, 1000, 9, 10_000, 5), Lengths(8, 2, 50, 2, 100, 1)
 
 
-def measure(tools: Tools, run: Run) -> Findings:
+def measure(tools: Tools, run: Run) -> list[Row]:
     """Rows ``device_seq_over_native``, ``device_rand_over_native``, ``device_daemon_us_per_mib`` and
     ``device_small_over_native``: the public part.
     """
@@ -59,7 +59,7 @@ def measure(tools: Tools, run: Run) -> Findings:
     rows.insert(2, _daemon(trials[0].emulation, *records[:2]))
     for trial, record in zip(trials, records, strict=True):
         rows += details(trial, record)
-    return Findings(tuple(rows))
+    return rows
 
 
 def _trials(tools: Tools, lengths: Lengths, run: Run) -> list[Trial]:
@@ -103,10 +103,10 @@ def _daemon(note: str, sequential: Record, random: Record) -> Row:
     pairs = zip(sequential.values("near", "public"), random.values("near", "public"), strict=True)
     values = [(per_mib + per_page * MIB / PAGE) / 2 for per_mib, per_page in pairs]
     what = "processor time of the device mount's process, sequential and random reads together"
-    return summary("device_daemon_us_per_mib", what, values, "us/MiB", peer=None, emulation=note)
+    return summary("device_daemon_us_per_mib", what, values, "us/MiB", emulation=note)
 
 
-def measure_small(tools: Tools, run: Run) -> Findings:
+def measure_small(tools: Tools, run: Run) -> list[Row]:
     """Rows ``device_private_small_over_native``, ``device_public_small_over_native`` and
     ``worker_small_over_native``, of the first time, and those with ``_again``.
     """
@@ -119,7 +119,7 @@ def measure_small(tools: Tools, run: Run) -> Findings:
     rows: list[Row] = []
     for again in (False, True):
         rows += _small(device, ReadByProgram(samples, again), lengths.sample_repeats, note, run)
-    return Findings(tuple(sorted(rows, key=lambda row: row.unit != "x")))
+    return sorted(rows, key=lambda row: row.unit != "x")
 
 
 def _small(device: Device, work: ReadByProgram, repeats: int, note: str, run: Run) -> list[Row]:
@@ -128,7 +128,7 @@ def _small(device: Device, work: ReadByProgram, repeats: int, note: str, run: Ru
     complaint = None if work.again else cannot_drop_caches()
     if complaint:
         what = f"not measured: {complaint}"
-        return [summary(figure, what, [], "x", peer=None, emulation=note) for figure in figures]
+        return [summary(figure, what, [], "x", emulation=note) for figure in figures]
     what = f"device, {work.samples.count} files of 4 KiB opened and read in shuffled order, {when}"
     routes = device.routes(*_SMALL, "native")
     trial = Trial(f"device_small_files{suffix}", what, work, routes, repeats, note)

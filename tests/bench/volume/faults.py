@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run, Unmeasured
 from bench.rows import Row, summary
 from bench.tunnel.accounting import tree
 from bench.volume.blocks import MIB
@@ -27,7 +27,6 @@ from bench.volume.route import RouteFailed
 from bench.volume.tools import Tools
 from millpond.fs.store.layout import prepare
 from millpond.linux import syscalls
-from system.support import why_not
 
 _THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
 """The root control group's, of cgroup version 1: it holds for all who write, the kernel's own threads too."""
@@ -63,11 +62,11 @@ SLOW_FULL, SLOW_QUICK = SlowFlash(512, 20, 2), SlowFlash(32, 20, 1)
 STALLED_FULL, STALLED_QUICK = Stalled(20, 3, 5.0, 120.0), Stalled(2, 1, 5.0, 60.0)
 
 
-def measure_slow_flash(tools: Tools, run: Run) -> Findings:
+def measure_slow_flash(tools: Tools, run: Run) -> list[Row]:
     """Rows ``slow_flash`` and ``slow_flash_seconds``."""
     lengths = SLOW_QUICK if run.quick else SLOW_FULL
-    if complaint := why_not() or _cannot_throttle():
-        return Findings((_missing("slow_flash", "errors", complaint),))
+    if complaint := _cannot_throttle():
+        raise Unmeasured(complaint)
     note = (
         f"{EMULATION}; the flash is ext4 on a loop device, throttled by the control group's blkio controller"
     )
@@ -83,18 +82,10 @@ def measure_slow_flash(tools: Tools, run: Run) -> Findings:
         run.say(f"slow_flash: {repeat + 1} of {lengths.repeats}: {dict(found) or 'no error'}, {took:.1f} s")
     what = f"host, {lengths.mib} MiB written and one fsync, the flash takes {lengths.speed} MiB/s"
     seen = ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "none"
-    return Findings(
-        (
-            summary("slow_flash", f"{what}: errors ({seen})", errors, "errors", peer=None, emulation=note),
-            summary(
-                "slow_flash_seconds", f"{what}: until fsync is over", seconds, "s", peer=None, emulation=note
-            ),
-        )
-    )
-
-
-def _missing(figure: str, unit: str, complaint: str) -> Row:
-    return summary(figure, f"not measured: {complaint}", [], unit, peer=None, emulation=None)
+    return [
+        summary("slow_flash", f"{what}: errors ({seen})", errors, "errors", emulation=note),
+        summary("slow_flash_seconds", f"{what}: until fsync is over", seconds, "s", emulation=note),
+    ]
 
 
 def _cannot_throttle() -> str | None:
@@ -199,11 +190,9 @@ def _written(statistics: Path) -> int:
     return int(statistics.read_text().split()[6]) * 512
 
 
-def measure_stalled(tools: Tools, run: Run) -> Findings:
+def measure_stalled(tools: Tools, run: Run) -> list[Row]:
     """Row ``stalled_stats``."""
     lengths = STALLED_QUICK if run.quick else STALLED_FULL
-    if complaint := why_not():
-        return Findings((_missing("stalled_stats", "s", complaint),))
     values: list[float] = []
     kinds = Counter[str]()
     with fleet(tools.scratch) as host:
@@ -219,9 +208,7 @@ def measure_stalled(tools: Tools, run: Run) -> Findings:
     )
     limit = f"; went on after {lengths.patience:.0f} s" if max(values) >= lengths.patience else ""
     note = f"{EMULATION}; all processes of the device are stopped by SIGSTOP"
-    return Findings(
-        (summary("stalled_stats", f"{what} ({seen}{limit})", values, "s", peer=None, emulation=note),)
-    )
+    return [summary("stalled_stats", f"{what} ({seen}{limit})", values, "s", emulation=note)]
 
 
 def _stall(host: Host, lengths: Stalled, repeat: int) -> tuple[float, Counter[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.experiment import Unmeasured
 from bench.tunnel.namespace import Traffic
 from bench.tunnel.plain_routes import wait_for_line
 from bench.tunnel.route import RouteFailed as NotStarted
@@ -87,10 +88,10 @@ def fleet(
     scratch: Path, flash: Callable[[Path], AbstractContextManager[object]] = contextlib.nullcontext
 ) -> Iterator[Host]:
     """Switched on, until the end of the block; nothing is searched for canaries. ``flash`` may mount another
-    file system at the flash's directory. Raises RouteFailed.
+    file system at the flash's directory. Raises RouteFailed, and Unmeasured where there can be no fleet.
     """
     if complaint := why_not():
-        raise RouteFailed(f"no fleet: {complaint}")
+        raise Unmeasured(f"no fleet: {complaint}")
     base = scratch / "fleet"
     base.mkdir()
     emulation = create(base, [DEVICE])

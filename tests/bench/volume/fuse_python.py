@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run, Unmeasured
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
 from bench.volume.blocks import MIB, PAGE, Read, Write, make_file
@@ -35,19 +35,17 @@ class Lengths:
 FULL, QUICK = Lengths(64, 16384, 9), Lengths(8, 500, 2)
 
 
-def measure(tools: Tools, run: Run) -> Findings:
+def measure(tools: Tools, run: Run) -> list[Row]:
     """Row ``device_fusepython_over_c``, and one each for reads and writes."""
     if tools.c_example is None:
-        what = "not measured: libfuse's example was not given (--c-example PROGRAM)"
-        row = summary(_FIGURE, what, [], "x", peer=_LABEL, emulation=None)
-        return Findings((row,))
+        raise Unmeasured("libfuse's example was not given (--c-example PROGRAM)", _FIGURE)
     trials = _trials(tools, tools.c_example, QUICK if run.quick else FULL)
     records = [take_turns(trial, run) for trial in trials]
     rows = [_worst(trials, records)]
     rows += [ratio(f"{t.name}_over_c", t, r, _PEER) for t, r in zip(trials, records, strict=True)]
     for trial, record in zip(trials, records, strict=True):
         rows += details(trial, record)
-    return Findings(tuple(rows))
+    return rows
 
 
 def _trials(tools: Tools, c_example: Path, lengths: Lengths) -> list[Trial]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.experiment import Findings, Run
-from bench.rows import summary
+from bench.experiment import Run
+from bench.rows import Row
 from bench.tunnel.record import Record
 from bench.volume.blocks import MIB, PAGE, Read, Write, make_file
 from bench.volume.fleet import EMULATION, PROGRAMS, Host, fleet
@@ -21,10 +21,9 @@ from bench.volume.names import CloneGit, CreateFiles, ReadSamples
 from bench.volume.together import ReadTogether
 from bench.volume.tools import Tools
 from bench.volume.trees import ListTree, Untar
-from system.support import why_not
+from bench.volume.workload import Workload
 
 _FILE = "file"
-_SMALL_WRITE = {1: "page_write", 2: "small_write"}
 _CORES = f"all share {os.cpu_count()} cores, which bounds the sum of what several programs get"
 
 
@@ -62,193 +61,185 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``figures`` are the ratios that it gives, and the peer's key of each. ``afresh``: each repeat has a
-    fleet of its own, as the device's server remembers a client that has gone.
+    """``made`` gives the workload, and what rows say of it. ``routes`` take turns; the speed of the first over
+    that of each of ``over`` is a row. ``long`` ones have fewer repeats. ``afresh``: each repeat has a fleet
+    of its own, as the device's server remembers a client that has gone.
     """
 
     title: str
-    figures: Mapping[str, str]
-    trial: Callable[[Stage], Trial]
+    name: str
+    made: Callable[[Stage], tuple[Workload, str]]
+    routes: tuple[str, ...]
+    over: tuple[str, ...]
+    long: bool = False
     afresh: bool = False
 
+    @property
+    def figures(self) -> dict[str, str]:
+        """The ratios that it gives, and the peer's key of each."""
+        return {f"{self.name}_over_{peer}": peer for peer in self.over}
 
-def reads(stage: Stage) -> Trial:
+    def trial(self, stage: Stage) -> Trial:
+        """It with the files that it needs."""
+        work, what = self.made(stage)
+        repeats = stage.lengths.long_repeats if self.long else stage.lengths.repeats
+        note = f"{EMULATION}; {_CORES}" if self.routes == _TOGETHER else EMULATION
+        return Trial(self.name, f"host, {what}", work, stage.host.routes(*self.routes), repeats, note)
+
+
+def reads(stage: Stage) -> tuple[Workload, str]:
     """First reads."""
     mib = stage.lengths.mib
-    what = f"host, first read of {mib} MiB by 1 MiB; on the device they are in memory"
-    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
-    work = Read(stage.program, _FILE, MIB, mib, "sequential")
-    return Trial("host_read", what, work, routes, stage.lengths.repeats, EMULATION)
+    what = f"first read of {mib} MiB by 1 MiB; on the device they are in memory"
+    return Read(stage.program, _FILE, MIB, mib, "sequential"), what
 
 
-def rereads(stage: Stage) -> Trial:
+def rereads(stage: Stage) -> tuple[Workload, str]:
     """Of what the host has read before."""
     mib = stage.lengths.mib
-    what = f"host, {mib} MiB by 1 MiB once more after a first read"
-    routes = stage.host.routes("millpond", "native", "sshfs", "passthrough")
     work = Read(stage.program, _FILE, MIB, mib, "sequential", again=True)
-    return Trial("host_reread", what, work, routes, stage.lengths.repeats, EMULATION)
+    return work, f"{mib} MiB by 1 MiB once more after a first read"
 
 
-def random_reads(stage: Stage) -> Trial:
+def random_reads(stage: Stage) -> tuple[Workload, str]:
     """Of a file not read before."""
     count = stage.lengths.random
-    what = f"host, {count} random reads of 4 KiB of a file of {stage.lengths.mib} MiB, not read before"
-    work = Read(stage.program, _FILE, PAGE, count, "random")
-    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
-    return Trial("host_rand", what, work, routes, stage.lengths.repeats, EMULATION)
+    what = f"{count} random reads of 4 KiB of a file of {stage.lengths.mib} MiB, not read before"
+    return Read(stage.program, _FILE, PAGE, count, "random"), what
 
 
-def writes(stage: Stage) -> Trial:
+def writes(stage: Stage) -> tuple[Workload, str]:
     """With an fsync."""
     mib = stage.lengths.mib
-    what = f"host, a new file of {mib} MiB written by 1 MiB, and an fsync"
     work = Write(stage.program, stage.tools.folder("pattern-host"), mib, "sync")
-    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
-    return Trial("host_write", what, work, routes, stage.lengths.repeats, EMULATION)
+    return work, f"a new file of {mib} MiB written by 1 MiB, and an fsync"
 
 
-def small_writes(pages: int, stage: Stage) -> Trial:
+def small_writes(pages: int, stage: Stage) -> tuple[Workload, str]:
     """Of so many pages each, with an fsync. OpenSSH's sftp-server takes 20 to 66 s of processor time for the
     first of a connection, for the next mostly 0.3 s: that is not what is to be compared.
     """
     mib, size = stage.lengths.mib, pages * PAGE
-    what = (
-        f"host, a new file of {mib} MiB by write()s of {size >> 10} KiB, and an fsync, the second on a mount"
-    )
     folder = stage.tools.folder(f"pattern-{size}")
     work = Write(stage.program, folder, mib, "sync", block=size, used=True)
-    routes = stage.host.routes("millpond", "plain", "passthrough")
-    return Trial(_SMALL_WRITE[pages], what, work, routes, stage.lengths.long_repeats, EMULATION)
+    what = f"a new file of {mib} MiB by write()s of {size >> 10} KiB, and an fsync, the second on a mount"
+    return work, what
 
 
-def listings(stage: Stage) -> Trial:
+def listings(stage: Stage) -> tuple[Workload, str]:
     """Of a tree that the host has not looked at."""
-    count = stage.lengths.listed
-    work = ListTree("listed", count)
+    work = ListTree("listed", stage.lengths.listed)
     work.make(stage.host.backing)
-    what = f"host, ls -lR of {count} files, a thousand in a folder, of a fresh mount"
-    routes = stage.host.routes("millpond", "plain", "sshfs", "passthrough")
-    return Trial("ls", what, work, routes, stage.lengths.long_repeats, EMULATION)
+    return work, f"ls -lR of {work.count} files, a thousand in a folder, of a fresh mount"
 
 
-def unpackings(stage: Stage) -> Trial:
+def unpackings(stage: Stage) -> tuple[Workload, str]:
     """Of an archive of small files."""
-    count = stage.lengths.unpacked
-    work = Untar(stage.tools.folder("archive") / "files.tar", count)
+    work = Untar(stage.tools.folder("archive") / "files.tar", stage.lengths.unpacked)
     work.make()
-    what = f"host, tar -x of {count} files of 1 to 4 KiB, a hundred in a folder"
-    routes = stage.host.routes("millpond", "plain", "sshfs", "passthrough")
-    return Trial("untar", what, work, routes, stage.lengths.long_repeats, EMULATION)
+    return work, f"tar -x of {work.count} files of 1 to 4 KiB, a hundred in a folder"
 
 
-def large_together(stage: Stage) -> Trial:
+def large_together(stage: Stage) -> tuple[Workload, str]:
     """Several programs that read a large file each."""
     mib = stage.lengths.each_mib
     work = ReadTogether("together", PROGRAMS, 1, mib * MIB)
     work.make(stage.host.backing)
-    what = f"host, {PROGRAMS} programs, each with a file of {mib} MiB of its own, first read by 1 MiB"
-    routes = stage.host.routes("together", "one")
-    return Trial("parallel", what, work, routes, stage.lengths.repeats, f"{EMULATION}; {_CORES}")
+    return work, f"{PROGRAMS} programs, each with a file of {mib} MiB of its own, first read by 1 MiB"
 
 
-def small_together(stage: Stage) -> Trial:
+def small_together(stage: Stage) -> tuple[Workload, str]:
     """Several programs that read many small files each."""
     count = stage.lengths.each_files
     work = ReadTogether("together", PROGRAMS, count, PAGE)
     work.make(stage.host.backing)
-    what = f"host, {PROGRAMS} programs, each with {count} files of 4 KiB of its own, read for the first time"
-    routes = stage.host.routes("together", "one")
-    return Trial("parallel_small", what, work, routes, stage.lengths.repeats, f"{EMULATION}; {_CORES}")
+    return work, f"{PROGRAMS} programs, each with {count} files of 4 KiB of its own, read for the first time"
 
 
-def creations(stage: Stage) -> Trial:
+def creations(stage: Stage) -> tuple[Workload, str]:
     """With attributes and removals."""
     count = stage.lengths.created
-    what = f"host, create, stat and unlink of {count} files, one after the other"
-    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
-    return Trial("host_meta", what, CreateFiles(count), routes, stage.lengths.repeats, EMULATION)
+    return CreateFiles(count), f"create, stat and unlink of {count} files, one after the other"
 
 
-def clones(stage: Stage) -> Trial:
+def clones(stage: Stage) -> tuple[Workload, str]:
     """Of a small repository."""
     work = CloneGit(stage.tools.folder("git") / "source")
     work.make()
-    what = "host, git clone of 200 files with some history, and git status"
-    routes = stage.host.routes("millpond", "sshfs", "plain", "passthrough")
-    return Trial("git", what, work, routes, stage.lengths.long_repeats, EMULATION)
+    return work, "git clone of 200 files with some history, and git status"
 
 
-def epochs(stage: Stage) -> Trial:
+def epochs(stage: Stage) -> tuple[Workload, str]:
     """A training set of small files."""
-    count = stage.lengths.samples
-    work = ReadSamples("samples", count, PAGE)
+    work = ReadSamples("samples", stage.lengths.samples, PAGE)
     work.make(stage.host.backing)
-    what = f"host, {count} files of 4 KiB in ten folders, read in shuffled order by one reader"
-    routes = stage.host.routes("millpond", "sshfs", "plain")
-    return Trial("epoch", what, work, routes, stage.lengths.long_repeats, EMULATION)
+    return work, f"{work.count} files of 4 KiB in ten folders, read in shuffled order by one reader"
 
 
-def _over(name: str, *peers: str) -> dict[str, str]:
-    """Return the ratios over these peers, and the peer's key of each."""
-    return {f"{name}_over_{peer}": peer for peer in peers}
-
-
+_PEERS = ("sshfs", "plain", "passthrough")
+_ALL = ("millpond", *_PEERS)
+_FEW = ("plain", "passthrough")
+_TOGETHER = ("together", "one")
 PARTS = {
-    "host-read": Part(
-        "The host reads a file for the first time",
-        _over("host_read", "sshfs", "plain", "passthrough"),
-        reads,
-    ),
+    "host-read": Part("The host reads a file for the first time", "host_read", reads, _ALL, _PEERS),
     "host-reread": Part(
-        "The host reads a file again", _over("host_reread", "native", "passthrough"), rereads
+        "The host reads a file again",
+        "host_reread",
+        rereads,
+        ("millpond", "native", "sshfs", "passthrough"),
+        ("native", "passthrough"),
     ),
-    "host-random": Part("The host reads at random", _over("host_rand", "plain", "passthrough"), random_reads),
-    "host-write": Part("The host writes", _over("host_write", "sshfs", "plain", "passthrough"), writes),
+    "host-random": Part("The host reads at random", "host_rand", random_reads, _ALL, _FEW),
+    "host-write": Part("The host writes", "host_write", writes, _ALL, _PEERS),
     "host-small-write": Part(
         "The host writes a file by 8 KiB",
-        _over("small_write", "plain", "passthrough"),
+        "small_write",
         functools.partial(small_writes, 2),
+        ("millpond", *_FEW),
+        _FEW,
+        long=True,
     ),
     "host-page-write": Part(
         "The host writes a file by 4 KiB",
-        _over("page_write", "plain", "passthrough"),
+        "page_write",
         functools.partial(small_writes, 1),
+        ("millpond", *_FEW),
+        _FEW,
+        long=True,
     ),
-    "host-list": Part("The host lists a tree", _over("ls", "plain", "passthrough"), listings, afresh=True),
-    "host-parallel": Part("Several programs read on the host", _over("parallel", "one"), large_together),
+    "host-list": Part("The host lists a tree", "ls", listings, _ALL, _FEW, long=True, afresh=True),
+    "host-parallel": Part(
+        "Several programs read on the host", "parallel", large_together, _TOGETHER, ("one",)
+    ),
     "host-parallel-small": Part(
-        "Several programs read small files on the host", _over("parallel_small", "one"), small_together
+        "Several programs read small files on the host",
+        "parallel_small",
+        small_together,
+        _TOGETHER,
+        ("one",),
     ),
-    "untar": Part("The host unpacks an archive", _over("untar", "plain", "passthrough"), unpackings),
-    "host-meta": Part(
-        "The host creates and removes files", _over("host_meta", "plain", "passthrough"), creations
-    ),
-    "git": Part(
-        "The host clones a repository into the volume",
-        _over("git", "sshfs", "plain", "passthrough"),
-        clones,
-    ),
+    "untar": Part("The host unpacks an archive", "untar", unpackings, _ALL, _FEW, long=True),
+    "host-meta": Part("The host creates and removes files", "host_meta", creations, _ALL, _FEW),
+    "git": Part("The host clones a repository into the volume", "git", clones, _ALL, _PEERS, long=True),
     "epoch": Part(
         "The host reads an epoch of small files",
-        _over("epoch", "sshfs", "plain"),
+        "epoch",
         epochs,
+        ("millpond", "sshfs", "plain"),
+        ("sshfs", "plain"),
+        long=True,
     ),
 }
 
 
-def measure(part: Part, tools: Tools, run: Run) -> Findings:
+def measure(part: Part, tools: Tools, run: Run) -> list[Row]:
     """Its rows, of fleets of its own."""
     lengths = QUICK if run.quick else FULL
-    if complaint := why_not():
-        what = f"not measured: {complaint}"
-        missing = [summary(figure, what, [], "x", peer=None, emulation=None) for figure in part.figures]
-        return Findings(tuple(missing))
     trial, record = _in_a_fleet(part, tools, lengths, run, Record())
     for repeat in range(1, trial.repeats if part.afresh else 0):
         _in_a_fleet(part, tools, lengths, run, record, repeat)
     rows = [ratio(figure, trial, record, peer) for figure, peer in part.figures.items()]
-    return Findings((*rows, *details(trial, record)))
+    return [*rows, *details(trial, record)]
 
 
 def _in_a_fleet(

@@ -123,7 +123,7 @@ def details(trial: Trial, record: Record) -> list[Row]:
             if values := record.values(part, route.key):
                 figure, what = f"{trial.name}_{part}_us.{route.key}", f"{route.label}: {meaning}"
                 unit = f"us/{trial.workload.counts}"
-                rows.append(summary(figure, what, values, unit, peer=None, emulation=trial.emulation))
+                rows.append(summary(figure, what, values, unit, emulation=trial.emulation))
     return rows
 
 
@@ -132,4 +132,4 @@ def _speed(trial: Trial, route: Route, record: Record) -> Row:
     if reason := record.missing.get(route.key):
         what += f"; {'stopped' if values else 'not measured'}: {reason}"
     unit = "MiB/s" if trial.workload.counts == "MiB" else "1/s"
-    return summary(f"{trial.name}.{route.key}", what, values, unit, peer=None, emulation=trial.emulation)
+    return summary(f"{trial.name}.{route.key}", what, values, unit, emulation=trial.emulation)

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.experiment import Findings, Run
+from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.tunnel.accounting import tree
 from bench.volume.fleet import EMULATION, fleet
 from bench.volume.ondevice import make_device
 from bench.volume.route import Mount, RouteFailed
 from bench.volume.tools import Tools
-from system.support import why_not
 
 DESCRIPTORS = 65_536
 """The limit of open descriptors of each process, RLIMIT_NOFILE, or less where no more are allowed."""
@@ -69,23 +68,13 @@ class _TooManyErrors(Exception):
     """The walk is not worth going on with."""
 
 
-def measure(part: Part, tools: Tools, run: Run) -> Findings:
+def measure(part: Part, tools: Tools, run: Run) -> list[Row]:
     """Rows ``million_files``, ``million_files_mib``, and speeds, each of the part's key."""
     count = tools.files or (QUICK if run.quick else FULL)
-    try:
-        with _descriptors() as most:
-            walked = part.measured(tools, count, run)
-        walked.descriptors = most
-    except _NotHere as error:
-        what = f"not measured: {error}"
-        return Findings(
-            (summary(f"million_files.{part.key}", what, [], "errors", peer=None, emulation=None),)
-        )
-    return Findings(tuple(_rows(part, count, walked)))
-
-
-class _NotHere(Exception):
-    """This machine cannot do it."""
+    with _descriptors() as most:
+        walked = part.measured(tools, count, run)
+    walked.descriptors = most
+    return list(_rows(part, count, walked))
 
 
 @contextlib.contextmanager
@@ -116,7 +105,7 @@ def _rows(part: Part, count: int, walked: Walked) -> Iterator[Row]:
 
     def row(figure: str, what: str, value: float | None, unit: str) -> Row:
         values = [] if value is None else [value]
-        return summary(f"{figure}.{part.key}", what, values, unit, peer=None, emulation=walked.emulation)
+        return summary(f"{figure}.{part.key}", what, values, unit, emulation=walked.emulation)
 
     lost = max(walked.errors.total(), count - walked.read)
     errors = lost if walked.errors.total() < _MOST_ERRORS else walked.errors.total()
@@ -225,8 +214,6 @@ def _on_device(key: str, tools: Tools, count: int, run: Run) -> Walked:
 
 
 def _on_host(tools: Tools, count: int, run: Run) -> Walked:
-    if complaint := why_not():
-        raise _NotHere(complaint)
     walked = Walked(EMULATION)
     with fleet(tools.scratch) as host:
         make_files(host.backing / _FOLDER, count)
