@@ -61,9 +61,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``made`` gives the workload, and what rows say of it. ``routes`` take turns; the speed of the first over
-    that of each of ``over`` is a row. ``long`` ones have fewer repeats. ``afresh``: each repeat has a fleet
-    of its own, as the device's server remembers a client that has gone.
+    """``made`` gives the workload, and what rows say of it. ``routes`` take turns; the speed of the first
+    over that of each of ``over`` is a row. ``long`` ones have fewer repeats. ``afresh``: each repeat has a
+    fleet of its own, as the device's server remembers a client that has gone.
     """
 
     title: str
