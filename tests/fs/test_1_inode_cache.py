@@ -14,7 +14,7 @@ from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.inodes import InodeCache
 from millpond.fs.proto.file_ops import FoundIs
 from millpond.fs.vfs.inode_api import ROOT
-from millpond.fs.vfs.path_api import Attributes, DirectoryEntry
+from millpond.fs.vfs.path_api import Attributes
 
 from .support import errno_of
 
@@ -60,81 +60,12 @@ def known(cache: InodeCache, file: CachedInode, now: float = NOW) -> Attributes 
     return file.attributes if cache.ttl(file, now) else None
 
 
-def test_nothing_counts_that_was_not_granted(cache: InodeCache) -> None:
-    file = found(cache, b"f", 10)
-    assert known(cache, file) is None and cache.lookup(cache.root, b"f", NOW) is False
-    assert (file.inode, file.remote, file.verifier) == (10, 1010, 7)
-    assert cache.file(file.node) is file
-    assert not cache.learn(file, PLAIN, 0, since=cache.changes)
-
-
-def test_what_was_granted_counts_as_long_as_the_lease(cache: InodeCache) -> None:
-    file = found(cache, b"f", 10, granted=1, named=2)
-    assert known(cache, file) == file.attributes and cache.ttl(file, NOW) == END - NOW
-    assert cache.lookup(cache.root, b"f", NOW) is file
-    cache.lease_end = END + 5
-    assert cache.ttl(file, END) == 5
-    for late in (END + 5, END + 6):
-        assert cache.ttl(file, late) == 0 and cache.lookup(cache.root, b"f", late) is False
-
-
-def test_absence_is_known_as_well(cache: InodeCache) -> None:
-    directory = found(cache, b"d", 10)
-    cache.learn_name(directory, b"none", None, 0, since=cache.changes)
-    assert cache.lookup(directory, b"none", NOW) is False
-    cache.learn_name(directory, b"none", None, 1, since=cache.changes)
-    assert cache.lookup(directory, b"none", NOW) is None
-    assert cache.lookup(directory, b"other", NOW) is False
-    cache.recall([10], 1)
-    assert cache.lookup(directory, b"none", NOW) is False
-
-
-def test_a_grant_counts_no_more_after_its_recall(cache: InodeCache) -> None:
-    directory = found(cache, b"d", 9, granted=1)
-    directory.listing = (DirectoryEntry("f", 10, 0),)
-    file = found(cache, b"f", 10, parent=directory, granted=3, named=4)
-    other = found(cache, b"g", 11, parent=directory, granted=5, named=6)
-    assert cache.recall([10, 99], 6) == [file]
-    assert (file.granted, known(cache, file), file.drops) == (0, None, 1)
-    assert known(cache, other) and cache.lookup(directory, b"g", NOW) is other
-    assert cache.lookup(directory, b"f", NOW) is file  # its name is its directory's affair
-    assert cache.recall([9], 6) == [directory]
-    assert not (directory.names or directory.listing or directory.attributes)
-    assert cache.lookup(directory, b"f", NOW) is False
-
-
-def test_a_reply_that_was_under_way_when_it_was_recalled_does_not_count(cache: InodeCache) -> None:
-    directory = found(cache, b"d", 9, granted=1)
-    file = found(cache, b"f", 10, parent=directory, granted=3)
-    cache.recall([9, 10, 11], 5)
-    for granted in (3, 4, 5):
-        assert not cache.learn(file, PLAIN, granted, since=cache.changes)
-        again = found(cache, b"f", 10, parent=directory, granted=granted, named=granted)
-        assert known(cache, again) is None and cache.lookup(directory, b"f", NOW) is False
-        unknown = found(cache, b"g", 11, granted=granted)  # of which nothing was known when it was recalled
-        assert known(cache, unknown) is None
-    assert known(cache, found(cache, b"h", 12, granted=4))  # that one was not recalled
-    assert known(cache, found(cache, b"f", 10, parent=directory, granted=6, named=7))
-    assert cache.lookup(directory, b"f", NOW) is file
-
-
 def test_a_recall_that_comes_late_leaves_what_was_granted_since(cache: InodeCache) -> None:
     file = found(cache, b"f", 10, granted=9)
     assert cache.recall([10], 8) == []
     assert known(cache, file) and file.drops == 0
     assert not cache.learn(file, replace(PLAIN, size=99), 8, since=cache.changes)
     assert file.attributes and file.attributes.size == 5
-
-
-def test_what_a_reply_tells_does_not_count_if_something_was_changed_here_meanwhile(cache: InodeCache) -> None:
-    since = cache.changes
-    cache.change()
-    file = found(cache, b"f", 10, granted=1, named=2, since=since)
-    assert known(cache, file) is None and cache.lookup(cache.root, b"f", NOW) is False
-    assert cache.learn(file, PLAIN, 3, since=since)  # it is granted, and so will be recalled
-    assert known(cache, file) is None and cache.ttl(file, NOW)
-    assert cache.learn(file, PLAIN, 4, since=cache.changes)
-    assert known(cache, file) == PLAIN
 
 
 def test_a_change_of_a_files_data_leaves_replies_about_others(cache: InodeCache) -> None:
@@ -228,23 +159,6 @@ def test_what_is_found_while_the_server_is_told_to_forget_it_is_not_kept(cache: 
     late = found(cache, b"11", 11, granted=7, since=since)
     assert known(cache, late) is None
     assert known(cache, found(cache, b"10", 10, granted=8)) and file.verifier == 7
-
-
-def test_a_file_is_forgotten_as_often_as_it_was_found(cache: InodeCache) -> None:
-    file = found(cache, b"f", 10, used=3)
-    cache.forget(file.node, 2)
-    cache.forget_idle()
-    assert cache.file(file.node) is file
-    cache.forget(file.node, 5)
-    cache.use(file)  # in time
-    cache.forget_idle()
-    assert cache.file(file.node) is file
-    cache.forget(ROOT, 99)
-    cache.forget(file.node, 1)
-    cache.forget(file.node, 1)  # nobody knows it
-    cache.forget_idle()
-    assert errno_of(cache.file, file.node) == errno.ESTALE and cache.file(ROOT) is cache.root
-    cache.forget(file.node, 1)
 
 
 def test_a_directory_stays_while_files_in_it_are_used(cache: InodeCache) -> None:
