@@ -227,32 +227,6 @@ def test_a_run_that_all_have_left_is_forgotten_and_goes_on_as_it_is_kept() -> No
     assert sum(stop - start for start, stop in leased(later)) == SAMPLES - had[0][1]
 
 
-def test_a_kept_run_of_a_set_that_has_changed_is_refused_by_name_each_time() -> None:
-    runs = Runs(GRACE, {}, 0.0)
-    one = joined(runs, "one")
-    leased(one)
-    found = runs.kept(one.key)
-    assert found
-    kept = {one.key: found}
-    for shards in ((30, 30), (61,), (100,)):
-        again = Runs(GRACE, kept, 0.0)
-        words = f"the data set 'data' has changed since the run 'run' began: it has {sum(shards)} samples now"
-        for _ in range(2):
-            with pytest.raises(LocalError, match=words):
-                again.join("data", shards, messages.JoinRun("run", "one", 3))
-    assert not Runs(GRACE, kept, 0.0).join("data", SHARDS, messages.JoinRun("run", "one", 3))[2]
-
-
-def test_a_state_of_another_number_of_samples_is_refused_by_name_each_time() -> None:
-    runs = Runs(GRACE, {}, 0.0)
-    (state,) = joined(runs, "one").receive(messages.AskRunState())
-    assert isinstance(state, messages.RunState) and state.samples == SAMPLES
-    wish = messages.JoinRun("new", "one", 3, epoch=state.epoch, samples=state.samples)
-    for _ in range(2):
-        with pytest.raises(LocalError, match=f"is of {SAMPLES} samples; the data set 'data' has 100"):
-            runs.join("data", (100,), wish)
-
-
 def service() -> Service:
     return Service(Runs(GRACE, {}, 0.0), "data", SHARDS, 20)
 

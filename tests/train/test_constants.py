@@ -129,8 +129,3 @@ def test_what_no_file_holds_is_refused() -> None:
         LocalError, match="'wide' is complex128, which float32 cannot carry; set persistent=False"
     ):
         flat.describe(model)
-
-
-def test_what_is_trained_in_float64_is_refused() -> None:
-    with pytest.raises(LocalError, match="float64, which float32 cannot carry; call"):
-        flat.describe(nn.Linear(2, 2).double())

@@ -119,13 +119,6 @@ def test_no_share_is_a_single_sample(count: int, batches: list[int]) -> None:
         assert 1 not in sizes and epoch.all_taken()
 
 
-def test_the_last_sample_goes_with_those_before_it() -> None:
-    epoch = Epoch([Pool(21, (0,))], 1)
-    assert [shares[0].size for shares in epoch.finish([10])] == [10, 11]
-    lonely = Epoch([Pool(1, (0,))], 1)
-    assert [shares[0].size for shares in lonely.finish([10])] == [1]
-
-
 def test_private_samples_are_spread_over_the_epoch() -> None:
     epoch = Epoch([Pool(100, (0,)), Pool(400, (0, 1))], 2)
     steps = epoch.finish([10, 10])

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -18,7 +17,7 @@ from millpond.agent.policy.error_reports import rebuilt
 from millpond.base.errors import LocalError
 from millpond.linux.syscalls import thread_name
 from millpond.train.job.file import read_unsigned
-from millpond.train.state import flat, initial, layout
+from millpond.train.state import flat, initial
 from millpond.train.state.checkpoint import Checkpoint, save
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.private_state import PrivateState
@@ -108,23 +107,6 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "base.safetensors").write_bytes(b"pickle")
     with pytest.raises(LocalError, match="cannot be read"):
         initial.load(model(), tmp_path / "base.safetensors")
-
-
-def test_frozen_parameters_are_neither_sent_nor_changed() -> None:
-    torch.manual_seed(0)
-    tuned = model()
-    tuned[0].requires_grad_(False)
-    names = [tensor.name for tensor in flat.describe(tuned)]
-    assert "0.weight" not in names and "2.weight" in names and "1.running_mean" in names
-    assert [tensor.name for tensor in flat.describe_unsent(tuned)] == ["0.weight", "0.bias"]
-    before = tuned[0].weight.clone()
-    parameters = FlatParameters(tuned)
-    assert len(parameters.state) == layout.size(parameters.tensors) == 4 * 4 + 1 + 10
-    parameters.clear()
-    tuned(torch.randn(5, 3)).sum().backward()
-    parameters.gather_gradients(5.0)
-    parameters.load(np.zeros_like(parameters.state))
-    assert torch.equal(tuned[0].weight, before) and not tuned[2].weight.any()
 
 
 def test_the_checksum_is_of_frozen_parameters_alone() -> None:

@@ -87,13 +87,6 @@ def test_simulated_rounds_learn_and_have_a_server_of_their_own(folders: list[Pat
     assert slow.scores[-1]["mae"] > plain.scores[-1]["mae"]
 
 
-def test_what_torch_does_not_know_is_refused(folders: list[Path]) -> None:
-    with pytest.raises(LocalError, match="'Adamm' is not one of"):
-        fit(Line(), folders[0], optimizer="Adamm")
-    with pytest.raises(TypeError):
-        fit(Line(), folders[0], learning=1)
-
-
 def test_a_simulation_leaves_out_what_a_fleet_leaves_out(folders: list[Path], tmp_path: Path) -> None:
     told: list[str] = []
     few = [tmp_path / "data-7", tmp_path / "data-0"]

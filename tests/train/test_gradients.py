@@ -377,8 +377,3 @@ def test_gradients_of_bfloat16_are_summed_as_they_are() -> None:
     gradients = [p.grad.reshape(-1).float() for p in model.parameters() if p.grad is not None]
     assert np.array_equal(one.parameters.sums, torch.cat(gradients).numpy())
     assert update.largest == np.abs(one.parameters.sums).max() > 0
-
-
-def test_a_double_model_is_refused() -> None:
-    with pytest.raises(Exception, match=r"call \.float\(\)"):
-        FlatParameters(nn.Linear(2, 2).double())

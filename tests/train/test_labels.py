@@ -114,17 +114,6 @@ def test_the_folder_is_named_in_one_line(complaint: Callable[..., str], case: st
     assert complaint(write, *kind) == expected
 
 
-def test_folders_with_other_shapes_are_named_both(tmp_path: Path) -> None:
-    for name, side in (("a", 4), ("b", 5)):
-        (tmp_path / name).mkdir()
-        np.save(tmp_path / name / "images.npy", np.zeros((2, side, side), np.uint8))
-        np.save(tmp_path / name / "labels.npy", np.zeros(2, np.int64))
-    task = user_code.Task(SimpleNamespace(model=lambda: nn.Linear(1, 1)))
-    parts = [task.dataset(tmp_path, name, "train") for name in ("a", "b")]
-    with pytest.raises(LocalError, match=r"^b holds samples of 1x5x5, a of 1x4x4$"):
-        task.check(parts, task.model())
-
-
 @pytest.mark.parametrize(
     ("total", "told"),
     [(0, (BatchPart("[0]", "float32", (1, 4, 4)), BatchPart("[1]", "int64", ()))), (1, ())],

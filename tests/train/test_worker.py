@@ -203,15 +203,6 @@ def test_missing_data_is_named_as_given(worker: Started) -> None:
     assert worker.prepare(DIGITS, "private/digits").samples == 120
 
 
-def test_folders_whose_samples_differ_in_shape_are_refused_at_once(worker: Started, tmp_path: Path) -> None:
-    np.save(tmp_path / "images.npy", np.zeros((4, 9, 8), np.uint8))
-    np.save(tmp_path / "labels.npy", np.arange(4))
-    with pytest.raises(Refused) as caught:
-        worker.prepare(DIGITS, "private/digits", str(tmp_path))
-    text = f"{tmp_path} holds samples of 1x9x8, private/digits of 1x8x8"
-    assert (caught.value.code, caught.value.text) == ("data", text)
-
-
 @pytest.mark.parametrize(
     ("fail", "text"),
     [
@@ -259,13 +250,6 @@ def test_another_model_than_the_declared_one_is_refused(worker: Started) -> None
     request = PrepareWorker(DIGITS, "csd1", (Folder("private/digits", "csd1"),), {}, ())
     with pytest.raises(Refused, match="csd1 builds another model than the host"):
         worker.channel.call(request, Ready, soon())
-
-
-def test_labels_that_the_model_has_no_output_for(worker: Started) -> None:
-    with pytest.raises(Refused) as caught:
-        worker.prepare(nets("few"), "private/digits")
-    told = ("data", "private/digits holds a label beyond the model's 2 classes")
-    assert (caught.value.code, caught.value.text) == told
 
 
 def test_not_a_number_is_sent_for_the_host_to_refuse(worker: Started) -> None:
