@@ -21,7 +21,9 @@ Memory: 8 bytes per value of the range that is being summed.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -46,6 +48,15 @@ class OutOfBounds(ValueError):
     """A value is not finite, or beyond the bound that was announced; the sum is of no use."""
 
 
+@contextlib.contextmanager
+def refusing(worker: str, text: str = "its values are beyond those it has announced") -> Iterator[None]:
+    """Refuse a worker's update, with this fault, whose values are out of bounds."""
+    try:
+        yield
+    except OutOfBounds:
+        raise RefusedUpdate(worker, text) from None
+
+
 class ExactSum:
     """A sum of float32 vectors of up to ``size`` values, to be used for one range after the other."""
 
@@ -56,7 +67,7 @@ class ExactSum:
     def begin(self, scale: float) -> None:
         """Begin a new sum, of multiples of ``1 / scale``; see ``scale_of``."""
         self._totals[:] = 0.0
-        self._shift, self._bound = 3 * 2.0**_BITS / scale, 2.0**_BITS / scale
+        self._shift, self._bound = shift_of(scale), 2.0**_BITS / scale
 
     def add(self, vector: Vector, factor: float = 1.0, bound: float = _LARGEST) -> None:
         """Add ``factor`` times a vector. Raises OutOfBounds for values beyond ``bound`` as a float32."""
@@ -83,6 +94,11 @@ def scale_of(largest: float, terms: int) -> float:
     if not largest:
         return 1.0
     return math.ldexp(1.0, min(_BITS - math.frexp(largest * terms)[1], _MOST_BITS))
+
+
+def shift_of(scale: float) -> float:
+    """Return the number whose addition and subtraction round a value to a multiple of ``1 / scale``."""
+    return 3 * 2.0**_BITS / scale
 
 
 def all_finite(values: Vector) -> bool:

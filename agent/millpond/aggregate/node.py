@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from millpond.aggregate.datagram_rounds import DatagramRounds
-from millpond.aggregate.exact import ExactSum, OutOfBounds, RefusedUpdate, all_finite
+from millpond.aggregate.exact import ExactSum, all_finite, refusing
 from millpond.aggregate.kernels import Totals, Vector
 from millpond.aggregate.messages import (
     Advance,
@@ -297,10 +297,8 @@ class SubtreeSum:
 
     def add(self, node: str, values: Vector, factor: float, largest: float) -> None:
         """Add a node's values. Raises RefusedUpdate."""
-        try:
+        with refusing(node):
             self._total.add(values, factor, largest)
-        except OutOfBounds:
-            raise RefusedUpdate(node, "its values are beyond those it has announced") from None
 
     def add_children(self, start: int, stop: int) -> Totals:
         """Add the sums of all children, and return those of the whole subtree, valid until ``begin``."""
@@ -308,7 +306,8 @@ class SubtreeSum:
         for child, channel in self._children.items():
             if child in self._request.children:
                 receive_values(channel, Sums, start, self._others[:count].data.cast("B"))
-                self._merge(child, self._others[:count])
+                with refusing(child, "its sums are none"):
+                    self._total.merge(self._others[:count])
             else:
                 receive_values(channel, Sums, start, self._values[:count].data.cast("B"))
                 self.add(child, self._values[:count], *self._request.bounds[child])
@@ -317,12 +316,6 @@ class SubtreeSum:
     def divide(self, divisor: float, out: Vector) -> None:
         """Write the sums over ``divisor`` to ``out``."""
         self._total.divide(divisor, out)
-
-    def _merge(self, child: str, sums: Totals) -> None:
-        try:
-            self._total.merge(sums)
-        except OutOfBounds:
-            raise RefusedUpdate(child, "its sums are none") from None
 
 
 def ranges(start: int, stop: int) -> list[tuple[int, int]]:

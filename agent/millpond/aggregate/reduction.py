@@ -26,7 +26,7 @@ from typing import Protocol
 
 import numpy as np
 
-from millpond.aggregate.exact import OutOfBounds, RefusedUpdate
+from millpond.aggregate.exact import RefusedUpdate, refusing
 from millpond.aggregate.kernels import Totals, Vector, kernels
 from millpond.aggregate.rules import CombinationRule, ExactMean, RangeRule
 from millpond.base.deadline import Deadline
@@ -108,11 +108,8 @@ class Addend:
 
     def add_to(self, computation: RangeRule, values: Vector, start: int, buffers: slice) -> None:
         """Add the values from ``start`` on, the last ones of ``buffers``. Raises RefusedUpdate."""
-        try:
+        with refusing(self.source.name):
             computation.add(self, values, None if self.apart is None else self.apart[buffers])
-        except OutOfBounds:
-            text = "its values are beyond those it has announced"
-            raise RefusedUpdate(self.source.name, text) from None
         if self._squares is not None:
             own = values[: len(values) - (buffers.stop - buffers.start)]
             self._squares[start] = kernels().squares(own) if len(own) else 0.0
@@ -125,7 +122,7 @@ class Addend:
 
 @dataclass(frozen=True, slots=True)
 class LostAddend:
-    """A addend that does not count, and why."""
+    """An excluded addend, and the error that excluded it."""
 
     addend: Addend
     error: Exception

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.aggregate.exact import scale_of
+from millpond.aggregate.exact import scale_of, shift_of
 from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import VectorPlan
@@ -30,9 +30,8 @@ class BlockSums:
         self.totals = np.zeros(plan.size)
         self.divisors = np.full(plan.blocks, sum(self._weights.tolist()))
         self.bounds = np.array([min(each.largest, _LARGEST) for each in clients], np.float32)
-        self.shift = (
-            3 * 2.0**51 / scale_of(max((each.largest for each in clients), default=0.0), len(clients))
-        )
+        largest = max((each.largest for each in clients), default=0.0)
+        self.shift = shift_of(scale_of(largest, len(clients)))
 
     def take(self, row: int, index: int, values: Vector) -> bool:
         totals = self.totals[self._slice(index)]

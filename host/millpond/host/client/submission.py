@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, Refused
+from millpond.base.sizes import SLOWEST
 from millpond.host.api import daemon
 from millpond.host.client.connection import ANSWER_SECONDS, DaemonConnection
 from millpond.train.job.file import describe
@@ -29,7 +30,6 @@ from millpond.train.protocol import FileContents, MissingFiles
 from millpond.wire.channel import FileSlice
 from millpond.wire.messages import Ok
 
-SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 LAY_OUT_SECONDS = COPY_SECONDS = 600.0
 INITIAL = "initial.safetensors"
 """The name of a copy of another job's model among a job's files."""

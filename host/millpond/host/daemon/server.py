@@ -24,6 +24,7 @@ from millpond.base.errors import (
     RemoteError,
     VersionMismatch,
 )
+from millpond.base.sizes import SLOWEST
 from millpond.base.text import LONGEST, printable
 from millpond.host.api import daemon
 from millpond.host.api.connection import GetVolume, VolumeTicket
@@ -62,7 +63,6 @@ from millpond.wire.texts import cleaned
 
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0
-SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 MESSAGE_SECONDS = 30.0
 """Time in which a request that has begun to come is whole."""
 MOST_VALUES, MOST_REPEATS = 1 << 26, 100

@@ -20,6 +20,7 @@ from millpond.aggregate.encoding.layout import Encoding
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.base.sizes import SLOWEST
 from millpond.base.text import printable
 from millpond.data.streaming.relay import StreamRelay
 from millpond.host.fleet import worker_user
@@ -55,7 +56,6 @@ from millpond.wire.framing import Limits
 from millpond.wire.messages import Message, Ok
 
 REPLY_SECONDS = 60.0
-SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _STATE = Path("/state")
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
 R = TypeVar("R", bound=Message)
