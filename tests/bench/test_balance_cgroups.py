@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from .balance import load
-from .balance.cgroups import PERIOD_US, Cgroup, Unavailable, cgroup
+from .balance.cgroups import PERIOD_US, Cgroup, cgroup
+from .experiment import Unmeasured
 
 TREE = """
 import subprocess, sys
@@ -27,7 +28,7 @@ def group() -> Iterator[Cgroup]:
     try:
         with cgroup("millpond-test") as made:
             yield made
-    except Unavailable as error:
+    except Unmeasured as error:
         pytest.skip(str(error))
 
 
@@ -100,7 +101,7 @@ def test_a_group_tells_what_it_holds_and_ends_what_holds_more_than_its_limit() -
             assert process.returncode == -9
             assert group.out_of_memory() == 1
             assert 32 << 20 < group.most_memory() <= 64 << 20
-    except Unavailable as error:
+    except Unmeasured as error:
         pytest.skip(str(error))
 
 

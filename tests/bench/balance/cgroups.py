@@ -13,16 +13,14 @@ from typing import Literal
 
 import psutil
 
+from bench.experiment import Unmeasured
+
 Controller = Literal["cpu", "memory"]
 
 PERIOD_US = 10_000
 """A short one, so that a step of training is slowed evenly and not stopped in its middle."""
 _LEAST_QUOTA_US = 1_000  # the kernel's
 _ATTEMPTS, _PAUSE = 100, 0.02  # to remove a group whose last processes are just ending
-
-
-class Unavailable(Exception):
-    """No group can be made here; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ class Cgroup:
 
 @contextlib.contextmanager
 def cgroup(name: str, controller: Controller = "cpu") -> Iterator[Cgroup]:
-    """A new group for as long as it is used. Raises Unavailable."""
+    """A new group for as long as it is used. Raises Unmeasured."""
     made = _make(name, controller)
     try:
         yield made
@@ -131,9 +129,7 @@ def _make(name: str, controller: Controller) -> Cgroup:
                 reasons.append(f"cgroup v{version}: {parent}: {error.strerror}")
                 continue
             return Cgroup(folder, home, version)
-    raise Unavailable(
-        "; ".join(reasons) or f"no cgroup hierarchy with the {controller} controller is mounted"
-    )
+    raise Unmeasured("; ".join(reasons) or f"no cgroup hierarchy with the {controller} controller is mounted")
 
 
 def _hand_out(controller: Controller, parent: Path, home: Path) -> None:

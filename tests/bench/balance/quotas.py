@@ -10,32 +10,26 @@ from pathlib import Path
 
 import psutil
 
-from bench.balance.cgroups import Unavailable, cgroup
+from bench.balance.cgroups import cgroup
 from bench.balance.load import count_for, gzip
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
-from bench.experiment import Experiment, Findings, Line, Panel, Run, Unmeasured
+from bench.experiment import Experiment, Findings, Line, Panel, Run
 from bench.rows import Row, summary
 from millpond.train.job.spec import SynchronousSpec
 
 WORKERS, QUOTA = 3, 0.5
 LOADS = (75, 50)
-BEFORE, TUNING, MEASURED, BACK = 8, 10, 8, 20  # steps
+_FULL, _QUICK = (8, 10, 8, 20, 8.0), (2, 2, 2, 3, 1.0)
+"""Steps before gzip, beside it until they are measured, measured, and without it again; seconds in which the
+workers are measured.
+"""
 _LIMIT = "the limit: two whole workers and what gzip leaves of the third, by the speed without it just before"
 
 
 def measure(run: Run) -> Findings:
     """Rows ``a_real_75``, ``a_real_50``, ``a_real_back``."""
-    try:
-        return _measure(run)
-    except Unavailable as error:
-        raise Unmeasured(f"no cgroups: {error}", *(f"a_real_{name}" for name in (*LOADS, "back"))) from None
-
-
-EXPERIMENT = Experiment("a_real", "Stannis A with real processes, cgroup quotas and gzip", measure)
-
-
-def _measure(run: Run) -> Findings:
+    before, tuning, measured, after_it, seconds = _QUICK if run.quick else _FULL
     shares: dict[int, list[float]] = defaultdict(list)
     back: list[float] = []
     left: dict[int, list[float]] = defaultdict(list)
@@ -43,7 +37,7 @@ def _measure(run: Run) -> Findings:
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name, ExitStack() as stack:
         groups = [stack.enter_context(cgroup(f"millpond-bench-{rank}")) for rank in range(WORKERS)]
         counts = {f"private{rank}": 2 for rank in range(WORKERS)} | {"public": 1000, "test": 10}
-        work = random_work(Path(name), counts, SynchronousSpec(), 1, measure_seconds=8.0, endless=True)
+        work = random_work(Path(name), counts, SynchronousSpec(), 1, measure_seconds=seconds, endless=True)
         team = stack.enter_context(processes(work, Path(name)))
         for group, worker in zip(groups, team.locals, strict=True):
             group.limit(QUOTA)
@@ -52,15 +46,15 @@ def _measure(run: Run) -> Findings:
         run.say(f"measured: {team.planner.description}")
         for repeat in range(1 if run.quick else 5):
             for percent in LOADS:
-                usual = speed(team, BEFORE)
+                usual = speed(team, before)
                 with gzip(count_for(percent / 100), groups[-1]) as load:
                     began, spent = _cpu(team), load.cpu_seconds()
-                    loaded = [speed(team, 1) for _ in range(TUNING)]
-                    found = speed(team, MEASURED)
+                    loaded = [speed(team, 1) for _ in range(tuning)]
+                    found = speed(team, measured)
                     own = _cpu(team) - began
                     left[percent].append(own / (own + load.cpu_seconds() - spent))
-                recovering = [speed(team, 1) for _ in range(BACK)]
-                after = speed(team, MEASURED)
+                recovering = [speed(team, 1) for _ in range(after_it)]
+                after = speed(team, measured)
                 limit = usual * (WORKERS - percent / 100) / WORKERS
                 shares[percent].append(found / limit)
                 back.append(after / usual)
@@ -72,11 +66,11 @@ def _measure(run: Run) -> Findings:
     for percent in LOADS:
         had = sum(left[percent]) / len(left[percent])
         what = (
-            f"steps {TUNING + 1} to {TUNING + MEASURED} beside gzip that takes {percent} % of one worker's "
+            f"steps {tuning + 1} to {tuning + measured} beside gzip that takes {percent} % of one worker's "
             f"quota; of the time of its group the worker had {had:.0%}"
         )
         rows.append(_row(percent, what, shares[percent]))
-    what = f"steps {BACK + 1} to {BACK + MEASURED} after gzip has ended, over the speed before it"
+    what = f"steps {after_it + 1} to {after_it + measured} after gzip has ended, over the speed before it"
     rows.append(_row("back", what, back))
     panel = Panel(
         "A for real: gzip takes 75 % of one of three",
@@ -86,6 +80,14 @@ def _measure(run: Run) -> Findings:
         event=(0.5, "gzip begins"),
     )
     return Findings(tuple(rows), (panel,))
+
+
+EXPERIMENT = Experiment(
+    "a_real",
+    "Stannis A with real processes, cgroup quotas and gzip",
+    measure,
+    figures=tuple(f"a_real_{name}" for name in (*LOADS, "back")),
+)
 
 
 def speed(team: Processes, steps: int) -> float:

@@ -28,6 +28,7 @@ Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def measure(run: Run) -> list[Row]:
     """Train plainly, with fixed and with adaptive repeats, on sorted and unsorted storage."""
+    torch.set_num_threads(1)  # the model is small: more would wait for each other
     lost: dict[str, dict[str, float]] = {name: {} for name in _RULES}
     seeds, visits = (SEEDS[:1], 4) if run.quick else (SEEDS, _VISITS)
     for data in ("digits", "synthetic"):

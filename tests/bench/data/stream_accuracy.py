@@ -28,6 +28,7 @@ _EPOCHS, _BATCH = 15, 32
 
 def measure(run: Run) -> list[Row]:
     """Train on digits with each seed, from memory and streamed."""
+    torch.set_num_threads(1)  # the model is small: more would wait for each other
     found, test = load_digits(), slice(None, None, 5)
     pixels = (found.images * 15).astype(np.uint8)
     held = np.zeros(len(pixels), bool)

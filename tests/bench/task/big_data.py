@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import IO
 
-from bench.balance.cgroups import Cgroup, Unavailable, cgroup
-from bench.experiment import Run
+from bench.balance.cgroups import Cgroup, cgroup
+from bench.experiment import Run, Unmeasured
 from bench.rows import Row, summary
 from bench.task import images, reader
 from bench.task.reader import BATCH
@@ -72,7 +72,7 @@ def _memory(run: Run, folder: Path, samples: int) -> list[Row]:
         try:
             with cgroup("millpond-bench-data", "memory") as group:
                 found.append(_trained(folder, prefetch, samples, group))
-        except Unavailable as error:
+        except Unmeasured as error:
             run.say(f"no cgroups: {error}")
             missing = f"not measured: {error}"
             break
