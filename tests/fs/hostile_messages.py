@@ -73,7 +73,7 @@ REPLIES: tuple[Message, ...] = (
     r.LockIs(0),
     r.LockSet(0),
     r.LocksAnswered((1,), (0,)),
-    status.StatusIs(None, None, None, None, 1.0, (), False, 0, ""),
+    status.StatusIs(None, None, None, 1.0, (), False, 0, ""),
 )
 """One of each that only a server says, or that answers it."""
 

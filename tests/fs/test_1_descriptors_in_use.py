@@ -13,7 +13,6 @@ import pytest
 from millpond.fs.store import backing_fs
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import PUBLIC
-from millpond.fs.store.quota_fs import QuotaFs
 from millpond.fs.vfs.inode_api import ROOT, Node, SetAttr
 from millpond.fs.vfs.path_api import Handle
 
@@ -35,14 +34,9 @@ def directory(tmp_path: Path) -> Path:
     return made
 
 
-def opened(kind: str, directory: Path) -> BackingFs:
-    root = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-    return QuotaFs(root, 1 << 30, lambda: (0, 0)) if kind == "quota" else BackingFs(root)
-
-
-@pytest.fixture(params=["plain", "quota"])
-def tree(request: pytest.FixtureRequest, directory: Path) -> Iterator[BackingFs]:
-    made = opened(str(request.param), directory)
+@pytest.fixture
+def tree(directory: Path) -> Iterator[BackingFs]:
+    made = BackingFs(os.open(directory, os.O_PATH | os.O_DIRECTORY))
     yield made
     made.close()
 

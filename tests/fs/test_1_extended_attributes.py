@@ -15,7 +15,7 @@ from millpond.base.errors import ProtocolError
 from millpond.fs.fuse import extended_abi as abi
 from millpond.fs.proto.extended import pack_names, unpack_names
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.store.quota_fs import QuotaFs
+from millpond.fs.store.usage import public_usage
 from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.path_api import attributes
 from millpond.fs.vfs.xattr_names import user_name
@@ -108,17 +108,14 @@ def test_a_root_that_holds_both_parts_has_none(top: Path) -> None:
 
 
 def test_the_quota_counts_them(top: Path) -> None:
-    (top / "f").touch()
+    (top / "public").mkdir()
+    (top / "public" / "f").touch()
     root = os.open(top, os.O_PATH)
-
-    def used() -> int:
-        return (top / "f").stat().st_blocks * 512
-
-    tree = QuotaFs(root, 8192, lambda: (0, 1))
-    node = found(tree)
+    tree = BackingFs(root, public=b"public", limit=public_usage(top)[0] + 8192)
+    node = tree.walk(ROOT, [b"public", b"f"]).node
     tree.extended.set(node, b"user.a", bytes(2000), 0)
-    assert tree.quota.used == used()
-    tree.quota.recount(8192, 1)
+    tree.quota.count()
+    assert tree.quota.used == public_usage(top)[0]
     assert errno_of(tree.extended.set, node, b"user.b", bytes(1000), 0) == errno.ENOSPC
     tree.extended.remove(node, b"user.a")  # a full quota does not hinder it
     assert tree.extended.names(node) == ()

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quota of the public part: its limit, and the accounting of growth."""
+"""The quota of the public part: its limit, its counts, and the growth of a write."""
 
 from __future__ import annotations
 
 import errno
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
 
 from millpond.fs.store import usage
 from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
-from millpond.fs.store.quota import Quota, Reservation, growth
+from millpond.fs.store.quota import Quota, growth
 from millpond.fs.store.usage import private_bytes, public_usage
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Statistics
+from millpond.fs.vfs.path_api import Statistics
 
 from .support import errno_of
 
@@ -24,8 +25,8 @@ UNIT = 4096
 PAGE = UNIT // 512  # blocks
 
 
-def file(size: int, blocks: int, unit: int = UNIT) -> Attributes:
-    return Attributes(5, 0o100644, 1, 0, 0, size, blocks, unit, 0, 0, 0)
+def file(size: int, blocks: int, unit: int = UNIT) -> SimpleNamespace:
+    return SimpleNamespace(st_size=size, st_blocks=blocks, st_blksize=unit)
 
 
 @pytest.mark.parametrize(
@@ -47,145 +48,100 @@ def file(size: int, blocks: int, unit: int = UNIT) -> Attributes:
         (file(0, 0, 1 << 20), 0, 1, 1 << 20),
     ],
 )
-def test_the_most_that_a_write_takes(before: Attributes, offset: int, length: int, most: int) -> None:
+def test_the_most_that_a_write_takes(before: Any, offset: int, length: int, most: int) -> None:
     assert growth(before, offset, length) == most
 
 
-def test_a_write_that_would_cross_the_quota_is_refused() -> None:
-    quota = Quota(10 * UNIT, 7 * UNIT, 3)
-    first = quota.reserve(1, 0, 2 * UNIT)
-    assert (quota.used, quota.left) == (7 * UNIT, UNIT)
-    assert errno_of(quota.reserve, 2, 0, 2 * UNIT) == errno.ENOSPC
-    second = quota.reserve(2, 0, UNIT)
-    assert errno_of(quota.reserve, 3, 0, 1) == errno.ENOSPC
-    quota.commit(first, PAGE)  # it took less than it could have
-    quota.commit(second, PAGE)
-    assert (quota.used, quota.left) == (9 * UNIT, UNIT)
+class Files:
+    """Files whose count is what a test says; ``meanwhile`` is done in the middle of it."""
+
+    def __init__(self) -> None:
+        self.used, self.files, self.counts = 0, 1, 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def count(self) -> tuple[int, int]:
+        self.counts += 1
+        self.meanwhile()
+        return self.used, self.files
 
 
-def test_what_takes_nothing_is_done_when_all_is_taken() -> None:
-    quota = Quota(UNIT, UNIT, 1)
-    quota.commit(quota.reserve(1, PAGE, 0), PAGE)
-    assert errno_of(quota.reserve, 1, PAGE, 1) == errno.ENOSPC
-    quota.commit(quota.watch(1, PAGE), 0, -1)
-    assert (quota.used, quota.files, quota.left) == (0, 0, UNIT)
+def test_it_is_refused_only_after_a_new_count() -> None:
+    files = Files()
+    quota = Quota(10 * UNIT, files.count)
+    quota.require(7 * UNIT)
+    quota.require(3 * UNIT)
+    quota.require(0)
+    files.used = 10 * UNIT
+    assert errno_of(quota.require, 1) == errno.ENOSPC and files.counts == 2
+    files.used = 8 * UNIT
+    quota.require(2 * UNIT)
+    assert (quota.used, files.counts) == (10 * UNIT, 3)
+    files.used = 11 * UNIT
+    quota.count()
+    quota.require(0)  # what is there may be overwritten
 
 
-def test_a_failed_write_gives_back_what_it_reserved() -> None:
-    quota = Quota(UNIT, 0, 1)
-    quota.commit(quota.reserve(1, 0, UNIT), 0)
-    assert (quota.used, quota.left) == (0, UNIT)
+def test_what_is_taken_during_a_count_counts() -> None:
+    files = Files()
+    quota = Quota(10 * UNIT, files.count)
+    quota.require(UNIT)
+    files.used, files.meanwhile = UNIT, lambda: quota.require(2 * UNIT)
+    quota.count()
+    assert quota.used == 3 * UNIT
 
 
-def test_changes_of_one_file_at_a_time_are_counted_once() -> None:
-    quota = Quota(100 * UNIT, 0, 1)
-    first, second = quota.reserve(1, 0, UNIT), quota.reserve(1, 0, UNIT)
-    cut = quota.watch(1, PAGE)  # the first has been written meanwhile
-    quota.commit(second, 2 * PAGE)
+def test_a_file_that_is_moved_during_a_count_is_not_missed() -> None:
+    files = Files()
+    quota = Quota(10 * UNIT, files.count)
+    quota.require(5 * UNIT)
+    files.used, files.meanwhile = UNIT, quota.note_move
+    quota.count()
+    assert quota.used == 5 * UNIT
+    files.meanwhile = lambda: None
+    quota.count()
+    assert quota.used == UNIT
+
+
+def test_a_count_that_fails_changes_nothing() -> None:
+    files = Files()
+    quota = Quota(2 * UNIT, files.count)
+    quota.require(2 * UNIT)
+
+    def fail() -> None:
+        raise OSError(errno.ESTALE, "directories are moved again and again")
+
+    files.meanwhile = fail
+    assert errno_of(quota.require, 1) == errno.ENOSPC
     assert quota.used == 2 * UNIT
-    quota.commit(cut, 0)
-    quota.commit(first, 0)
-    assert (quota.used, quota.left) == (0, 100 * UNIT)
 
 
-def test_files_that_come_and_go() -> None:
-    quota = Quota(100 * UNIT, UNIT, 1)
-    quota.commit(quota.reserve(1, PAGE, UNIT), PAGE, 1)  # a name in a directory
-    quota.commit(quota.watch(9, 0), PAGE)  # the new directory that it is of
-    assert (quota.used, quota.files) == (2 * UNIT, 2)
-    quota.commit(quota.watch(9, PAGE), 0, -1)
-    quota.commit(quota.watch(9, 2 * PAGE), 2 * PAGE)  # a new file with the same number, written unseen
-    assert (quota.used, quota.files) == (UNIT, 1)
+def test_files_that_take_long_to_count_are_not_counted_again_soon() -> None:
+    files = Files()
+    quota = Quota(UNIT, files.count)
+    files.used, files.meanwhile = UNIT, lambda: time.sleep(0.3)
+    assert errno_of(quota.require, UNIT + 1) == errno.ENOSPC
+    assert errno_of(quota.require, UNIT + 1) == errno.ENOSPC
+    assert files.counts == 2
 
 
-def test_beyond_the_quota_little_is_still_overwritten() -> None:
-    quota = Quota(UNIT, UNIT + MAX_TRANSFER, 1)
-    quota.commit(quota.reserve(1, PAGE, 0), PAGE + 1)
-    assert errno_of(quota.reserve, 1, PAGE + 1, 0) == errno.ENOSPC
-    quota.commit(quota.watch(1, PAGE + 1), 0)
-    assert errno_of(quota.reserve, 1, 0, 1) == errno.ENOSPC
-    quota.commit(quota.reserve(1, 0, 0), 0)
+def test_without_a_limit_nothing_is_counted() -> None:
+    files = Files()
+    quota = Quota(None, files.count)
+    quota.require(1 << 60)
+    assert quota.clipped(FLASH) == FLASH
+    assert (files.counts, quota.used) == (0, 0)
 
 
-def test_a_new_count_counts() -> None:
-    quota = Quota(10 * UNIT, 10 * UNIT, 7)
-    quota.recount(UNIT, 2)
-    assert (quota.used, quota.files, quota.left) == (UNIT, 2, 9 * UNIT)
+FLASH = Statistics(4096, 1024, 1000, 500, 400, 300, 200, 255)
 
 
 def test_statistics_tell_of_the_public_part_alone() -> None:
-    flash = Statistics(4096, 1024, 1000, 500, 400, 300, 200, 255)
-    quota = Quota(100 * 1024, 30 * 1024 + 1, 7)
-    assert quota.clipped(flash) == Statistics(4096, 1024, 100, 69, 69, 76, 69, 255)
-    quota.reserve(1, 0, 50 * 1024)
-    assert quota.clipped(flash) == Statistics(4096, 1024, 100, 19, 19, 26, 19, 255)
-    assert Quota(1024, 5000, 7).clipped(flash) == Statistics(4096, 1024, 1, 0, 0, 7, 0, 255)
-    assert Quota(1 << 63, 5000, 100).clipped(flash) == flash
-
-
-steps = some.lists(
-    some.one_of(
-        some.tuples(
-            some.just("write"), some.integers(1, 3), some.integers(0, 6 * UNIT), some.integers(0, 3 * UNIT)
-        ),
-        some.tuples(some.just("cut"), some.integers(1, 3), some.integers(0, 6 * UNIT)),
-        some.tuples(some.just("remove"), some.integers(1, 3)),
-        some.tuples(some.just("settle"), some.integers(0, 5)),
-    ),
-    max_size=60,
-)
-
-
-class Flash:
-    """Files of which only the units that were written take space."""
-
-    def __init__(self) -> None:
-        self.sizes: dict[int, int] = {}
-        self.units: dict[int, set[int]] = {}
-
-    def stat(self, inode: int) -> Attributes:
-        return file(self.sizes.get(inode, 0), len(self.units.get(inode, ())) * PAGE)
-
-    def write(self, inode: int, offset: int, length: int) -> None:
-        self.sizes[inode] = max(self.sizes.get(inode, 0), offset + length)
-        self.units.setdefault(inode, set()).update(range(offset // UNIT, -(-(offset + length) // UNIT)))
-
-    def cut(self, inode: int, size: int) -> None:
-        self.sizes[inode] = size
-        self.units[inode] = {unit for unit in self.units.get(inode, ()) if unit * UNIT < size}
-
-    @property
-    def used(self) -> int:
-        return sum(len(units) for units in self.units.values()) * UNIT
-
-
-@given(some.integers(0, 12 * UNIT), steps)
-@settings(deadline=None)
-def test_never_over_the_quota_and_never_below_nothing(limit: int, history: list[tuple[Any, ...]]) -> None:
-    """Writes are done when they are announced, and settled in any order."""
-    flash, quota, begun = Flash(), Quota(limit, 0, 3), list[Reservation]()
-    for name, number, *rest in history:
-        if name == "write" and rest[1]:
-            before = flash.stat(number)
-            try:
-                begun.append(quota.reserve(number, before.blocks, growth(before, *rest)))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-                assert flash.used + growth(before, *rest) > limit or begun
-            else:
-                flash.write(number, *rest)
-        elif name in ("cut", "remove"):
-            begun.append(quota.watch(number, flash.stat(number).blocks))
-            flash.cut(number, *rest or [0])
-        elif name == "settle" and begun:
-            ended = begun.pop(number % len(begun))
-            quota.commit(ended, flash.stat(ended.inode).blocks)
-        assert 0 <= flash.used <= limit
-        assert quota.used >= 0
-        assert 0 <= quota.left <= limit
-    for ended in begun:
-        quota.commit(ended, flash.stat(ended.inode).blocks)
-    assert (quota.used, quota.left) == (flash.used, limit - flash.used)
+    quota = Quota(100 * 1024, lambda: (30 * 1024 + 1, 7))
+    assert quota.clipped(FLASH) == Statistics(4096, 1024, 100, 69, 69, 76, 69, 255)
+    quota.require(50 * 1024)
+    assert quota.clipped(FLASH) == Statistics(4096, 1024, 100, 19, 19, 26, 19, 255)
+    assert Quota(1024, lambda: (5000, 7)).clipped(FLASH) == Statistics(4096, 1024, 1, 0, 0, 7, 0, 255)
+    assert Quota(1 << 63, lambda: (5000, 100)).clipped(FLASH) == FLASH
 
 
 @pytest.fixture

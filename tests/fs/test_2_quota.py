@@ -15,11 +15,13 @@ import pytest
 
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.proto import file_ops as p
 from millpond.fs.server.connection import serve
+from millpond.fs.server.handlers import RequestHandlers
 from millpond.fs.server.sessions import SessionTable
-from millpond.fs.store import quota_fs
+from millpond.fs.server.shared_descriptors import SharedDescriptors
+from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import PUBLIC, prepare
-from millpond.fs.store.quota_fs import QuotaFs
 from millpond.fs.store.usage import public_usage
 from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.inode_api import ROOT, SetAttr
@@ -42,8 +44,7 @@ class Limited(Server):
 
     def __init__(self, backing: Path, limit: int = LIMIT) -> None:
         super().__init__(backing, public=PUBLIC.encode())
-        self.bounded = QuotaFs(self.root, limit, lambda: public_usage(backing), public=PUBLIC.encode())
-        self.tree = self.bounded
+        self.tree = BackingFs(self.root, public=PUBLIC.encode(), limit=limit)
         self.sessions = SessionTable(self.tree)
 
 
@@ -78,25 +79,14 @@ def filled(volume: PathAdapter, path: str, size: int) -> int:
     return handle
 
 
+def used(limited: Limited) -> int:
+    limited.tree.quota.count()
+    return limited.tree.quota.used
+
+
 def agrees(limited: Limited, backing: Path) -> bool:
-    return (limited.bounded.quota.used, limited.bounded.quota.files) == public_usage(backing)
-
-
-def test_what_is_gathered_counts_once_it_is_sent(backing: Path) -> None:
-    limited = Limited(backing, 100 * MIB)
-    client = Client(limited)
-    tree, public = client.tree, client.public
-    for number in range(40):
-        found, handle = tree.create(public, b"%d" % number, NEW, 0o644, None)
-        assert client.gather(found.node, bytes(KIB * (number % 2 + 1)))
-        tree.release(handle)
-    assert limited.bounded.recount() == (0, 0) and agrees(limited, backing)
-    tree.unlink(public, b"1")
-    client.close()
-    eventually(lambda: limited.open_files == 0, "the server has closed all files")
-    assert agrees(limited, backing) and len(os.listdir(backing / "public")) == 39  # noqa: PTH208
-    limited.drop()
-    os.close(limited.root)
+    """Whether nothing is counted but what has a name."""
+    return used(limited) == public_usage(backing)[0]
 
 
 @pytest.mark.expected_log("are lost that did not reach")
@@ -135,11 +125,10 @@ def test_all_that_takes_space_is_refused_when_none_is_left(
     limited: Limited, volume: PathAdapter, backing: Path
 ) -> None:
     handle = volume.open("public/f", NEW, 0o644)
-    used = limited.bounded.quota.used
     at = 0
     while not errno_of(volume.write, handle, bytes(4 * KIB), at):
         at += 4 * KIB
-    assert used + at <= LIMIT
+    assert LIMIT - 4 * KIB < used(limited) <= LIMIT
     assert errno_of(volume.open, "public/new", NEW, 0o644) == errno.ENOSPC
     assert errno_of(volume.mkdir, "public/d", 0o755) == errno.ENOSPC
     assert errno_of(volume.symlink, "to", "public/l") == errno.ENOSPC
@@ -180,31 +169,10 @@ def test_a_removed_file_counts_until_it_is_closed(
     volume.unlink("public/f")
     assert agrees(limited, backing)
     volume.unlink("public/g")
-    assert limited.bounded.quota.used > MIB
-    assert limited.bounded.recount() == (0, 0)  # nobody finds it, but it is there
+    assert used(limited) > MIB  # nobody finds it, but it is there
     volume.release(handle)
     volume.statfs()  # what was posted goes with it
-    assert limited.bounded.quota.used < MIB
     assert agrees(limited, backing)
-
-
-def test_what_is_replaced_or_removed_counts_no_longer(
-    limited: Limited, volume: PathAdapter, backing: Path
-) -> None:
-    for name in ("a", "b"):
-        volume.release(filled(volume, f"public/{name}", 512 * KIB))
-    volume.rename("public/a", "public/b")
-    volume.mkdir("public/d", 0o755)
-    volume.rmdir("public/d")
-    assert errno_of(volume.unlink, "public/none") == errno.ENOENT
-    assert errno_of(volume.mkdir, "public/b", 0o755) == errno.EEXIST
-    volume.statfs()  # what was forgotten is told with it
-    assert agrees(limited, backing)
-    volume.release(volume.open("public/b", os.O_WRONLY | os.O_TRUNC))
-    volume.unlink("public/b")
-    volume.statfs()
-    assert agrees(limited, backing)
-    assert limited.bounded.quota.files == 1
 
 
 def test_what_the_device_writes_is_counted_now_and_then(
@@ -213,9 +181,7 @@ def test_what_the_device_writes_is_counted_now_and_then(
     (backing / "public/by-the-device").write_bytes(bytes(2 * LIMIT))
     handle = volume.open("public/f", NEW, 0o644)
     assert volume.write(handle, b"x", 0) == 1  # not yet seen
-    wrong = limited.bounded.recount()
-    assert wrong is not None and wrong[0] >= 2 * LIMIT and wrong[1] == 1
-    assert limited.bounded.recount() == (0, 0)
+    assert used(limited) > 2 * LIMIT
     assert errno_of(volume.write, handle, bytes(4 * KIB), 8 * KIB) == errno.ENOSPC
     volume.unlink("public/by-the-device")
     assert volume.write(handle, bytes(4 * KIB), 8 * KIB) == 4 * KIB
@@ -233,70 +199,11 @@ def test_a_client_that_goes_leaves_nothing_counted(limited: Limited, backing: Pa
     assert agrees(limited, backing)
 
 
-def test_a_file_that_is_closed_during_a_change_holds_up_nothing(
-    limited: Limited, backing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounded = limited.bounded
-    public = bounded.lookup(ROOT, b"public").node
-    _, handle = bounded.create(public, b"f", os.O_RDWR, 0o644, None)
-    write = os.pwritev
-
-    def closed(*arguments: Any) -> int:
-        bounded.release(handle)
-        return write(*arguments)
-
-    monkeypatch.setattr(os, "pwritev", closed)
-    assert bounded.write(handle, bytes(MIB), 0) == MIB
-    assert bounded.quota.quiet and bounded.quota.left == LIMIT - bounded.quota.used
-    assert bounded.quota.used >= MIB and agrees(limited, backing)
-
-
 def test_the_statistics_are_of_the_quota(limited: Limited, volume: PathAdapter) -> None:
     volume.release(filled(volume, "public/f", MIB))
     found = volume.statfs()
     assert found.blocks * found.fragment_size == LIMIT
-    assert found.available == limited.bounded.quota.left // found.fragment_size
-
-
-class Clock:
-    """Advances when somebody sleeps, and stops the thread that sleeps for the third time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.slept: list[float] = []
-        self.over = threading.Event()
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-        if len(self.slept) == 3:
-            self.over.set()
-            threading.Event().wait()
-
-
-def test_the_files_are_counted_by_a_thread_that_holds_up_no_other(
-    backing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of low priority that holds the interpreter's lock holds up the threads that serve. It pauses
-    instead, so that it takes a small share of the processor.
-    """
-    clock, priorities = Clock(), []
-    monkeypatch.setattr(quota_fs, "time", clock)
-
-    def count() -> tuple[int, int]:
-        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        clock.now += 10.0
-        return 0, 0
-
-    root = os.open(backing, os.O_PATH | os.O_DIRECTORY)
-    QuotaFs(root, LIMIT, count, public=PUBLIC.encode()).keep_counting(60.0)
-    assert clock.over.wait(SOON)
-    os.close(root)
-    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)] * 3
-    assert clock.slept == [60.0, 200.0, 200.0]
+    assert found.available == (LIMIT - limited.tree.quota.used) // found.fragment_size
 
 
 class LimitedWorld(World):
@@ -307,7 +214,8 @@ class LimitedWorld(World):
 
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-            bounded = QuotaFs(root, LIMIT, lambda: public_usage(Path("/volume")), public=PUBLIC.encode())
+            bounded = BackingFs(root, public=PUBLIC.encode(), limit=LIMIT)
+            bounded.quota.keep_counting()
             sessions = SessionTable(bounded, DelegationManager())
             while True:
                 channel = Channel(server.accept()[0], "the host")
@@ -363,6 +271,43 @@ def test_files_stored_together_stay_within_the_quota(limited: Limited, backing: 
     assert set(errors) == {0, errno.ENOSPC}
     names = list((backing / PUBLIC).iterdir())
     assert len(names) == errors.count(0) and {path.stat().st_size for path in names} == {60 * KIB}
-    assert limited.bounded.quota.used <= LIMIT
-    assert limited.bounded.recount() == (0, 0)  # what was refused counts no more
+    assert used(limited) <= LIMIT
     tree.close()
+
+
+def hoarded(limited: Limited, host: RequestHandlers, name: bytes) -> int:
+    """The number of a new file of 512 KiB that is removed, closed and not forgotten."""
+    public = host.do(p.Walk(ROOT, (b"public",)), b"")[0].node
+    opened: Any = host.do(p.Create(public, name, os.O_RDWR, 0o644, None), b"")[0]
+    try:
+        host.do(p.Write(opened.handle, 0), bytes(512 * KIB))
+    finally:
+        host.do(p.Unlink(public, name), b"")
+        host.do(p.Release(opened.handle), b"")
+    return int(opened.found.node)
+
+
+def test_nobody_hoards_more_than_the_quota(limited: Limited, backing: Path) -> None:
+    host = RequestHandlers(SharedDescriptors(limited.tree), limited.sessions.delegations, b"h" * 16)
+    nodes = []
+    with pytest.raises(OSError, match="No space"):
+        for number in range(5):
+            nodes.append(hoarded(limited, host, b"%d" % number))
+    assert len(nodes) == 3 and used(limited) > 3 * 512 * KIB
+    host.do(p.Forget((nodes.pop(),)), b"")
+    hoarded(limited, host, b"f")
+    host.close()
+    assert agrees(limited, backing)
+
+
+def test_who_behaves_gets_the_room_of_what_he_removed(limited: Limited, backing: Path) -> None:
+    """Also of what he does not use but has not told that he forgot, as of files that the device removed."""
+    tree = RemoteFs(limited.dial, timeout=SOON)
+    volume = PathAdapter(tree)
+    for remove in (volume.unlink, lambda path: (backing / path).unlink()):
+        for _ in range(5):
+            volume.release(filled(volume, "public/f", MIB))
+            remove("public/f")
+    tree.close()
+    limited.join()
+    assert agrees(limited, backing)

@@ -55,7 +55,7 @@ def test_what_a_volumes_server_says_is_cleaned(monkeypatch: pytest.MonkeyPatch) 
     def dialled(*_: object) -> Iterator[Channel]:
         ours, theirs = socket.socketpair()
         with Channel(ours, "csd0") as channel, Channel(theirs, "host") as server:
-            server.send(StatusIs(None, None, None, None, 1.0, (), False, 0, EVIL), Deadline.after(10))
+            server.send(StatusIs(None, None, None, 1.0, (), False, 0, EVIL), Deadline.after(10))
             yield channel
 
     monkeypatch.setattr(volume_report, "_dialled", dialled)

@@ -21,8 +21,6 @@ from millpond.fs.server.connection import serve
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import PUBLIC
-from millpond.fs.store.quota_fs import QuotaFs
-from millpond.fs.store.usage import public_usage
 from millpond.linux.confinement import landlock
 from millpond.linux.descriptors import allow_most
 from millpond.linux.files import boot_id
@@ -66,13 +64,11 @@ def main(config: str, root: str, storage: str, descriptor: str, tally: str, lock
 
 def _tree(root: Path, quota: int | None) -> BackingFs:
     """Open the public part, with a quota if there is one."""
-    descriptor = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    if quota is None:
-        return BackingFs(descriptor, public=PUBLIC.encode())
-    bounded = QuotaFs(descriptor, quota, lambda: public_usage(root), public=PUBLIC.encode())
-    log.info("the quota of the public part is %d bytes, of which %d are taken", quota, bounded.quota.used)
-    bounded.keep_counting()
-    return bounded
+    tree = BackingFs(os.open(root, os.O_PATH | os.O_DIRECTORY), public=PUBLIC.encode(), limit=quota)
+    if quota is not None:
+        log.info("the quota of the public part is %d bytes, of which %d are taken", quota, tree.quota.used)
+        tree.quota.keep_counting()
+    return tree
 
 
 def _serve(sessions: SessionTable, gate: Gate, connection: socket.socket) -> None:

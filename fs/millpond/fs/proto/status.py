@@ -33,15 +33,13 @@ class ClientIs:
 @message("fs.status", Kind.VOLUME)
 class StatusIs(Message):
     """Status of a volume's server. ``quota`` in bytes, None for none; ``used`` bytes and ``files`` of the
-    public part, None if not counted; ``wrong``: by how many bytes the quota's count was off, if it was
-    compared. ``device``: whether the device's own mount has reported, ``written``: how many files its kernel
-    writes by passthrough.
+    public part, None if not counted. ``device``: whether the device's own mount has reported, ``written``:
+    how many files its kernel writes by passthrough.
     """
 
     quota: int | None
     used: int | None
     files: int | None
-    wrong: int | None
     lease: float
     clients: tuple[ClientIs, ...]
     device: bool

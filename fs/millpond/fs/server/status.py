@@ -4,28 +4,22 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from millpond.fs.proto.status import ClientIs, StatusIs
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.store.quota_fs import QuotaFs, Usage
-from millpond.fs.store.usage import public_usage
 
 
 def status(sessions: SessionTable, *, count: bool) -> StatusIs:
     """Return the status of the server that has these sessions; with ``count`` the files are counted."""
     tree, delegations = sessions.tree, sessions.delegations
-    quota, wrong = None, None
-    usage: Usage | None = None
-    if isinstance(tree, QuotaFs):
+    quota, used, files = tree.quota, None, None
+    if quota.limit is not None:
         if count:
-            with contextlib.suppress(OSError):  # directories are moved all the time
-                wrong = (tree.recount() or (None,))[0]
-        quota, usage = tree.quota.limit, (tree.quota.used, tree.quota.files)
+            quota.count()
+        used, files = quota.used, quota.files
     elif count:
-        usage = _counted(tree)
-    used, files = usage or (None, None)
+        used, files = _counted(tree)
     clients = []
     for client in sessions.clients():
         heard, kept = delegations.lease_of(client.holder)
@@ -34,11 +28,18 @@ def status(sessions: SessionTable, *, count: bool) -> StatusIs:
         )
     device, written = delegations.device
     return StatusIs(
-        quota, used, files, wrong, delegations.lease, tuple(clients), device, written, sessions.sandbox
+        quota.limit,
+        used,
+        files,
+        delegations.lease,
+        tuple(clients),
+        device,
+        written,
+        sessions.sandbox,
     )
 
 
-def _counted(tree: BackingFs) -> Usage | None:
+def _counted(tree: BackingFs) -> tuple[int | None, int | None]:
     with contextlib.suppress(OSError):  # there is no public part, or directories are moved all the time
-        return public_usage(Path(tree.top))
-    return None
+        return tree.usage()
+    return None, None

@@ -15,6 +15,7 @@ import stat
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from millpond.fs.filelocks.remote import own_locks
 from millpond.fs.store.create import (
@@ -34,7 +35,8 @@ from millpond.fs.store.extended import BackingExtended
 from millpond.fs.store.identity import FileIdentity, key_of
 from millpond.fs.store.layout import main_device
 from millpond.fs.store.mmap_writers import open_past_lease
-from millpond.fs.store.usage import statistics
+from millpond.fs.store.quota import BLOCK_SIZE, NAME_SIZE, Quota, Usage
+from millpond.fs.store.usage import public_usage, statistics
 from millpond.fs.vfs.inode_api import (
     ROOT,
     AddEntry,
@@ -52,6 +54,7 @@ from millpond.linux import syscalls
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_FLAGS = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
 _CREATE_FLAGS = _KEPT_FLAGS | os.O_TRUNC
+_TAKES_NOTHING = 0x02 | 0x08 | 0x20  # fallocate(2): punch a hole, collapse or insert a range
 _SAFE_TO_OPEN = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)  # open(2) of these has no side effect, or fails
 
 
@@ -60,12 +63,19 @@ class BackingFs:
 
     ``chown_new`` gives new files to the owner they are made for: for real root only. All files are public, or
     those below the name ``public`` in the root: then no name crosses that border (EXDEV), and ``statfs``
-    reports on that part. ``plain`` is as of Creator. At most ``max_descriptors`` should be open. Several
-    threads may call at once: an operation that is under way goes on with its file when another forgets it.
+    reports on that part. ``limit`` is its quota in bytes. ``plain`` is as of Creator. At most
+    ``max_descriptors`` should be open. Several threads may call at once: an operation that is under way goes
+    on with its file when another forgets it.
     """
 
     def __init__(
-        self, root: int, *, chown_new: bool = False, public: bytes | None = None, plain: bool = False
+        self,
+        root: int,
+        *,
+        chown_new: bool = False,
+        public: bytes | None = None,
+        plain: bool = False,
+        limit: int | None = None,
     ) -> None:
         self._creator = Creator(chown_new=chown_new, plain=plain)
         self.new_owner = self._creator.owner
@@ -77,7 +87,8 @@ class BackingFs:
         self._open: dict[Handle, OpenRef] = {}
         self._numbers, self._handles = itertools.count(ROOT + 1), itertools.count(1)
         self.locks = own_locks()
-        self.extended = BackingExtended(self.pinned, self.is_public)
+        self.quota = Quota(limit, self.usage)
+        self.extended = BackingExtended(self.pinned, self.is_public, self.quota.require)
 
     @property
     def top(self) -> str:
@@ -152,7 +163,6 @@ class BackingFs:
             if node is None:
                 node = self._nodes[key] = Node(next(self._numbers))
                 self._refs[node] = InodeRef(descriptor, key)
-                self._ref_added(descriptor)
                 descriptor = -1
             place = self._refs[node]
             place.lookups += 1
@@ -170,17 +180,22 @@ class BackingFs:
             place.lookups -= times
             if place.lookups > 0:
                 return
-            self._ref_dropped(node, place)
+            del self._refs[node], self._nodes[place.key]
             unused = drop(place)
         if unused:
             os.close(place.descriptor)
 
-    def _ref_added(self, descriptor: int) -> None:
-        """Called with the lock when a file has got a node; for subclasses."""
-
-    def _ref_dropped(self, node: Node, place: InodeRef) -> None:
-        """Remove a node; called with the lock."""
-        del self._refs[node], self._nodes[place.key]
+    def usage(self) -> Usage:
+        """Return the bytes and the number of the public files, those included that have no name any more and
+        that a client keeps. Raises OSError.
+        """
+        used, files = public_usage(Path(self.top))
+        for place in list(self._refs.values()):
+            with contextlib.suppress(OSError):  # forgotten meanwhile
+                status = os.fstat(place.descriptor)
+                if not status.st_nlink:
+                    used, files = used + status.st_blocks * 512, files + 1
+        return used, files
 
     def knows(self, node: Node) -> bool:
         """Return whether a node was looked up and not forgotten."""
@@ -283,18 +298,21 @@ class BackingFs:
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> FoundEntry:
         """Make a file that is neither a directory nor a symbolic link."""
+        self.quota.require(NAME_SIZE)
         with self.pinned(parent) as directory:
             made = self._creator.node(directory, one_name(name), mode, rdev, owner)
         return self._found(made, self._below(parent, name))
 
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> FoundEntry:
         """Make a directory."""
+        self.quota.require(NAME_SIZE + BLOCK_SIZE)
         with self.pinned(parent) as directory:
             made = self._creator.directory(directory, one_name(name), mode, owner)
         return self._found(made, self._below(parent, name))
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> FoundEntry:
         """Make a symbolic link."""
+        self.quota.require(NAME_SIZE + BLOCK_SIZE)
         with self.pinned(parent) as directory:
             made = self._creator.symlink(directory, one_name(name), target, owner)
         return self._found(made, self._below(parent, name))
@@ -302,8 +320,10 @@ class BackingFs:
     def link(self, node: Node, parent: Node, name: bytes) -> FoundEntry:
         """Give a file another name."""
         self._require_one_side(self.is_public(node), self._below(parent, name))
+        self.quota.require(NAME_SIZE)
         with self.pinned(node) as file, self.pinned(parent) as directory:
             os.link(os.fsencode(proc_path(file)), one_name(name), dst_dir_fd=directory)
+        self.quota.note_move()
         return self.lookup(parent, name)
 
     def _require_one_side(self, here: bool, there: bool) -> None:
@@ -328,6 +348,7 @@ class BackingFs:
                 syscalls.rename(here, one_name(name), there, one_name(new_name), flags)
             else:
                 os.rename(one_name(name), one_name(new_name), src_dir_fd=here, dst_dir_fd=there)
+        self.quota.note_move()
 
     def create(
         self,
@@ -342,6 +363,7 @@ class BackingFs:
         has its name, where the file system makes files without one.
         """
         kept = flags & _CREATE_FLAGS
+        self.quota.require(NAME_SIZE)
         try:
             with self.pinned(parent) as directory:
                 new = one_name(name), kept, mode, owner, announce
@@ -409,6 +431,7 @@ class BackingFs:
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's present end."""
         with self._opened_file(handle) as file:
+            self.quota.require_growth(file, None if append else offset, len(data))
             return os.pwritev(file, [data], offset, os.RWF_APPEND if append else 0)
 
     def fsync(self, handle: Handle, data_only: bool) -> None:
@@ -422,6 +445,8 @@ class BackingFs:
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
         """Allocate or free a range of an open file, as fallocate(2) does."""
         with self._opened_file(handle) as file:
+            if not mode & _TAKES_NOTHING:
+                self.quota.require_growth(file, offset, length)
             syscalls.allocate(file, mode, offset, length)
 
     def seek(self, handle: Handle, offset: int, whence: int) -> int:
@@ -461,6 +486,6 @@ class BackingFs:
         return node
 
     def statfs(self) -> Statistics:
-        """Return how full the file system below is."""
+        """Return how full the quota is, or the file system below if that is fuller."""
         root = self.top.encode()
-        return statistics(root + b"/" + self._public if self._public else root)
+        return self.quota.clipped(statistics(root + b"/" + self._public if self._public else root))

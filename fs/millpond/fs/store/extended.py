@@ -10,17 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 from millpond.fs.store.create import proc_path
+from millpond.fs.store.quota import BLOCK_SIZE
 from millpond.fs.vfs.inode_api import Node
-from millpond.fs.vfs.path_api import Attributes, os_error
+from millpond.fs.vfs.path_api import os_error
 from millpond.fs.vfs.xattr_names import is_user_name, user_name
 from millpond.linux import syscalls
-
-_OVERHEAD = 512  # bytes at most of a name and of what a file system stores with it
-Charging = Callable[[int, Callable[[Attributes], int] | None], AbstractContextManager[None]]
-
-
-def _free(_file: int, _most: Callable[[Attributes], int] | None) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -47,16 +41,16 @@ def _is_bare(file: int) -> bool:
 class BackingExtended:
     """ExtendedFs of files by their O_PATH descriptors, which ``pinned`` keeps open; one that ``is_public``
     does not hold of, such as a root above the public part, shows no extended attributes and takes none.
-    ``charging`` charges a change of a file, which takes at most so many bytes, to a quota.
+    ``require`` takes so many bytes of a quota.
     """
 
     def __init__(
         self,
         pinned: Callable[[Node], AbstractContextManager[int]],
         is_public: Callable[[Node], bool],
-        charging: Charging = _free,
+        require: Callable[[int], None],
     ) -> None:
-        self._pinned, self._is_public, self._charging = pinned, is_public, charging
+        self._pinned, self._is_public, self._require = pinned, is_public, require
 
     def _require_public(self, node: Node) -> None:
         if not self._is_public(node):
@@ -74,12 +68,8 @@ class BackingExtended:
         """Set an extended attribute. Raises OSError: ENOSPC if its blocks are more than the quota has."""
         user_name(name)
         self._require_public(node)
-
-        def most(before: Attributes) -> int:
-            unit = before.block_size
-            return -(-(len(value) + _OVERHEAD) // unit) * unit
-
-        with self._pinned(node) as file, self._charging(file, most):
+        self._require(BLOCK_SIZE + len(value))
+        with self._pinned(node) as file:
             os.setxattr(proc_path(file), name, value, flags)
 
     def names(self, node: Node) -> tuple[bytes, ...]:
@@ -93,7 +83,7 @@ class BackingExtended:
         """Remove an extended attribute. A full quota does not hinder it."""
         user_name(name)
         self._require_public(node)
-        with self._pinned(node) as file, self._charging(file, None):
+        with self._pinned(node) as file:
             os.removexattr(proc_path(file), name)
 
     def bare(self, directory: Node, names: Iterable[bytes]) -> Iterator[os.stat_result]:

@@ -1,56 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the quota of the public part: bytes and files in use, and reservations.
+"""Edge (a thread, the clock): the quota of the public part, kept by counting its files now and then.
 
-Each change of a file's blocks is announced first and committed afterwards with the blocks that the file then
-has. A write reserves the most that it can take, and is refused before anything is written: an answered write
-has had its room. Blocks are of 512 bytes, as in stat(2).
+Between two counts all that is asked for here counts as taken, and nothing as given back. A client is refused
+only after a new count. Changes by other processes are seen with the next count.
 """
 
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, replace
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Statistics, os_error
+from millpond.fs.vfs.path_api import Statistics, os_error
 
+NAME_SIZE = 512
+"""Bytes that a new name takes in its directory, at most."""
+BLOCK_SIZE = 4096
+"""Bytes that a new directory, a long symbolic link or the extended attributes of a file take, at least."""
 _BLOCK = 512
-_TOLERATED = MAX_TRANSFER
-"""Bytes over the limit up to which existing blocks may still be overwritten: the file system's own metadata
-for a file is known only afterwards.
-"""
+_COUNT_SECONDS = 60.0
+_PAUSE_PER_COUNT = 5.0  # seconds of pause for each second that a count takes
+_SOON_SECONDS = 1.0
+Usage = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """A change of a file that has begun; it may take ``size`` bytes."""
-
-    inode: int
-    size: int
-
-
-@dataclass(slots=True)
-class _Changing:
-    blocks: int
-    changes: int = 0
-
-
-def growth(before: Attributes, offset: int, length: int) -> int:
+def growth(before: os.stat_result, offset: int, length: int) -> int:
     """Return the most bytes that a write can take: those of the file system's blocks that it touches, but no
     more than the file lacks to be without holes. (It can take more where space was allocated beyond the
     file's end.)
     """
     if not length:
         return 0
-    unit, end = before.block_size, offset + length
+    unit, end = before.st_blksize, offset + length
     touched = _up(end, unit) - offset // unit * unit
-    return max(0, min(touched, _up(max(before.size, end), unit) - before.blocks * _BLOCK))
-
-
-def drifted(counted: int, low: int, high: int) -> int:
-    """Return by how much a count is certainly wrong that said ``low`` to ``high`` while ``counted`` was
-    counted.
-    """
-    return counted - max(low, min(counted, high))
+    return max(0, min(touched, _up(max(before.st_size, end), unit) - before.st_blocks * _BLOCK))
 
 
 def _up(size: int, unit: int) -> int:
@@ -58,62 +45,83 @@ def _up(size: int, unit: int) -> int:
 
 
 class Quota:
-    """``limit`` bytes, of which the existing files take ``used``. The blocks that a caller passes, at the
-    begin of a change and at its end, must be the file's at the time of the call.
+    """``limit`` bytes, None for no limit, for the files of which ``count`` returns the bytes and the number.
+    Threads may call at once.
     """
 
-    def __init__(self, limit: int, used: int, files: int) -> None:
-        self.limit, self.used, self.files = limit, used, files
-        self._reserved = 0
-        self._changing: dict[int, _Changing] = {}
+    def __init__(self, limit: int | None, count: Callable[[], Usage]) -> None:
+        self.limit, self._count = limit, count
+        self._lock, self._counting, self._wanted = threading.Lock(), threading.Lock(), threading.Event()
+        self.used, self.files = (0, 0) if limit is None else count()
+        self._moves, self._next_count = 0, 0.0
 
     @property
-    def left(self) -> int:
-        """Bytes that can be reserved."""
-        return max(0, self.limit - self.used - self._reserved)
+    def _left(self) -> int:
+        return sys.maxsize if self.limit is None else max(0, self.limit - self.used)
 
-    @property
-    def quiet(self) -> bool:
-        """Whether no change is under way."""
-        return not self._changing
+    def require(self, size: int) -> None:
+        """Take so many bytes; 0 is never refused. Raises OSError: ENOSPC."""
+        if not (self.limit is None or self._take(size) or (self._count_again() and self._take(size))):
+            raise os_error(errno.ENOSPC)
 
-    def reserve(self, inode: int, blocks: int, size: int) -> Reservation:
-        """Begin a change that can take ``size`` bytes, of a file that has ``blocks``. Raises OSError:
+    def require_growth(self, file: int, offset: int | None, length: int) -> None:
+        """Take the most that a write to an open file can take, at ``offset`` or its end. Raises OSError:
         ENOSPC.
         """
-        if size > self.left or self.used > self.limit + _TOLERATED:
-            raise os_error(errno.ENOSPC)
-        return self._begin(inode, blocks, size)
+        if self.limit is not None:
+            before = os.fstat(file)
+            self.require(growth(before, before.st_size if offset is None else offset, length))
 
-    def watch(self, inode: int, blocks: int) -> Reservation:
-        """Begin a change that is never refused: it takes nothing, as a removal."""
-        return self._begin(inode, blocks, 0)
+    def _take(self, size: int) -> bool:
+        with self._lock:
+            if size > self._left:
+                return False
+            self.used += size
+            return True
 
-    def _begin(self, inode: int, blocks: int, size: int) -> Reservation:
-        self._changing.setdefault(inode, _Changing(blocks)).changes += 1
-        self._reserved += size
-        return Reservation(inode, size)
-
-    def commit(self, reservation: Reservation, blocks: int, files: int = 0) -> None:
-        """End a change, whether it succeeded or not: the file has ``blocks`` now, 0 if it is gone, and there
-        are ``files`` more, or fewer, than before.
+    def _count_again(self) -> bool:
+        """Count, unless that takes so long that it must not be done again soon. Returns whether it is
+        done.
         """
-        file = self._changing[reservation.inode]
-        self.used = max(0, self.used + (blocks - file.blocks) * _BLOCK)
-        self.files = max(0, self.files + files)
-        self._reserved -= reservation.size
-        file.blocks = blocks
-        file.changes -= 1
-        if not file.changes:
-            del self._changing[reservation.inode]
+        with self._counting:
+            wait = self._next_count - time.monotonic()
+            if wait > _SOON_SECONDS:
+                return False
+            time.sleep(max(0.0, wait))
+            self._count_files()
+            return True
 
-    def recount(self, used: int, files: int) -> None:
-        """Set the use to what was counted while no change was under way."""
-        self.used, self.files = used, files
+    def note_move(self) -> None:
+        """Note that a file has got another name, by which a count under way may miss it."""
+        with self._lock:
+            self._moves += 1
+
+    def count(self) -> None:
+        """Count the files."""
+        with self._counting:
+            self._count_files()
+
+    def _count_files(self) -> None:
+        began, before, moves = time.monotonic(), self.used, self._moves
+        try:
+            used, files = self._count()
+        except OSError:  # directories are moved all the time
+            return
+        finally:
+            self._next_count = time.monotonic() + _PAUSE_PER_COUNT * (time.monotonic() - began)
+        with self._lock:
+            taken = used + self.used - before  # what was asked for meanwhile may be counted already
+            self.used = max(taken, self.used) if moves != self._moves else taken
+            self.files = files
 
     def clipped(self, statistics: Statistics) -> Statistics:
-        """Limit the file system's statistics to the quota; each file there is room for takes a block."""
-        left = self.left // statistics.fragment_size
+        """Limit the file system's statistics to the quota; each file there is room for takes a block. A new
+        count is begun, for the next call.
+        """
+        if self.limit is None:
+            return statistics
+        self._wanted.set()
+        left = self._left // statistics.fragment_size
         files_free = min(statistics.files_free, left)
         return replace(
             statistics,
@@ -123,3 +131,18 @@ class Quota:
             files=self.files + files_free,
             files_free=files_free,
         )
+
+    def keep_counting(self) -> None:
+        """Count every minute, and soon after the statistics were asked for, in a thread, until the process
+        ends. The thread has no lower priority: preempted with the interpreter's lock, it would hold up those
+        that serve.
+        """
+
+        def count() -> None:
+            while True:
+                self._wanted.wait(_COUNT_SECONDS)
+                time.sleep(max(_SOON_SECONDS, self._next_count - time.monotonic()))
+                self._wanted.clear()
+                self.count()
+
+        threading.Thread(target=count, name="counting", daemon=True).start()

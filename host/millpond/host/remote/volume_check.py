@@ -168,9 +168,7 @@ def _answer(channel: Channel, request: Message) -> Message:
 
 
 def check_status(status: StatusIs) -> Iterator[Finding]:
-    """Check a server's status, which was asked for just after another one had corrected the quota's
-    accounting.
-    """
+    """Check a server's status."""
     if not status.device:
         yield Finding(
             "the device's own mount has not reported to the server, so that the host keeps nothing",
@@ -182,11 +180,6 @@ def check_status(status: StatusIs) -> Iterator[Finding]:
                 f"client {client.number} is gone, and {client.kept} files still count as kept by it",
                 "check again in two minutes: by then it must be forgotten",
             )
-    if status.wrong:
-        yield Finding(
-            f"the quota's accounting was wrong by {status.wrong} bytes just after they were put right",
-            "if nothing on the device writes public files, report it",
-        )
     if status.quota is not None and status.used is not None and status.used > status.quota:
         yield Finding(
             f"the public part has {status.used - status.quota} bytes more than its quota",

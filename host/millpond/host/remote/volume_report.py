@@ -51,7 +51,6 @@ def ask(fleet: Path, device: str) -> VolumeReport:
 
 def check(fleet: Path, device: str) -> Checked:
     """Check the volume's promises, as far as the host can see them."""
-    _status(fleet, device, count=True)  # has the server count the files that the device wrote
     status = _status(fleet, device, count=True)
     with _dialled(fleet, device) as channel:
         leaks = probe(channel)
