@@ -22,7 +22,6 @@ from millpond.fs.coherence.delegation_table import DEVICE, Holder
 from millpond.fs.coherence.device_server import serve
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.filelocks import remote
 from millpond.fs.server import connection as serving
 from millpond.fs.vfs.inode_api import ROOT, CacheMode, KnownFile, Node
 from millpond.fs.vfs.path_api import Handle
@@ -39,13 +38,11 @@ LONG_LEASE = 30.0  # so long that nothing that is tested ends by it
 @contextlib.contextmanager
 def brisk(lease: float = LEASE_SECONDS) -> Iterator[None]:
     """Shorten pauses of client and server to a tenth of a second: between recalls, by the next of which the
-    server sees that a connection has gone; before the client attends again; between questions of file locks.
+    server sees that a connection has gone; before the client attends again.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving, "_CALLS_PER_LEASE", max(serving._CALLS_PER_LEASE, 10 * lease))
         patch.setattr(recalling, "_AGAIN_SECONDS", 0.05)
-        patch.setattr(remote, "_AWAIT_SECONDS", 0.1)
-        patch.setattr(remote, "_RETRY_SECONDS", 0.05)
         yield
 
 

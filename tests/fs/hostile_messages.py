@@ -68,11 +68,9 @@ REPLIES: tuple[Message, ...] = (
     f.Fetched(1),
     c.EntriesPlus(True),
     c.FilesStored((0,)),
-    r.Regain(1),
-    r.LockEpochBegun(1),
+    r.LocksDropped(1),
     r.LockIs(0),
     r.LockSet(0),
-    r.LocksAnswered((1,), (0,)),
     status.StatusIs(None, None, None, 1.0, (), False, 0, ""),
 )
 """One of each that only a server says, or that answers it."""

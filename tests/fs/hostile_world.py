@@ -94,9 +94,9 @@ class World:
         self.directory = self.found(p.Walk(self.node, (b"d",)))
         self.own, self.closed = self.open(), self.open()
         self.say(p.Release(self.closed))
-        regain = self.say(r.DropLocks(0))
-        assert isinstance(regain, r.Regain)
-        self.epoch = regain.epoch
+        dropped = self.say(r.GetLockEpoch(0))
+        assert isinstance(dropped, r.LocksDropped)
+        self.epoch = dropped.epoch
 
     def found(self, request: Message) -> int:
         answer = self.say(request)

@@ -91,6 +91,18 @@ def test_a_change_is_announced(server: Listening, guard: DeviceDelegationBreaker
     )
 
 
+def test_new_locks_wait_until_hosts_have_reclaimed_theirs(
+    server: Listening, guard: DeviceDelegationBreaker
+) -> None:
+    manager, host = server.manager, server.client()
+    guard.await_hosts()
+    manager.begin_lease(host, lambda: False)
+    assert not guard.is_settled()
+    guard.await_hosts()  # of the same manager: once is enough
+    manager.restored_locks(host)
+    assert guard.is_settled() and server.accepted == 2  # with the one that has waited
+
+
 def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceDelegationBreaker) -> None:
     manager, client = server.manager, server.client()
     manager.grant_read(client, F)

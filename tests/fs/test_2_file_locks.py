@@ -4,43 +4,75 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.coherence.delegation_table import DEVICE
+from millpond.fs.coherence.lease_file import LEASE_SECONDS
+from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import file_locks as r
-from millpond.fs.vfs.inode_api import Node
-from millpond.fs.vfs.lock_types import Family
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, Mode
 
 from ..waiting import eventually
+from . import caching_client
 from .caching_client import Client
-from .lock_clients import (
-    BIG,
-    FAMILIES,
-    LOST,
-    READ,
-    UNLOCK,
-    WRITE,
-    Told,
-    ask,
-    end_grace,
-    lock,
-    one,
-    other,
-    served,
-    top,
-)
-from .support import Doing, Server, errno_of
+from .support import SOON, Cutting, Doing, Server, errno_of, lasts
 
-__all__ = ["one", "other", "served", "top"]
+WRITE, READ, UNLOCK = Mode.WRITE, Mode.READ, Mode.UNLOCK
+FAMILIES = pytest.mark.parametrize("family", Family)
+LOST = pytest.mark.expected_log("a file lock was lost")
+BIG = (1 << 64) - 1
+"""An owner's number, as kernels have them."""
+
+
+def lock(mode: Mode, start: int = 0, end: int = OFFSET_MAX, owner: int = BIG) -> Lock:
+    return Lock(owner, mode, start, end, 77)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "public").mkdir()
+    for name in ("f", "g"):
+        (tmp_path / "public" / name).write_bytes(bytes(100))
+    with caching_client.shared(tmp_path, LEASE_SECONDS) as made:
+        yield made
+
+
+@pytest.fixture
+def one(served: Server) -> Iterator[Client]:
+    made = Client(served)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(served: Server) -> Iterator[Client]:
+    made = Client(served)
+    yield made
+    made.close()
+
+
+def ask(client: Client, family: Family, wanted: Lock, name: bytes = b"f") -> int:
+    return client.tree.locks.lock(client.find(name), family, wanted)
+
+
+def requests(client: Client) -> int:
+    """How many requests about locks it has sent."""
+    kinds = client.tree.rpc.meter.kinds
+    return sum(sum(classes) for name, classes in kinds.items() if name.startswith("fs.file-lock"))
 
 
 @FAMILIES
 def test_one_excludes_the_other(one: Client, other: Client, family: Family) -> None:
     assert ask(one, family, lock(WRITE)) == 0
     assert ask(other, family, lock(WRITE)) == errno.EAGAIN
-    assert ask(other, family, lock(UNLOCK)) == 0  # of which nobody hears
+    assert ask(other, family, lock(UNLOCK)) == 0
     assert ask(one, family, lock(READ)) == 0
     assert ask(other, family, lock(READ)) == 0
     assert ask(one, family, lock(WRITE)) == errno.EAGAIN
@@ -50,41 +82,16 @@ def test_one_excludes_the_other(one: Client, other: Client, family: Family) -> N
     assert ask(other, family, lock(WRITE)) == 0
 
 
-@LOST
 @FAMILIES
-@pytest.mark.parametrize("how", ["unlocks", "closes", "leaves", "is gone"])
-def test_who_waits_gets_it(one: Client, other: Client, family: Family, how: str) -> None:
+@pytest.mark.parametrize("how", ["leaves", "is gone"])
+def test_the_locks_of_a_host_end_with_it(one: Client, other: Client, family: Family, how: str) -> None:
     assert ask(one, family, lock(WRITE)) == 0
-    told = Told()
-    assert ask(other, family, lock(WRITE), told) is None
-    assert told.error is None
-    if how == "unlocks":
-        assert ask(one, family, lock(UNLOCK)) == 0
-    elif how == "closes":
-        one.tree.locks.release(one.find(b"f"), family, BIG)
-    elif how == "leaves":
+    assert ask(other, family, lock(WRITE)) == errno.EAGAIN
+    if how == "leaves":
         one.tree.close()
     else:
         one.recalls.stop()
-    assert told.answer() == 0
-    if how in ("unlocks", "closes"):
-        assert ask(one, family, lock(WRITE)) == errno.EAGAIN
-
-
-@FAMILIES
-def test_who_gives_up_waits_no_longer(one: Client, other: Client, family: Family) -> None:
-    assert ask(one, family, lock(WRITE)) == 0
-    told, more = Told(), Told(6)
-    assert ask(other, family, lock(WRITE), told) is None
-    assert ask(other, family, lock(WRITE, owner=3), more) is None
-    other.tree.locks.cancel(5)
-    other.tree.locks.cancel(5)
-    assert told.answer() == errno.EINTR
-    one.tree.locks.release(one.find(b"f"), family, BIG)
-    assert more.answer() == 0
-    other.tree.locks.cancel(6)
-    assert more.error == 0
-    assert ask(one, family, lock(WRITE)) == errno.EAGAIN
+    eventually(lambda: ask(other, family, lock(WRITE)) == 0, "the lock is free")
 
 
 def test_what_is_in_the_way(one: Client, other: Client) -> None:
@@ -99,31 +106,25 @@ def test_what_is_in_the_way(one: Client, other: Client) -> None:
     assert errno_of(one.tree.locks.first_conflict, one.find(b"f"), lock(UNLOCK)) == errno.EINVAL
 
 
-def test_a_deadlock_is_found(one: Client, other: Client) -> None:
-    assert ask(one, Family.POSIX, lock(WRITE, 0, 0)) == 0
-    assert ask(other, Family.POSIX, lock(WRITE, 1, 1)) == 0
-    told, never = Told(), Told()
-    assert ask(one, Family.POSIX, lock(WRITE, 1, 1), told) is None
-    assert ask(other, Family.POSIX, lock(WRITE, 0, 0), never) == errno.EDEADLK
-    other.tree.locks.release(other.find(b"f"), Family.POSIX, BIG)
-    assert told.answer() == 0 and never.error is None
+@pytest.mark.parametrize("mode", [WRITE, UNLOCK])
+def test_a_lock_is_told_after_what_was_written_under_it(one: Client, tmp_path: Path, mode: Mode) -> None:
+    found, handle = one.tree.create(one.public, b"new", os.O_RDWR, 0o644, None)
+    if mode is UNLOCK:
+        assert one.tree.locks.lock(found.node, Family.POSIX, lock(WRITE)) == 0
+    assert one.gather(found.node, b"data")
+    assert one.tree.locks.lock(found.node, Family.POSIX, lock(mode)) == 0
+    assert (tmp_path / "public" / "new").read_bytes() == b"data"
+    one.tree.release(handle)
 
 
-def test_a_close_asks_nobody_if_there_is_nothing_to_unlock(one: Client, served: Server) -> None:
-    node = one.find(b"f")
+def test_a_close_asks_nobody_if_there_is_nothing_to_unlock(one: Client) -> None:
     assert ask(one, Family.POSIX, lock(WRITE)) == 0
     assert ask(one, Family.POSIX, lock(UNLOCK)) == 0
-    asked: list[r.LockRequest] = []
-
-    def note(_node: Node | None, request: Callable[[int], r.LockRequest]) -> r.LockReply:
-        asked.append(request(0))
-        return r.LocksAnswered((), ())
-
-    one.tree.locks._ask = note
+    before = requests(one)
     for family in Family:
-        one.tree.locks.release(node, family, BIG)
-    assert one.tree.locks.lock(node, Family.POSIX, lock(UNLOCK), None) == 0
-    assert not [request for request in asked if not isinstance(request, r.AwaitLocks)]
+        one.tree.locks.release(one.find(b"f"), family, BIG)
+    assert ask(one, Family.POSIX, lock(UNLOCK)) == 0
+    assert requests(one) == before > 0
 
 
 @FAMILIES
@@ -131,22 +132,16 @@ def test_a_server_that_forgot_all_is_asked_again(
     one: Client, other: Client, served: Server, family: Family
 ) -> None:
     assert ask(one, family, lock(WRITE)) == 0
+    assert ask(one, Family.POSIX, lock(READ, 5, 9), b"g") == 0
     assert ask(other, family, lock(WRITE)) == errno.EAGAIN
-    told = Told()
-    assert ask(other, family, lock(WRITE), told) is None
     served.forget()
     served.cut()
     one.await_lease()
-    eventually(lambda: len(_ranges(served)) == 1, "the lock is asked for again")
-    assert told.error is None
+    eventually(lambda: ask(other, family, lock(WRITE)) == errno.EAGAIN, "the lock is asked for again")
+    assert ask(other, Family.POSIX, lock(WRITE, 0, 4), b"g") == 0
+    assert ask(other, Family.POSIX, lock(WRITE, 9, 9), b"g") == errno.EAGAIN
     one.tree.locks.release(one.find(b"f"), family, BIG)
-    end_grace(other.tree.locks)
-    assert told.answer() == 0
-
-
-def _ranges(served: Server) -> list[tuple[int, int]]:
-    """The start and the end of each lock that the server knows of."""
-    return [(each.start, each.end) for _, _, each in served.sessions.delegations.files._table.locks()]
+    assert ask(other, family, lock(WRITE)) == 0
 
 
 @LOST
@@ -156,27 +151,90 @@ def test_what_somebody_else_has_got_meanwhile_is_lost(
 ) -> None:
     node = one.find(b"f")
     assert ask(one, family, lock(WRITE)) == 0
-    one.recalls.stop()  # as if it were gone
-    assert ask(other, family, lock(WRITE)) == 0
+    one.away = True
+    served.forget()
+    served.cut()
+    eventually(lambda: errno_of(ask, other, family, lock(WRITE)) is None, "the other has the lock")
+    one.tree.locks.require(node)
+    one.away = False
     eventually(lambda: errno_of(one.tree.locks.require, node) == errno.EIO, "the loss of the lock is known")
-    assert one.tree.locks.lock(node, family, lock(READ), None) == errno.EIO
-    assert one.tree.locks.lock(node, family, lock(UNLOCK), None) == 0
+    assert ask(one, family, lock(READ)) == errno.EIO
+    assert ask(one, family, lock(UNLOCK)) == 0
     one.tree.locks.release(node, family, BIG)
     one.tree.locks.require(node)
-    end_grace(one.tree.locks)
-    assert Doing(one.tree.locks.lock, node, family, lock(READ), None).result() == errno.EAGAIN
+    assert ask(one, family, lock(READ)) == errno.EAGAIN
 
 
-def test_a_request_that_nobody_answers_fails_and_leaves_nothing(one: Client, served: Server) -> None:
-    node = one.find(b"f")
-    assert one.tree.locks.lock(node, Family.POSIX, lock(WRITE, 0, 0), None) == 0
-    ask = one.tree.locks._ask
+@pytest.fixture
+def cut(served: Server) -> Iterator[RemoteFs]:
+    """A client whose connections can be cut."""
+    made = RemoteFs(served.dial, timeout=SOON)
+    yield made
+    made.close()
 
-    def lost(*question: Any) -> r.LockReply:
-        ask(*question)
-        raise OSError(errno.EIO, "the reply was lost")
 
-    one.tree.locks._ask = lost
-    assert errno_of(one.tree.locks.lock, node, Family.POSIX, lock(WRITE, 5, 9), None) == errno.EIO
-    one.tree.locks._ask = ask
-    eventually(lambda: _ranges(served) == [(0, 0)], "the server has the lock of before alone")
+def test_a_request_whose_reply_is_lost_is_done_once(
+    cut: RemoteFs, other: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cut.walk(ROOT, [b"public", b"f"]).node
+    for mode, answer in ((WRITE, errno.EAGAIN), (UNLOCK, 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Cutting, "cut_after", r.SetLock.NAME)
+            assert cut.locks.lock(node, Family.POSIX, lock(mode, 0, 0)) == 0
+        assert ask(other, Family.POSIX, lock(READ, 0, 0)) == answer
+
+
+@LOST
+def test_a_request_of_which_nothing_is_heard_costs_its_owner_his_locks_of_the_file(
+    cut: RemoteFs, other: Client, served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f, g = (cut.walk(ROOT, [b"public", name]).node for name in (b"f", b"g"))
+    for node, owner in ((f, 1), (f, 2), (g, 1)):
+        assert cut.locks.lock(node, Family.POSIX, lock(WRITE, owner, owner, owner)) == 0
+
+    def refuse() -> None:
+        served.refusing = True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cutting, "cut_after", r.SetLock.NAME)
+        patch.setattr(Cutting, "then", refuse)
+        assert errno_of(cut.locks.lock, f, Family.POSIX, lock(WRITE, 5, 5, 1)) in (errno.EIO, errno.ETIMEDOUT)
+    served.refusing = False
+    cut.statfs()  # what is posted goes with it
+    assert [errno_of(cut.locks.require, node) for node in (f, g)] == [errno.EIO, None]
+    assert cut.locks.lock(f, Family.POSIX, lock(READ, 7, 7, 1)) == errno.EIO
+    locked = [ask(other, Family.POSIX, lock(READ, byte, byte)) == errno.EAGAIN for byte in (1, 2, 5)]
+    assert locked == [False, True, False]
+    assert ask(other, Family.POSIX, lock(READ, 1, 1), b"g") == errno.EAGAIN
+    cut.locks.release(f, Family.POSIX, 1)
+    cut.locks.require(f)
+
+
+def test_a_request_that_was_given_up_is_not_done_later(served: Server) -> None:
+    with served.talk() as talk:
+        file, epoch = talk.find(b"public", b"f"), talk.call(r.GetLockEpoch(0), r.LocksDropped).epoch
+        inode = talk.call(p.GetAttributes(file), p.AttributesAre).attributes.inode
+        assert talk.ask(r.SetLock(file, epoch, 1, False, 1, WRITE)) == r.LockSet(0)
+        talk.post(r.ReleaseLocks(inode, 3, False, 1))
+        assert talk.ask(r.SetLock(file, epoch, 2, False, 1, WRITE)) == r.LockSet(None)
+        assert talk.ask(r.GetLock(file, 2, WRITE, 0, 9)) == r.LockIs(UNLOCK)
+        assert talk.ask(r.SetLock(file, epoch + 1, 4, False, 1, WRITE)) == r.LocksDropped(epoch)
+        assert talk.ask(r.SetLock(file, epoch, 4, False, 1, WRITE)) == r.LockSet(0)
+        assert talk.ask(r.GetLock(4711, 1, WRITE, 0, 1)) == p.Error(errno.ESTALE)
+
+
+def test_others_lock_once_a_host_that_is_back_has_reclaimed_its_locks() -> None:
+    now = [5.0]
+    manager = DelegationManager(10.0, lambda: now[0])
+    holder, other = manager.join(), manager.join()
+    manager.begin_lease(holder, lambda: False)
+    waiting = Doing(manager.await_locks, other)
+    assert lasts(lambda: not waiting.done, 0.1)
+    manager.await_locks(holder)  # for others alone
+    manager.restored_locks(holder)
+    waiting.result()
+    manager.begin_lease(holder, lambda: False)
+    late = Doing(manager.await_locks, DEVICE)
+    assert lasts(lambda: not late.done, 0.1)
+    now[0] += 2.1  # a host that does not come to it holds nobody up
+    late.result()

@@ -16,7 +16,7 @@ from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.store.layout import prepare
 from millpond.fs.vfs.inode_api import Node
-from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
+from millpond.fs.vfs.lock_types import Family, Lock, Mode
 from millpond.linux import syscalls
 
 from ..waiting import eventually
@@ -98,8 +98,8 @@ def test_a_lock_of_one_does_not_exclude_the_other(in_volume: InVolume) -> None:
         a, b = volume.found()
         for family in Family:
             for owner, node in enumerate((a, b)):
-                lock = Lock(LockOwner(0, owner), Mode.WRITE, 0, OFFSET_MAX, 1)
-                assert volume.client.tree.locks.lock(node, family, lock, None) == 0
+                lock = Lock(owner, Mode.WRITE)
+                assert volume.client.tree.locks.lock(node, family, lock) == 0
 
     in_volume(body)
 

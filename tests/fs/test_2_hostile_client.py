@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
-import math
 import os
 import select
 import stat
@@ -22,7 +21,6 @@ from hypothesis import strategies as st
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.filelocks import service
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
@@ -32,6 +30,7 @@ from millpond.fs.proto.dirents import unpack_entries
 from millpond.fs.proto.status import GetStatus, StatusIs
 from millpond.fs.server.connection import PayloadBuffers
 from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store import file_locks
 from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Owner
 from millpond.wire.channel import Channel
@@ -88,12 +87,9 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     x.RemoveXattr: lambda w: x.RemoveXattr(w.file, b"user.a"),
     x.GetBirthTime: lambda w: x.GetBirthTime(w.file),
     r.GetLock: lambda w: r.GetLock(w.file, 1, fcntl.F_WRLCK, 0, 9),
-    r.SetLock: lambda w: r.SetLock(w.file, w.epoch, False, 1, fcntl.F_WRLCK, 0, 9, 1, 7),
-    r.ReleaseLocks: lambda w: r.ReleaseLocks(w.file, w.epoch, False, 1),
-    r.CancelLock: lambda w: r.CancelLock(w.epoch, 7),
-    r.AwaitLocks: lambda w: r.AwaitLocks(w.epoch, 0.0),
-    r.DropLocks: lambda w: r.DropLocks(w.epoch),
-    r.DropFileLocks: lambda w: r.DropFileLocks(w.file, w.epoch),
+    r.SetLock: lambda w: r.SetLock(w.file, w.epoch, 1, False, 1, fcntl.F_WRLCK, 0, 9),
+    r.ReleaseLocks: lambda w: r.ReleaseLocks(77, 1, False, 1),
+    r.GetLockEpoch: lambda w: r.GetLockEpoch(w.epoch),
     GetStatus: lambda _: GetStatus(True),
 }
 """What would be right; each of its fields is made wrong in turn."""
@@ -269,7 +265,7 @@ def test_who_attends_in_a_wrong_name_or_answers_wrongly(world: World) -> None:
 
 
 def test_the_wrong_order(world: World) -> None:
-    assert isinstance(world.say(p.Again()), r.Regain)
+    assert isinstance(world.say(p.Again()), r.LocksDropped)
     world.say(p.ReadDirectory(world.node))
     assert world.say(p.Again()) == p.Error(errno.EIO)
     assert isinstance(world.say(p.SessionHello(NAME, SLOT)), Failure)
@@ -297,25 +293,25 @@ def test_lists_of_a_hundred_thousand_nodes(world: World) -> None:
     assert world.say(p.GetAttributes(world.directory)) == p.Error(errno.ESTALE)
 
 
-def test_answers_that_nobody_asks_for_do_not_pile_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_MAX_ANSWERS", 8)
-
-    def lock(owner: int, mode: int, ticket: int | None = None) -> Message:
-        return world.say(r.SetLock(world.file, world.epoch, False, owner, mode, ticket=ticket))
-
-    for ticket in range(8):
-        assert lock(1, fcntl.F_WRLCK) == r.LockSet(0)
-        assert lock(2, fcntl.F_WRLCK, ticket) == r.LockSet(None)
-        assert lock(1, fcntl.F_UNLCK) == lock(2, fcntl.F_UNLCK) == r.LockSet(0)
-    assert lock(1, fcntl.F_WRLCK) == r.LockSet(0)
-    assert lock(2, fcntl.F_WRLCK, 9) == r.LockSet(errno.ENOLCK)
-    assert world.say(r.AwaitLocks(world.epoch, 0.0)) == r.LocksAnswered(tuple(range(8)), (0,) * 8)
-    assert lock(2, fcntl.F_WRLCK, 9) == r.LockSet(None)
+def test_locks_that_nobody_can_have(world: World) -> None:
+    good = r.SetLock(world.file, world.epoch, 1, False, 1, fcntl.F_WRLCK)
+    for fields in ({"mode": 3}, {"owner": -1}, {"start": 5, "end": 4}, {"end": 1 << 63}):
+        assert world.say(dataclasses.replace(good, **fields)) == p.Error(errno.EINVAL)
+    assert world.say(good) == r.LockSet(0)
 
 
-def test_time_that_is_no_number(world: World) -> None:
-    assert world.say(r.AwaitLocks(world.epoch, math.nan)) == r.LocksAnswered((), ())
-    assert world.say(r.AwaitLocks(world.epoch, -math.inf)) == r.LocksAnswered((), ())
+def test_nobody_locks_so_much_that_others_have_no_descriptors(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(owner: int, start: int) -> Message:
+        return world.say(r.SetLock(world.file, world.epoch, 1, False, owner, fcntl.F_RDLCK, start, start))
+
+    monkeypatch.setattr(file_locks, "_MAX_FILES", 3)
+    assert [lock(owner, 0) for owner in range(4)] == [*[r.LockSet(0)] * 3, r.LockSet(errno.ENOLCK)]
+    monkeypatch.setattr(file_locks, "_MAX_LOCKS", 5)
+    assert [lock(1, start) for start in (2, 4, 6)] == [*[r.LockSet(0)] * 2, r.LockSet(errno.ENOLCK)]
+    assert world.say(r.SetLock(world.file, world.epoch, 1, False, 1, fcntl.F_UNLCK)) == r.LockSet(0)
+    assert lock(1, 0) == r.LockSet(0)
 
 
 def test_slots_that_close_and_forget_under_each_other(world: World) -> None:

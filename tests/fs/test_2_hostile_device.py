@@ -20,7 +20,6 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, ProtocolError
 from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.filelocks.remote import RemoteLocks
 from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.fuse.server import _HANDLERS, FuseServer
@@ -31,7 +30,7 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.bulk_copy import UNANSWERED
 from millpond.fs.proto.validate import require_possible
 from millpond.fs.vfs.inode_api import ROOT, Node, WouldBlock, may_block
-from millpond.fs.vfs.lock_types import Family, Lock, LockOwner, Mode
+from millpond.fs.vfs.lock_types import Family, Lock, Mode
 from millpond.fs.vfs.path_api import Owner
 from millpond.fs.vfs.xattr_names import MAX_VALUE
 from millpond.wire.channel import Channel
@@ -57,8 +56,7 @@ _ANSWERED_BY: dict[type[Message], type[Message]] = {
     **dict.fromkeys([p.Create, p.Open], p.Opened),
     **dict.fromkeys([p.Read, p.ReadFile], p.Data),
     **dict.fromkeys([p.Sync, p.SyncDirectory, p.Goodbye], p.Done),
-    **dict.fromkeys([r.SetLock, r.ReleaseLocks, r.DropLocks, r.CancelLock], r.LockSet),
-    r.DropFileLocks: r.LockEpochBegun,
+    r.SetLock: r.LockSet,
     p.SessionHello: p.SessionWelcome,
     p.ReadDirectory: p.Entries,
     p.ReadLink: p.Link,
@@ -66,7 +64,7 @@ _ANSWERED_BY: dict[type[Message], type[Message]] = {
     p.Seek: p.OffsetIs,
     p.GetStatistics: p.StatisticsAre,
     r.GetLock: r.LockIs,
-    r.AwaitLocks: r.LocksAnswered,
+    r.GetLockEpoch: r.LocksDropped,
 }
 
 pytestmark = pytest.mark.expected_log(  # the operation log has each of them, or how many
@@ -187,6 +185,7 @@ class Mounted:
         """What the kernel asks that each kind of reply answers."""
         d, f = self.directory, self.file
         self.tree._inodes.file(self.link).target = None  # it is asked for once
+        self.tree.locks.release(self.file, Family.POSIX, 1)  # it may have been lost
         whole = abi.READ.pack(self.handle, 0, 100, 0, 0, 0, 0)
         lock = abi._LOCK.pack(self.handle, 1, 0, 9, fcntl.F_WRLCK, 1, 0)
         return {
@@ -253,11 +252,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.NAME)
-def test_what_cannot_be_so_is_an_error(
-    mounted: Mounted, kind: type[Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # No lock is reclaimed meanwhile, in the background: the lie would say that it is lost.
-    monkeypatch.setattr(RemoteLocks, "_repair", lambda _locks, _node: None)
+def test_what_cannot_be_so_is_an_error(mounted: Mounted, kind: type[Message]) -> None:
     for lie in (
         *varied(_GOOD[kind]),
         p.Error(0),
@@ -310,11 +305,8 @@ def _possible(reply: Message) -> bool:
         p.SessionWelcome(1, 0, 1, 1.0, Owner(0, (1 << 32) - 1)),
         r.LockIs(3),
         r.LockIs(0, 5, 4),
-        r.LockIs(0, 0, 0, 1 << 32),
         r.LockSet(-1),
         r.LockSet(1 << 40),
-        r.LocksAnswered((1, 2), (0,)),
-        r.LocksAnswered((1,), (1 << 33,)),
     ],
 )
 def test_impossible_replies(reply: Message) -> None:
@@ -407,26 +399,11 @@ def test_who_may_wait_is_not_told_to_wait(mounted: Mounted) -> None:
 
 
 def test_locks_that_are_none(mounted: Mounted) -> None:
-    lock = Lock(LockOwner(0, 1), Mode.WRITE)
-    mounted.device.says[r.LockSet] = r.LockSet(None), b""  # it was not to wait
-    assert errno_of(mounted.tree.locks.lock, mounted.file, Family.POSIX, lock, None) == errno.EIO
-    mounted.device.says[r.LockSet] = r.Regain(5), b""
-    assert errno_of(mounted.tree.locks.lock, mounted.file, Family.FLOCK, lock, None) == errno.EIO
-
-
-@pytest.mark.parametrize("refusal", ["", "this kernel is too old"])
-def test_a_file_whose_lock_was_lost_is_not_opened_for_the_kernel_to_write(
-    mounted: Mounted, refusal: str
-) -> None:
-    locks = mounted.tree.locks
-    locks._lost[mounted.file, Family.FLOCK] = {1}
-    mounted.binding._kernel.passthrough_refusal = refusal
-    for flags in (os.O_WRONLY, os.O_RDWR):
-        error = 0 if refusal else errno.EIO
-        assert mounted.ask(Code.OPEN, abi.OPEN.pack(flags, 0), mounted.file) == error
-    assert mounted.ask(Code.OPEN, abi.OPEN.pack(os.O_RDONLY, 0), mounted.file) == 0
-    locks.release(mounted.file, Family.FLOCK, 1)
-    assert mounted.ask(Code.OPEN, abi.OPEN.pack(os.O_WRONLY, 0), mounted.file) == 0
+    lock = Lock(1, Mode.WRITE)
+    mounted.device.says[r.LockSet] = r.LockSet(None), b""  # again and again
+    assert errno_of(mounted.tree.locks.lock, mounted.file, Family.POSIX, lock) == errno.EIO
+    mounted.device.says[r.LockSet] = r.LocksDropped(5), b""
+    assert errno_of(mounted.tree.locks.lock, mounted.file, Family.FLOCK, lock) == errno.EIO
 
 
 def test_recalls_of_anything(mounted: Mounted) -> None:

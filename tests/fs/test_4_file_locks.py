@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.filelocks import remote
-
 from ..effort import scaled
 from ..waiting import eventually
 from .conftest import World
@@ -233,27 +231,6 @@ def test_ranges_share_split_and_are_told(world: World, with_both: WithBoth, turn
     with_both(body)
 
 
-@BOTH_WAYS
-def test_who_would_wait_for_ever_is_told_so(world: World, with_both: WithBoth, turned: bool) -> None:
-    def body() -> None:
-        here, there = sides(world, turned)
-        (there / "g").write_bytes(b"")
-
-        def both(first: str, second: str, side: Path, descriptor: int) -> None:
-            del descriptor
-            with (side / first).open("r+b") as one, (side / second).open("r+b") as other:
-                fcntl.lockf(one, fcntl.LOCK_EX)
-                (world.backing / f"has-{first}").touch()
-                eventually(lambda: (world.backing / f"has-{second}").exists(), "the other has its first lock")
-                fcntl.lockf(other, fcntl.LOCK_EX)
-
-        one = Program(here / "f", lambda f: both("f", "g", here, f))
-        other = Program(there / "f", lambda f: both("g", "f", there, f))
-        assert sorted((one.end(), other.end())) == [0, errno.EDEADLK]
-
-    with_both(body)
-
-
 def test_who_waits_for_a_host_whose_mount_dies_gets_it(world: World, with_both: WithBoth) -> None:
     def body() -> None:
         here, there = sides(world, turned=False)
@@ -267,12 +244,6 @@ def test_who_waits_for_a_host_whose_mount_dies_gets_it(world: World, with_both: 
         first.kill()
 
     with_both(body)
-
-
-@pytest.fixture
-def brief_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for locks again waits less long for others to do so, too."""
-    monkeypatch.setattr(remote, "_GRACE_SECONDS", scaled(quick=2.0, full=remote._GRACE_SECONDS))
 
 
 def test_a_slow_unlock_loses_no_other_lock(world: World, with_both: WithBoth) -> None:
@@ -297,7 +268,6 @@ def test_a_slow_unlock_loses_no_other_lock(world: World, with_both: WithBoth) ->
     with_both(body)
 
 
-@pytest.mark.usefixtures("brief_grace")
 def test_a_host_that_stands_still_loses_its_locks_to_who_wants_them(
     world: World, with_both: WithBoth
 ) -> None:
@@ -327,10 +297,8 @@ def test_a_host_that_stands_still_loses_its_locks_to_who_wants_them(
 
 @BOTH_WAYS
 def test_locks_outlive_a_server_that_is_started_again(
-    world: World, with_both: WithBoth, turned: bool, monkeypatch: pytest.MonkeyPatch
+    world: World, with_both: WithBoth, turned: bool
 ) -> None:
-    monkeypatch.setattr(remote, "_GRACE_SECONDS", 8.0)  # for a mount that stands still meanwhile, too
-
     def body() -> None:
         here, there = sides(world, turned)
         first = Program(here / "f", a_range)

@@ -150,6 +150,7 @@ class CallbackChannel:
         if isinstance(heard, p.Recall):
             with self._changed:
                 self._inodes.begin_lease(heard.upto)
+            self._tree.locks.restore()
         while isinstance(heard, p.Recall) and sent + silent > now() and not self._stopped.is_set():
             with self._changed:
                 self._inodes.lease_end = sent + seconds

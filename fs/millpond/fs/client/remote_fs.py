@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from millpond.fs.client.attached.extended import RemoteExtended
-from millpond.fs.client.attached.file_locks import remote_file_locks
 from millpond.fs.client.bulk_files import RemoteBulk
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
 from millpond.fs.client.cache.small_files import MOST, SmallFileCache, wanted
+from millpond.fs.client.extended import RemoteExtended
+from millpond.fs.client.file_locks import RemoteLocks
 from millpond.fs.client.listing.open_dirs import OpenDirectories
 from millpond.fs.client.open_files import OpenFiles, may_keep
 from millpond.fs.client.prefetcher import Prefetcher
@@ -73,7 +73,7 @@ class RemoteFs:
             self.rpc, self.files, self._data_invalidation, self._cache_written, self._on_lost
         )
         self.extended = RemoteExtended(self.rpc)
-        self.locks = remote_file_locks(self.rpc, self.write_behind.flush)
+        self.locks = RemoteLocks(self.rpc, self.write_behind.flush)
         self._directories = OpenDirectories(self.rpc, self._ttl)
         self.readdir, self.readdirplus = self._directories.read, self._directories.read_plus
         self._prefetcher = Prefetcher(self.rpc, self._small_files, self._directories.listing)
@@ -85,7 +85,6 @@ class RemoteFs:
         """Disconnect; the server closes the files that were open."""
         self.write_behind.close()
         self._prefetcher.close()
-        self.locks.close()
         self.rpc.close()
         self.files.clear()
 

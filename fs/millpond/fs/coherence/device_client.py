@@ -21,12 +21,9 @@ from typing import Self, TypeVar
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, MillpondError
-from millpond.fs.coherence.delegation_table import DEVICE
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.coherence.shared_bitmap import SharedBitmapView, receive_bitmap
-from millpond.fs.filelocks.service import LockService
 from millpond.fs.proto import delegations as m
-from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import WouldBlock, may_block
 from millpond.fs.vfs.operation import about_to_wait, current, held, woken_by
 from millpond.fs.vfs.path_api import os_error
@@ -58,7 +55,7 @@ class DeviceDelegationBreaker:
         self._writing: Counter[int] = Counter()
         self._presence_channel: Channel | None = None
         self._bitmap: SharedBitmapView | None = None
-        self._local_locks = LockService(lambda _: False)
+        self._settled: Channel | None = None
         self._last_heard = (
             clock() if path.exists() else -math.inf
         )  # no socket: no manager has granted anything
@@ -122,25 +119,21 @@ class DeviceDelegationBreaker:
             raise os_error(answer.errno if isinstance(answer, m.ChangeRefused) else errno.EIO)
         return None
 
-    def call_file_locks(self, inode: int, request: r.LockRequest) -> r.LockReply:
-        """Send a request about file locks to the manager; where there is none, perform it in this process.
-        Raises OSError; WouldBlock, with nothing sent, for one that changes locks: a request that is given up
-        after a short time may be performed after the next one.
+    def await_hosts(self) -> None:
+        """Wait, once for each manager, until the hosts that have had locks from an earlier one have reclaimed
+        them, or are late. Raises WouldBlock and OSError.
         """
-        if not (may_block.get() or isinstance(request, r.GetLock)):
-            raise WouldBlock
-        deadline = _deadline()
-        for _ in range(_TRIES):
-            channel = self._take_channel()
-            if channel is None:
-                break
-            reply = self._call(channel, request, r.LockReply, deadline)
-            if reply is None:
-                continue
-            self.return_channel(channel)
-            self._local_locks.end(DEVICE)
-            return reply
-        return self._local_locks.perform(DEVICE, inode, request)
+        channel = self._presence_channel
+        if channel is None or channel is not self._settled or channel.peer_has_closed:
+            if asked := self.ask(m.AwaitLocks(may_block.get())):
+                self.return_channel(asked)
+            self._settled = channel
+
+    def is_settled(self) -> bool:
+        """Return whether the manager that was waited for so still answers, or there is none."""
+        with held(self._lock):
+            answer = self._over_presence(m.AwaitLocks(may_block=False), Message)
+        return isinstance(answer, m.ChangeBegun) or self._leases_are_over
 
     @property
     def _leases_are_over(self) -> bool:

@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 import time
+from collections.abc import Callable
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
@@ -14,7 +15,6 @@ from millpond.fs.coherence.delegation_table import DEVICE, Inode, WriteIntent
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.coherence.shared_bitmap import send_bitmap
 from millpond.fs.proto import delegations as m
-from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import WouldBlock, may_block
 from millpond.linux.sockets import serve_in_thread
 from millpond.wire.channel import Channel
@@ -85,7 +85,6 @@ class _Device:
         self._delegations = delegations
         self._change = WriteIntent(DEVICE)
         self._written: list[int] = []
-        self._is_presence = False
 
     def end(self) -> None:
         """Release everything that ended with the connection."""
@@ -93,8 +92,6 @@ class _Device:
         self._delegations.lose_device(self)  # first: its kernel may go on writing
         for inode in self._written:
             self._delegations.end_writing(inode)
-        if self._is_presence:
-            self._delegations.files.end(DEVICE)
 
     def perform(self, request: Message) -> Message | None:
         """Perform a request. Returns the reply, None if it is not answered. Raises ProtocolError."""
@@ -104,7 +101,9 @@ class _Device:
             case m.EndChange():
                 self._delegations.end(self._change)
             case m.RecallWriter():
-                return self._recall_writer(request)
+                return _awaited(request, lambda: self._delegations.recall_writer(DEVICE, request.inode))
+            case m.AwaitLocks():
+                return _awaited(request, lambda: self._delegations.await_locks(DEVICE))
             case m.DevicePresent():
                 return self._report_presence(request.inodes)
             case m.BeginWriting():
@@ -113,18 +112,9 @@ class _Device:
                 return self._try_writing(request.inode)
             case m.EndWriting():
                 self._end_writing(request.inode)
-            case r.LockRequest():
-                return self._file_locks(request)
             case _:
                 raise ProtocolError(f"'{request.NAME}' is no request to a delegation manager")
         return None
-
-    def _file_locks(self, request: r.LockRequest) -> Message:
-        inode = request.file if isinstance(request, r.OfFile) else 0
-        try:
-            return self._delegations.files.perform(DEVICE, inode, request)
-        except OSError as error:
-            return r.LockSet(error.errno or errno.EIO)
 
     def _begin(self, request: m.BeginChange) -> Message:
         may_block.set(request.may_block)
@@ -141,21 +131,10 @@ class _Device:
             return m.ChangeRefused(error.errno or errno.EIO)
         return m.ChangeBegun()
 
-    def _recall_writer(self, request: m.RecallWriter) -> Message:
-        may_block.set(request.may_block)
-        try:
-            self._delegations.recall_writer(DEVICE, request.inode)
-        except WouldBlock:
-            return m.WaitForLeases()
-        except OSError as error:
-            return m.ChangeRefused(error.errno or errno.EIO)
-        return m.ChangeBegun()
-
     def _report_presence(self, inodes: tuple[int, ...]) -> Message:
         for inode in inodes:  # unconditionally: these writes began before this connection
             self._delegations.begin_writing(inode, already=True)
         self._written += inodes
-        self._is_presence = True
         self._delegations.report_device(self)
         return m.PresenceAccepted()
 
@@ -175,3 +154,14 @@ class _Device:
         if inode in self._written:
             self._written.remove(inode)
             self._delegations.end_writing(inode)
+
+
+def _awaited(request: m.RecallWriter | m.AwaitLocks, wait: Callable[[], object]) -> Message:
+    may_block.set(request.may_block)
+    try:
+        wait()
+    except WouldBlock:
+        return m.WaitForLeases()
+    except OSError as error:
+        return m.ChangeRefused(error.errno or errno.EIO)
+    return m.ChangeBegun()

@@ -23,13 +23,13 @@ from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Hold
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
 from millpond.fs.coherence.removal_notices import RemovalNotices
 from millpond.fs.coherence.shared_bitmap import SharedBitmap
-from millpond.fs.filelocks.service import LockService
 from millpond.fs.vfs.inode_api import WouldBlock, abandoned, may_block
 from millpond.fs.vfs.path_api import os_error
 
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 3.0  # then the device's mount is not expected any more
 _MAX_WAIT_LEASES = 3  # leases; a longer wait is for others that wait themselves
+_RESTORE_SECONDS = 2.0  # that a client has to reclaim its locks
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class DelegationManager:
     """Delegations, leases and recalls of one volume. Threads may call at once. ``clock`` is in seconds. With
     ``device``, nothing is granted before the device's mount has reported which files its kernel writes; with
     ``leases``, nothing is changed, looked up or granted before the clients of an earlier server are back, or
-    their leases have expired (a grace period). ``files`` are the file locks.
+    their leases have expired (a grace period).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DelegationManager:
         self._table = DelegationTable(self.bitmap)
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
-        self.files = LockService(self._has_expired)
+        self._restoring: dict[Holder, float] = {}
         self._marks_all = self._former_leases_last(DEVICE)
         if self._marks_all:  # it is not known which files were delegated to be written
             self.bitmap.add_all()
@@ -84,15 +84,8 @@ class DelegationManager:
         with self._changed:
             self._table.leave(holder)
             self._erase_lease(self._clients.pop(holder, None))
+            self._restoring.pop(holder, None)
             self._changed.notify_all()
-        self.files.end(holder)
-
-    def _has_expired(self, holder: int) -> bool:
-        """Return whether a holder's file locks need not be respected any more. The device's mount has no
-        lease: its connection ends with it.
-        """
-        client = self._clients.get(Holder(holder))
-        return holder != DEVICE and (not self.has_lease(Holder(holder)) or client is None or client.is_gone())
 
     def _erase_lease(self, client: _Client | None) -> None:
         if self._leases and client and client.name:
@@ -107,6 +100,7 @@ class DelegationManager:
             self._table.reconnected(holder)
             if client := self._clients.get(holder):
                 client.is_gone = is_gone
+                self._restoring[holder] = self._clock() + _RESTORE_SECONDS
             self.renew_lease(holder)
             self._changed.notify_all()
 
@@ -324,6 +318,25 @@ class DelegationManager:
                     self._wait(end)
             while others := self._table.conflicts(change):
                 self._recall_and_wait(others, end)
+
+    def await_locks(self, holder: Holder) -> None:
+        """Wait until others have reclaimed their file locks after a loss of their leases, or of an earlier
+        server. Raises WouldBlock and OSError.
+        """
+        end = self._clock() + _MAX_WAIT_LEASES * self.lease
+        with self._changed:
+            while self._former_leases_last(holder) or self._others_restore(holder):
+                self._wait(end)
+
+    def _others_restore(self, holder: Holder) -> bool:
+        now = self._clock()
+        return any(end > now and other != holder for other, end in self._restoring.items())
+
+    def restored_locks(self, holder: Holder) -> None:
+        """Note that a client has reclaimed all file locks that it can."""
+        with self._changed:
+            self._restoring.pop(holder, None)
+            self._changed.notify_all()
 
     def _former_leases_last(self, holder: Holder) -> bool:
         """Return whether another client may hold a delegation from an earlier server."""

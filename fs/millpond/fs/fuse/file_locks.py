@@ -1,23 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: performs the kernel's file lock requests on a tree's locks.
+"""Edge (a thread): performs the kernel's file lock requests on a tree's locks.
 
-A request that waits for a lock is answered later; meanwhile no other request waits for it or is interrupted
-with it.
+A request that waits for a lock is answered later: a thread asks for it again and again, at once when this
+mount releases a lock, as an NFS client does. Meanwhile no other request waits for it or is interrupted with
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import errno
+import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.fuse.device import FuseDevice
-from millpond.fs.vfs.inode_api import Buffer, Locking, Node, Waiting
-from millpond.fs.vfs.lock_types import HERE, Family, Lock, LockOwner, Mode, mode_of
+from millpond.fs.vfs.inode_api import Buffer, Locking, Node
+from millpond.fs.vfs.lock_types import Family, Lock, Mode, mode_of
+from millpond.fs.vfs.operation import Operation, current
 from millpond.fs.vfs.path_api import os_error
+
+log = logging.getLogger(__name__)
+_FIRST_PAUSE, _MAX_PAUSE = 0.005, 0.2
+_MAX_WAITERS = 1024
+
+
+@dataclass(slots=True)
+class _Waiter:
+    header: Header
+    family: Family
+    lock: Lock
+    operation: Operation = field(default_factory=Operation)
+    is_interrupted: bool = False
 
 
 class KernelLocks:
@@ -25,15 +42,18 @@ class KernelLocks:
 
     def __init__(self, kernel: FuseDevice, locks: Locking) -> None:
         self._kernel, self._locks = kernel, locks
-        self._lock = threading.Lock()
-        self._asking: set[int] = set()
-        self._interrupted: set[int] = set()
+        self._changed = threading.Condition()
+        self._waiting: dict[int, _Waiter] = {}
+        self._tried: _Waiter | None = None
+        self._pause = _FIRST_PAUSE
+        self._thread: threading.Thread | None = None
         self._closed = False
 
     def close(self) -> None:
         """Answer no more requests: the kernel has gone."""
-        with self._lock:
+        with self._changed:
             self._closed = True
+            self._changed.notify_all()
 
     def get(self, header: Header, body: memoryview) -> Sequence[Buffer]:
         """Perform GETLK."""
@@ -47,58 +67,100 @@ class KernelLocks:
         """Perform SETLK and SETLKW. Returns None if the request is answered later. Raises OSError and
         WouldBlock.
         """
-        asked, ticket = abi.parse_lock(body), header.unique
-        family = Family.FLOCK if asked.flock else Family.POSIX
-        waiting = None
-        if header.code is Code.SETLKW:
-            waiting = Waiting(ticket, functools.partial(self._answer, header))
-            with self._lock:
-                self._asking.add(ticket)
-        try:
-            error = self._locks.lock(Node(header.node), family, _wanted(asked), waiting)
-        except OSError:
-            self._was_interrupted(ticket)
-            raise
-        interrupted = self._was_interrupted(ticket)
-        if error is None:
-            if interrupted:
-                self._locks.cancel(ticket)
+        asked = abi.parse_lock(body)
+        waiter = _Waiter(header, Family.FLOCK if asked.flock else Family.POSIX, _wanted(asked))
+        error = self._try(waiter)
+        if error == errno.EAGAIN and header.code is Code.SETLKW:
+            self._wait(waiter)
             return None
         if error:
             raise os_error(error)
         return ()
 
-    def _was_interrupted(self, ticket: int) -> bool:
-        """Return whether the kernel has interrupted a lock request while it was being performed."""
-        with self._lock:
-            self._asking.discard(ticket)
-            interrupted = ticket in self._interrupted
-            self._interrupted.discard(ticket)
-            return interrupted
+    def _try(self, waiter: _Waiter) -> int:
+        error = self._locks.lock(Node(waiter.header.node), waiter.family, waiter.lock)
+        if not error and waiter.lock.mode is not Mode.WRITE:  # it may have released something
+            self._look_again()
+        return error
 
-    def _answer(self, header: Header, error: int) -> None:
-        with self._lock, contextlib.suppress(OSError):  # the mount has gone
-            if self._closed:
+    def _wait(self, waiter: _Waiter) -> None:
+        with self._changed:
+            if len(self._waiting) >= _MAX_WAITERS:
+                raise os_error(errno.ENOLCK)
+            self._waiting[waiter.header.unique] = waiter
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="file locks", daemon=True)
+                self._thread.start()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Ask at once, and soon again, for the locks that are waited for."""
+        if self._waiting:
+            with self._changed:
+                self._pause = _FIRST_PAUSE
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(self._pause if self._waiting else None)
+                self._pause = min(2 * self._pause, _MAX_PAUSE)
+                if self._closed:
+                    return
+                waiting = list(self._waiting.items())
+            for ticket, waiter in waiting:
+                self._try_again(ticket, waiter)
+
+    def _try_again(self, ticket: int, waiter: _Waiter) -> None:
+        with self._changed:
+            if ticket not in self._waiting:
                 return
-            if error:
-                self._kernel.fail(header, error)
-            else:
-                self._kernel.reply(header, ())
+            self._tried = waiter
+        current.set(waiter.operation)  # so that it can be interrupted
+        try:
+            error = self._try(waiter)
+        except OSError as failure:
+            error = failure.errno or errno.EIO
+        except Exception:
+            log.exception("a file lock could not be asked for")  # others need this thread
+            error = errno.EIO
+        with self._changed:
+            self._tried = None
+            if error == errno.EAGAIN and waiter.is_interrupted:
+                error = errno.EINTR
+            if error != errno.EAGAIN:
+                self._answer(ticket, error)
 
     def interrupt(self, ticket: int) -> None:
-        """Interrupt a request that waits for a lock, since its process has received a signal."""
-        with self._lock:
-            if ticket in self._asking:  # another thread is performing it and checks this set
-                self._interrupted.add(ticket)
+        """Interrupt a request that waits for a lock, since its process has received a signal. One that is
+        just asked for again is given up only the second time.
+        """
+        with self._changed:
+            waiter = self._waiting.get(ticket)
+            if waiter is None or waiter is not self._tried:
+                self._answer(ticket, errno.EINTR)
                 return
-        self._locks.cancel(ticket)
+            is_late, waiter.is_interrupted = waiter.is_interrupted, True
+        if is_late:
+            waiter.operation.interrupt()
+
+    def _answer(self, ticket: int, error: int) -> None:
+        """With the mutex: answer a request that waits, unless it has its answer already."""
+        waiter = self._waiting.pop(ticket, None)
+        if waiter is None or self._closed:
+            return
+        with contextlib.suppress(OSError):  # the mount has gone
+            if error:
+                self._kernel.fail(waiter.header, error)
+            else:
+                self._kernel.reply(waiter.header, ())
 
     def closed(self, header: Header, body: memoryview) -> Sequence[Buffer]:
         """Perform FLUSH: a descriptor was closed, which releases all POSIX locks of its process on
         the file.
         """
         _, owner = abi.FLUSH.unpack_from(body)
-        self._locks.release(Node(header.node), Family.POSIX, owner)
+        self._release(header, Family.POSIX, owner)
         return ()
 
     def released(self, header: Header, body: memoryview) -> None:
@@ -107,9 +169,13 @@ class KernelLocks:
         """
         _, _, flags, owner = abi.RELEASE.unpack_from(body)
         if flags & abi.RELEASE_FLOCK_UNLOCK:
-            self._locks.release(Node(header.node), Family.FLOCK, owner)
+            self._release(header, Family.FLOCK, owner)
+
+    def _release(self, header: Header, family: Family, owner: int) -> None:
+        self._locks.release(Node(header.node), family, owner)
+        self._look_again()
 
 
 def _wanted(asked: abi.LockBody) -> Lock:
     """Return the lock that a request asks for. Raises OSError: EINVAL."""
-    return Lock(LockOwner(HERE, asked.owner), mode_of(asked.kind), asked.start, asked.end, asked.pid)
+    return Lock(asked.owner, mode_of(asked.kind), asked.start, asked.end, asked.pid)

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 _SYNCS = frozenset({Code.FSYNC, Code.FSYNCDIR})
 _OF_LOCKS = frozenset({Code.GETLK, Code.SETLK, Code.SETLKW, Code.FLUSH, Code.RELEASE})
-"""Operations that may wait for the lock service."""
+"""Operations that may wait for hosts to reclaim file locks."""
 
 
 def passthrough_refusal(directory: Path, backing: int) -> str:
@@ -291,8 +291,6 @@ class FuseServer:
     def _open(self, header: Header, body: memoryview) -> Reply:
         flags, _ = abi.OPEN.unpack_from(body)
         node = Node(header.node)
-        if flags & os.O_ACCMODE != os.O_RDONLY and not self._kernel.passthrough_refusal:
-            self._tree.locks.require(node)  # what the kernel writes itself is not seen here
         handle = self._tree.open(node, flags)
         return [self._opened(node, handle)]
 

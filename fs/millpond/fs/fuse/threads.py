@@ -5,7 +5,7 @@ One thread at a time receives. It performs each request itself, and passes the r
 about to wait and another request has come: what needs no waiting is performed in the kernel's order, and
 without contention for the interpreter's lock. A thread that waits without saying so loses the receiving, too.
 
-Requests that wait for a recall, for the lock service or for the flash have bounds of their own: they never
+Requests that wait for a recall, for file locks or for the flash have bounds of their own: they never
 take the threads of all others. What exceeds a bound is performed when a request of its kind has ended.
 """
 
@@ -40,7 +40,7 @@ class RequestKind(Enum):
 
     ORDINARY = "the other side", 64
     RECALL = "a recall", 16
-    LOCK = "the lock service", 8
+    LOCK = "file locks", 8
     SYNC = "the flash", 12
 
     def __init__(self, _waits_for: str, limit: int) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError
@@ -21,15 +20,14 @@ from millpond.fs.coherence.coherent_fs import CoherentFs
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
 from millpond.fs.coherence.device_fs import DeviceFs
 from millpond.fs.coherence.removed_files import RemovedFiles
-from millpond.fs.filelocks.remote import RemoteLocks
 from millpond.fs.fuse import server
 from millpond.fs.fuse.device import FuseDevice
 from millpond.fs.fuse.operation_log import OperationLog
 from millpond.fs.mount.volume_root import is_laid_out, lay_out, take_away
-from millpond.fs.proto.file_locks import LockReply, LockRequest
 from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.file_locks import FileLocks
 from millpond.fs.store.layout import PUBLIC
-from millpond.fs.vfs.inode_api import ROOT, InodeFs, KnownFile, Node
+from millpond.fs.vfs.inode_api import ROOT, InodeFs, KnownFile
 from millpond.fs.vfs.kernel_memory import KernelMemory
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.descriptors import allow_most
@@ -161,11 +159,7 @@ def _coherent(
     breaker: DeviceDelegationBreaker,
     memory: KernelMemory | None,
 ) -> InodeFs:
-    def ask(node: Node | None, request: Callable[[int], LockRequest]) -> LockReply:
-        inode = 0 if node is None else inodes.inode(node)
-        return breaker.call_file_locks(inode, request(inode))
-
-    locks = RemoteLocks(ask, may_wait=True)
+    locks = FileLocks(inodes, breaker.await_hosts, breaker.is_settled)
     if memory:
         return DeviceFs(inodes, breaker, memory, locks)
     return CoherentFs(inodes, breaker, locks=locks)

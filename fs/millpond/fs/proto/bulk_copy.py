@@ -13,6 +13,7 @@ from typing import Final
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.proto import file_ops
+from millpond.fs.proto.file_locks import ReleaseLocks
 from millpond.fs.vfs.bulk_api import MAX_STORED, SmallFile
 from millpond.fs.vfs.inode_api import Buffer
 from millpond.fs.vfs.lock_types import OFFSET_MAX
@@ -84,7 +85,7 @@ class ReturnUnused(Message):
     grants: tuple[int, ...]
 
 
-UNANSWERED: Final = (*file_ops.UNANSWERED, ReturnUnused)
+UNANSWERED: Final = (*file_ops.UNANSWERED, ReturnUnused, ReleaseLocks)
 """The requests that are not answered."""
 
 

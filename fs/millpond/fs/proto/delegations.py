@@ -48,6 +48,15 @@ class RecallWriter(Message):
     may_block: bool
 
 
+@message("fs.lock.await_locks")
+class AwaitLocks(Message):
+    """Wait until the hosts have reclaimed their file locks from an earlier manager. Answered as
+    RecallWriter.
+    """
+
+    may_block: bool
+
+
 @message("fs.lock.write")
 class BeginWriting(Message):
     """Register that the kernel is to write a file by passthrough, under a write intent; with ``force`` even

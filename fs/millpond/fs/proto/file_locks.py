@@ -1,41 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: messages about file locks to the process that has the lock table: from the host's client over its
-session, and from the device's mount over the delegation manager's socket.
+"""Pure: messages about file locks from the host's client, over its session.
 
-A ``file`` is a node to a client, an inode number to the device's mount. Each request but GetLock names the
-lock ``epoch`` in which the server knows the sender's locks; in another epoch the server has none of them any
-more, and answers Regain.
+``epoch`` is when the server has released all locks of the client last: a request with an earlier one is not
+performed. ``serial`` counts the client's requests that change locks. One that is given up, and may still be
+on its way, is not performed after a ReleaseLocks with a higher number.
 """
 
 from __future__ import annotations
 
 from millpond.fs.vfs.lock_types import OFFSET_MAX
-from millpond.wire.messages import Kind, Message, message, message_base
-
-
-class LockRequest(Message):
-    """Base of all requests about file locks."""
-
-    __slots__ = ()
-
-
-@message_base
-class OfFile(LockRequest):
-    """Base of the requests about the locks of one file."""
-
-    file: int
+from millpond.wire.messages import Kind, Message, message
 
 
 class LockReply(Message):
-    """Base of the replies to LockRequest."""
+    """Base of the replies to SetLock."""
 
     __slots__ = ()
 
 
 @message("fs.file-lock.get", Kind.VOLUME)
-class GetLock(OfFile):
-    """Find the first lock that conflicts with a POSIX lock. Answered by LockIs."""
+class GetLock(Message):
+    """Find a lock that conflicts with a POSIX lock. Answered by LockIs."""
 
+    file: int
     owner: int
     mode: int
     start: int
@@ -43,102 +30,61 @@ class GetLock(OfFile):
 
 
 @message("fs.file-lock.set", Kind.VOLUME)
-class SetLock(OfFile):
-    """Lock or unlock, in the FLOCK family if ``flock``. With a ``ticket`` the request waits. Answered by
-    LockSet.
+class SetLock(Message):
+    """Lock or unlock, in the FLOCK family if ``flock``. It never waits for other owners, but, unless it is a
+    ``reclaim``, for other hosts that reclaim theirs. Answered by LockSet or LocksDropped.
     """
 
+    file: int
     epoch: int
+    serial: int
     flock: bool
     owner: int
     mode: int
     start: int = 0
     end: int = OFFSET_MAX
-    pid: int = 0
-    ticket: int | None = None
+    reclaim: bool = False
 
 
 @message("fs.file-lock.release", Kind.VOLUME)
-class ReleaseLocks(OfFile):
-    """Release all locks that the owner has in one family. Answered by LockSet."""
+class ReleaseLocks(Message):
+    """Release all locks of a file, by its inode number, that the owner has in one family. Not answered."""
 
-    epoch: int
+    inode: int
+    serial: int
     flock: bool
     owner: int
 
 
-@message("fs.file-lock.cancel", Kind.VOLUME)
-class CancelLock(LockRequest):
-    """Cancel a waiting request. Answered by LockSet: 0, or ENOENT if it does not wait."""
-
-    epoch: int
-    ticket: int
-
-
-@message("fs.file-lock.await", Kind.VOLUME)
-class AwaitLocks(LockRequest):
-    """Poll for the answers of waiting requests, for ``seconds`` at most. Answered by LocksAnswered."""
-
-    epoch: int
-    seconds: float
-
-
-@message("fs.file-lock.drop", Kind.VOLUME)
-class DropLocks(LockRequest):
-    """Release all locks of the sender, which does not know them any more and is about to reclaim those it
-    knows. Answered by LockSet.
-    """
-
-    epoch: int
-
-
-@message("fs.file-lock.drop-file", Kind.VOLUME)
-class DropFileLocks(OfFile):
-    """Release all locks of the sender of one file and end its waiting requests for it: the sender is not sure
-    which the server has, and is about to reclaim those it knows. Answered by LockEpochBegun.
-    """
-
-    epoch: int
-
-
 @message("fs.file-lock.epoch", Kind.VOLUME)
-class LockEpochBegun(LockReply):
-    """Done; lock epoch ``epoch`` has begun, in which the sender keeps its locks of all other files: no
-    earlier request that is still under way will be performed.
+class GetLockEpoch(Message):
+    """Get the present epoch; if it is the ``known`` one, the client has reclaimed its locks, and others that
+    wait for that may lock. Answered by LocksDropped.
     """
 
-    epoch: int
+    known: int
 
 
-@message("fs.file-lock.regain", Kind.VOLUME)
-class Regain(LockReply):
-    """Nothing was done: the server has no locks of the sender, and lock epoch ``epoch`` has begun. The sender
-    reclaims its locks.
-    """
+@message("fs.file-lock.dropped", Kind.VOLUME)
+class LocksDropped(LockReply):
+    """The present epoch: a client that knows another one has no locks any more, and reclaims them."""
 
     epoch: int
 
 
 @message("fs.file-lock.is", Kind.VOLUME)
-class LockIs(LockReply):
-    """The conflicting lock, F_UNLCK for none; ``pid`` is 0 if another mount holds it."""
+class LockIs(Message):
+    """The conflicting lock, F_UNLCK for none."""
 
     mode: int
     start: int = 0
     end: int = 0
-    pid: int = 0
 
 
 @message("fs.file-lock.done", Kind.VOLUME)
 class LockSet(LockReply):
-    """Result: 0 or an errno; None if the request waits."""
+    """Result: 0 or an errno; None if the request was not performed because of its number: it may be sent
+    again with another.
+    """
 
     error: int | None
-
-
-@message("fs.file-lock.answered", Kind.VOLUME)
-class LocksAnswered(LockReply):
-    """Results of waiting requests, by ticket: 0 or an errno each."""
-
-    tickets: tuple[int, ...]
-    errors: tuple[int, ...]

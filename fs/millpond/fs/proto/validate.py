@@ -106,17 +106,12 @@ def _(reply: p.SessionWelcome) -> bool:
 @_is_possible.register
 def _(reply: r.LockIs) -> bool:
     in_order = 0 <= reply.start <= reply.end <= OFFSET_MAX
-    return 0 <= reply.mode <= Mode.UNLOCK and in_order and 0 <= reply.pid <= _SHORT
+    return 0 <= reply.mode <= Mode.UNLOCK and in_order
 
 
 @_is_possible.register
 def _(reply: r.LockSet) -> bool:
     return reply.error is None or are_outcomes([reply.error])
-
-
-@_is_possible.register
-def _(reply: r.LocksAnswered) -> bool:
-    return len(reply.tickets) == len(reply.errors) and are_outcomes(reply.errors)
 
 
 def are_outcomes(errors: Iterable[int]) -> bool:

@@ -10,6 +10,7 @@ import threading
 from millpond.fs.coherence.coherent_fs import ClientDelegationBreaker, CoherentFs
 from millpond.fs.coherence.delegation_table import Holder
 from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.server.file_locks import ClientLocks
 from millpond.fs.server.shared_descriptors import SharedDescriptors
 from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.path_api import Handle, os_error
@@ -29,6 +30,7 @@ class ClientState:
         tree = shared.tree
         self._backing, self._delegations, self._shared = tree, delegations, shared
         self.holder: Holder = delegations.join(name)
+        self.locks = ClientLocks(tree, lambda: delegations.await_locks(self.holder))
         self._coherent = CoherentFs(tree, ClientDelegationBreaker(delegations, self.holder))
         self._nodes: dict[Node, None] = {}
         self._handles: dict[Handle, Node] = {}
@@ -50,6 +52,7 @@ class ClientState:
             handles, self._handles = self._handles, {}
             nodes, self._nodes = self._nodes, {}
         self._delegations.leave(self.holder)
+        self.locks.drop()
         for handle in handles:
             with contextlib.suppress(OSError):  # no client is left to receive the error
                 self._coherent.release(handle)

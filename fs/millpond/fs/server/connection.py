@@ -143,7 +143,8 @@ def _serve_callbacks(channel: Channel, sessions: SessionTable, attend: p.Attend)
     if client is None:
         channel.send(p.Error(errno.ESTALE), Deadline.after(_TRANSFER_SECONDS))
         return
-    client.callback_channel = channel
+    with client.attending:
+        client.callback_channel = channel
     delegations.begin_lease(
         client.holder, lambda: client.callback_channel is not None and client.callback_channel.peer_has_closed
     )
@@ -152,8 +153,11 @@ def _serve_callbacks(channel: Channel, sessions: SessionTable, attend: p.Attend)
         while sessions.find(attend.client) is client and client.callback_channel is channel:
             _recall(channel, client, delegations)
     finally:
-        if channel.peer_has_closed and client.callback_channel is channel:
-            delegations.expire(client.holder)
+        with client.attending:
+            if client.callback_channel is channel:
+                client.handlers.locks.drop()
+                if channel.peer_has_closed:
+                    delegations.expire(client.holder)
 
 
 def _recall(
@@ -163,7 +167,7 @@ def _recall(
     inodes, upto = delegations.next_recall(
         client.holder, 0 if at_once else delegations.lease / _CALLS_PER_LEASE
     )
-    answer = channel.call(p.Recall(tuple(inodes), upto), p.Recalled, Deadline.after(2 * delegations.lease))
+    answer = channel.call(p.Recall(tuple(inodes), upto), p.Recalled, Deadline.after(delegations.lease))
     delegations.renew_lease(client.holder)
     delegations.return_delegations(client.holder, inodes, upto, frozenset(answer.open))
 

@@ -19,7 +19,6 @@ from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.setattr import requested_changes
-from millpond.fs.server.client_state import ROOT_INODE
 from millpond.fs.server.directories import DirectoryHandlers, Reply
 from millpond.fs.server.extended import perform_extended
 from millpond.fs.store.bulk_files import read_small
@@ -409,13 +408,23 @@ class RequestHandlers(DirectoryHandlers):
         return self._done(self._delegations.report_closed, self.holder, request.inode)
 
     @perform.register
-    def _(self, request: r.OfFile, _payload: Buffer) -> Reply:
-        inode = self._backing.inode(self._node(request.file))
-        return self._delegations.files.perform(self.holder, inode, request), b""
+    def _(self, request: r.GetLock, _payload: Buffer) -> Reply:
+        return self.locks.get(self._node(request.file), request), b""
 
     @perform.register
-    def _(self, request: r.LockRequest, _payload: Buffer) -> Reply:
-        return self._delegations.files.perform(self.holder, ROOT_INODE, request), b""
+    def _(self, request: r.SetLock, _payload: Buffer) -> Reply:
+        return self.locks.set(self._node(request.file), request), b""
+
+    @perform.register
+    def _(self, request: r.ReleaseLocks, _payload: Buffer) -> Reply:
+        return self._done(self.locks.release, request)
+
+    @perform.register
+    def _(self, request: r.GetLockEpoch, _payload: Buffer) -> Reply:
+        answer = self.locks.epoch()
+        if request.known == answer.epoch:
+            self._delegations.restored_locks(self.holder)
+        return answer, b""
 
     @perform.register
     def _(self, _request: p.Ping, _payload: Buffer) -> Reply:

@@ -109,7 +109,7 @@ class SessionSlot:
 
 class ClientSession:
     """One client's state and slots. ``verifier`` changes when a client of this name is created anew;
-    ``callback_channel`` is the connection over which recalls are sent.
+    ``callback_channel`` is the connection over which recalls are sent; it changes under ``attending``.
     """
 
     def __init__(self, name: bytes, shared: SharedDescriptors, delegations: DelegationManager) -> None:
@@ -117,6 +117,7 @@ class ClientSession:
         self.handlers = RequestHandlers(shared, delegations, name)
         self.slots: dict[bytes, SessionSlot] = {}
         self.callback_channel: Channel | None = None
+        self.attending = threading.Lock()
         self._shared = shared
         shared.add(self.handlers, lambda: self.disconnected)
 

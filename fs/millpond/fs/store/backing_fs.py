@@ -17,7 +17,6 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from millpond.fs.filelocks.remote import own_locks
 from millpond.fs.store.create import (
     SAFE_FLAGS,
     Announce,
@@ -32,6 +31,7 @@ from millpond.fs.store.create import (
 from millpond.fs.store.descriptors import DescriptorUse, InodeRef, OpenRef, drop
 from millpond.fs.store.directories import list_from, list_with_lookups
 from millpond.fs.store.extended import BackingExtended
+from millpond.fs.store.file_locks import FileLocks
 from millpond.fs.store.identity import FileIdentity, key_of
 from millpond.fs.store.layout import main_device
 from millpond.fs.store.mmap_writers import open_past_lease
@@ -86,7 +86,7 @@ class BackingFs:
         self._nodes = {self._refs[ROOT].key: ROOT}
         self._open: dict[Handle, OpenRef] = {}
         self._numbers, self._handles = itertools.count(ROOT + 1), itertools.count(1)
-        self.locks = own_locks()
+        self.locks = FileLocks(self)
         self.quota = Quota(limit, self.usage)
         self.extended = BackingExtended(self.pinned, self.is_public, self.quota.require)
 

@@ -96,30 +96,17 @@ class SetAttr:
     mtime: int | Now | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A lock request that may wait. ``ticket`` is unique among the waiting requests; ``then`` is called with
-    0 or an errno, perhaps in another thread.
-    """
-
-    ticket: int
-    then: Callable[[int], None]
-
-
 class Locking(Protocol):
-    """File locks of a tree. The holder in ``lock.owner`` does not count: it is always this mount."""
+    """File locks of a tree, of the owners of one mount."""
 
     def first_conflict(self, node: Node, lock: Lock) -> Lock | None:
-        """Return the first POSIX lock that conflicts, None if there is none. Raises OSError."""
-
-    def lock(self, node: Node, family: Family, lock: Lock, waiting: Waiting | None) -> int | None:
-        """Lock or unlock. Returns 0, an errno, or None if ``waiting`` will be called. Raises OSError and
-        WouldBlock.
+        """Return a POSIX lock that conflicts, None if there is none; its ``pid`` is 0 if another mount holds
+        it, and its owner means nothing. Raises OSError.
         """
 
-    def cancel(self, ticket: int) -> None:
-        """Cancel a waiting request: it is answered EINTR, unless it has its answer already. Raises
-        WouldBlock.
+    def lock(self, node: Node, family: Family, lock: Lock) -> int:
+        """Lock or unlock, without waiting for other owners. Returns 0, or an errno: EAGAIN if others hold a
+        lock that conflicts. Raises OSError and WouldBlock.
         """
 
     def release(self, node: Node, family: Family, owner: int) -> None:
