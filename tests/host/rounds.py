@@ -17,7 +17,7 @@ from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.rules import rule_of
 from millpond.base.deadline import Deadline
-from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
+from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer
 from millpond.host.workers.worker import ModelState

@@ -16,8 +16,9 @@ import numpy as np
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
+from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
-from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.workers.dispatcher import Dispatcher
 from millpond.host.workers.worker import ModelState
@@ -145,7 +146,10 @@ class Team:
         self._places = [range(start, end) for start, end in itertools.pairwise(ends)]
         self.shards = Shards(len(private))
         self.on_wait: Callable[[], None] = lambda: None
-        self.engine = ExchangeEngine(len(private), self.mean, self.shards, lambda: self.on_wait(), late=late)
+        self.roster, self._skipped = JobRoster(len(private), range(len(private)), 0.0), 0.0
+        self.engine = ExchangeEngine(
+            self.roster, self.mean, self.shards, lambda: self.on_wait(), late=late, clock=self._clock
+        )
         self.counted: Counter[int] = Counter()
         self.exchanges = 0
         self.states: list[ModelState] = []
@@ -161,8 +165,9 @@ class Team:
         worker = CountingWorker(f"w{rank}", (private, public), self.size)
         found = [Shard(worker.name, False, len(private)), Shard("all", True, len(public))]
         assert self.shards.add(rank, found) == ""
-        dispatcher = Dispatcher(rank, worker, self.engine.events)
-        self.workers[rank], self.engine.dispatchers[rank] = worker, dispatcher
+        dispatcher = Dispatcher(rank, worker, self.roster.events)
+        self.workers[rank] = worker
+        self.roster.join(rank, dispatcher)
         self._made.append(dispatcher)
         return worker
 
@@ -198,13 +203,16 @@ class Team:
 
         def pass_deadline() -> None:
             if [dispatcher.rank for dispatcher in self.engine.outstanding()] == [*late]:
-                self.engine._collection._deadline = 0.0
+                self._skipped = 1e6
 
         before, self.on_wait = self.on_wait, pass_deadline
         try:
             return self.run(policy)
         finally:
-            self.on_wait = before
+            self.on_wait, self._skipped = before, 0.0
+
+    def _clock(self) -> float:
+        return time.monotonic() + self._skipped
 
     def finish(self, policy: Given) -> list[ExchangeOutcome]:
         """Run exchanges until the epoch is over."""

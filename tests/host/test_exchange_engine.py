@@ -14,7 +14,7 @@ from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.host.jobs.training import exchange_engine
-from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
+from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import Update, Work
 
@@ -92,12 +92,12 @@ def test_a_step_without_any_answer_goes_on_beyond_its_deadline(make: Make) -> No
 
 def test_a_state_is_held_until_all_that_are_at_it_have_answered(make: Make) -> None:
     team, held = late_in_first_exchange(make)
-    assert team.engine.states_in_use == {team.states[0]}
+    assert team.roster.states_in_use == {team.states[0]}
     assert team.run(Given(4, 10, deadline=0.05)).counted == {0: 4}
-    assert team.engine.states_in_use == {team.states[0]}
+    assert team.roster.states_in_use == {team.states[0]}
     held.set()
     assert team.run(Given(4, 0)).late == 10
-    assert team.engine.states_in_use == set()
+    assert team.roster.states_in_use == set()
 
 
 def test_what_comes_late_counts_later_and_its_worker_begins_with_the_next_exchange(make: Make) -> None:
@@ -132,7 +132,7 @@ def test_samples_of_a_lost_worker_go_back_and_others_take_them(make: Make) -> No
     outcome = team.run(policy)
     (loss,) = outcome.lost
     assert (loss.dispatcher.rank, loss.reason, loss.for_good) == (1, "w1 was switched off", False)
-    assert outcome.counted == {0: 6} and 1 not in team.engine.dispatchers
+    assert outcome.counted == {0: 6} and 1 not in team.roster.present
     assert loss.task.request.samples == 10 and sum(team.counted.values()) == 22
     team.finish(policy)
     assert team.once and not team.shards.left
@@ -154,7 +154,7 @@ def test_a_step_whose_workers_are_all_lost_counts_nothing(make: Make) -> None:
         worker.fail_at(1, ConnectionLost("gone"))
     outcome = team.run(Given(4, 4))
     assert (outcome.samples, len(outcome.lost), outcome.whole) == (0, 2, 0)
-    assert not team.engine.dispatchers
+    assert not team.roster.present
     assert sum(team.shards.left.values()) == 20
     for rank in (0, 1):
         team.join(rank)
@@ -228,7 +228,7 @@ def test_who_sits_out_works_beside_the_plan_and_nobody_waits_for_it(make: Make) 
 def release_when_idle(team: Team) -> None:
     """The first worker's next answer waits until the second's is there: then both are of one step."""
     held = team.workers[0].hold_at(team.exchanges + 1)
-    second = team.engine.dispatchers[1]
+    second = team.roster.present[1]
 
     def on_wait() -> None:
         if second.task is None:
@@ -378,7 +378,7 @@ def test_a_score_is_of_all_that_idle_workers_hold_out(make: Make) -> None:
     for worker in team.workers.values():
         (request,) = worker.asked
         assert (request.exchange, request.held_out, request.ranges) == (7, True, ())
-    assert not any(dispatcher.task for dispatcher in team.engine.dispatchers.values())
+    assert not any(dispatcher.task for dispatcher in team.roster.present.values())
     assert team.finish(Given(50, 50, 50)) and team.once
 
 
@@ -395,7 +395,7 @@ def test_a_score_may_take_as_long_as_all_take(make: Make, monkeypatch: pytest.Mo
     """Before: the workers of a fleet that takes more than an hour to score were lost, all of them."""
     monkeypatch.setattr(exchange_engine, "SCORE_SECONDS", 0.05)
     team = make(100, 100)
-    for rank, dispatcher in team.engine.dispatchers.items():
+    for rank, dispatcher in team.roster.present.items():
         dispatcher.worker = worker = Timely(f"w{rank}", [range(100)], team.size)
         worker.seconds = lambda _samples: 0.2
     sums, scored, lost = team.engine.score(7, zero_state(team.size))
@@ -431,4 +431,4 @@ def test_a_score_goes_without_who_is_lost_or_late(make: Make) -> None:
     team.workers[0].fail_at(9, ConnectionLost("gone"))
     sums, scored, (loss,) = team.engine.score(9, zero_state(team.size))
     assert (loss.dispatcher.worker.name, loss.reason, loss.for_good) == ("w0", "gone", False)
-    assert scored == [1] and sums["loss"] == (1.5, 10.0) and set(team.engine.dispatchers) == {1}
+    assert scored == [1] and sums["loss"] == (1.5, 10.0) and set(team.roster.present) == {1}

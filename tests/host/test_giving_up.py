@@ -20,13 +20,14 @@ from millpond.host.jobs.context import JobContext, JobFailed
 from millpond.host.jobs.training import trainer as module
 from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.epoch import Epoch
-from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
-from millpond.host.jobs.training.membership import BAN_SECONDS, LOSSES, Membership, MemberState
+from millpond.host.jobs.training.exchange_engine import ExchangeOutcome
+from millpond.host.jobs.training.membership import BAN_SECONDS, LOSSES, MemberState
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.round_planner import RoundPlanner, RoundSchedule
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.records.jobs import JobRow
-from millpond.host.workers.dispatcher import Assignment, WorkerLoss
+from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 from millpond.train.protocol import Work
@@ -39,7 +40,7 @@ class Rounds:
 
     def __init__(self, team: Team) -> None:
         self.team, self.ends = team, list[tuple[str, float]]()
-        self.membership = Membership(2, range(2), 0.5)
+        self.second = team.roster.present[1]
         supervisor = SimpleNamespace(
             lose=lambda _worker, reason, pause: self.ends.append((reason, pause)),
             ban=lambda _worker, reason: self.ends.append((reason, math.inf)),
@@ -49,18 +50,17 @@ class Rounds:
             cast(JobRow, None),
             cast(JobContext, None),
             cast(WorkerGroup, group),
-            team.engine,
+            team.roster,
             team.shards,
             RoundPlanner(group.names, 60.0),
-            self.membership,
             logging.getLogger("tests.giving_up"),
         )
 
     def lose(self, *, scoring: bool = False, limit: bool = False) -> float:
         """Lose the second worker, and have it come back. Returns its pause."""
-        self.membership.join(1)
+        self.team.roster.join(1, self.second)
         task = Assignment(Work(1, 1, 1, (), held_out=scoring), zero_state(self.team.size))
-        dispatcher = self.team.engine.dispatchers[1]
+        dispatcher = self.second
         self.admission.lost(WorkerLoss(dispatcher, task, "gone", for_good=limit, out_of_memory=limit))
         return self.ends[-1][1]
 
@@ -79,7 +79,7 @@ LOST = pytest.mark.expected_log("it goes on without w1: gone")
 def test_a_worker_that_dies_in_every_round_is_banned_and_cools_down(rounds: Rounds) -> None:
     pauses = [rounds.lose() for _ in range(LOSSES + 2)]
     assert pauses == [0.0] * (LOSSES - 1) + [BAN_SECONDS * 2**number for number in range(3)]
-    assert rounds.membership.state(1, time.monotonic()) is MemberState.BANNED
+    assert rounds.team.roster.state(1, time.monotonic()) is MemberState.BANNED
     assert rounds.ends[-1][0] == "gone, for the 5th time in a row: banned for 120 s"
 
 
@@ -87,7 +87,7 @@ def test_a_worker_that_dies_in_every_round_is_banned_and_cools_down(rounds: Roun
 def test_deaths_between_rounds_that_count_are_no_row(rounds: Rounds) -> None:
     for _ in range(5 * LOSSES):
         assert rounds.lose() == 0.0
-        rounds.membership.counted([1])
+        rounds.team.roster.counted([1])
 
 
 @LOST
@@ -95,11 +95,11 @@ def test_a_worker_that_trains_well_and_dies_at_every_score_is_banned(rounds: Rou
     """Before: each round that it had trained in ended the row, and it was prepared anew for ever."""
     pauses = []
     for _ in range(LOSSES + 1):
-        rounds.membership.counted([1])
+        rounds.team.roster.counted([1])
         pauses.append(rounds.lose(scoring=True))
     assert pauses == [0.0] * (LOSSES - 1) + [BAN_SECONDS, 2 * BAN_SECONDS]
     assert "for the 4th time in a row" in rounds.ends[-1][0]
-    rounds.membership.counted([1], scoring=True)
+    rounds.team.roster.counted([1], scoring=True)
     assert rounds.lose(scoring=True) == 0.0
 
 
@@ -108,10 +108,10 @@ def test_a_worker_at_its_limit_of_memory_is_out_the_second_time_in_a_row(rounds:
     """Before: the first time."""
     for _ in range(3):
         assert rounds.lose(limit=True) == 0.0
-        rounds.membership.counted([1])
+        rounds.team.roster.counted([1])
     assert rounds.lose(limit=True) == 0.0
     assert rounds.lose() == 0.0  # another reason
-    rounds.membership.counted([1])
+    rounds.team.roster.counted([1])
     assert [rounds.lose(limit=True), rounds.lose(limit=True)] == [0.0, math.inf]
 
 
@@ -141,9 +141,9 @@ def trainer(tmp_path: Path, group: Group) -> Trainer:
     row = SimpleNamespace(id=1, job=Job("rounds", DataSpec("private/a"), model=ModelSpec("net:Net")))
     fleet = SimpleNamespace(job_directory=lambda _number: tmp_path)
     made = Trainer(cast(JobRow, row), cast(JobContext, SimpleNamespace(fleet=fleet)), threading.Event())
-    made._nodes, made._membership = None, Membership(1, [0], 1.0)
+    made._schedule = RoundSchedule(made._job, ["csd0"])
+    made._nodes, made._roster = None, JobRoster(1, [0], 1.0)
     made._server = cast(ParameterServer, SimpleNamespace(apply=lambda *_: 0.0))
-    made._engine = cast(ExchangeEngine, SimpleNamespace(states_in_use=set()))
     made._epoch, made._step, made._state_checked = Epoch(), 0, True
     return made
 
@@ -209,7 +209,7 @@ def test_an_evaluation_that_is_longer_than_limits_wait_is_progress(
     fake.store = fake
     trainer._context = cast(JobContext, fake)
     monkeypatch.setattr(module.job_energy, "between", lambda *_: SimpleNamespace(joules={}, energy={}))
-    for name, value in (("_missing", {}), ("_bytes_since", {}), ("_snapshot", None), ("_is_behind", True)):
+    for name, value in (("_bytes_since", {}), ("_snapshot", None), ("_is_behind", True)):
         monkeypatch.setattr(Trainer, name, value if name == "_is_behind" else lambda *_, v=value: v)
     monkeypatch.setattr(Trainer, "_is_save_due", False)
     monkeypatch.setattr(trainer, "_report", lambda _result: None)
@@ -232,7 +232,7 @@ def test_devices_that_take_part_and_are_late_have_longer(trainer: Trainer, most_
     schedule = trainer._schedule = RoundSchedule(trainer._job, ["csd0"])
     schedule.planner.most_late = most_late
     trainer._group.reasons = ""  # type: ignore[misc]
-    trainer._membership.join(0)
+    trainer._roster.join(0, cast(Dispatcher, None))
     trainer._progressed -= 3600.0
     if most_late:
         trainer._check_quorum()

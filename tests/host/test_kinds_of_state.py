@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.aggregate.encoding.layout import Encoding
-from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
+from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.strategies import catalogue

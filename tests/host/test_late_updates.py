@@ -15,9 +15,9 @@ import pytest
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
-from millpond.host.jobs.training.collection import Collection
+from millpond.host.jobs.training.collection import Collection, LatePolicy
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
-from millpond.host.jobs.training.late_policy import LatePolicy
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.shards import Shard, WholeShards
 from millpond.host.workers.dispatcher import Dispatcher
 from millpond.host.workers.worker import ModelState
@@ -89,13 +89,14 @@ class Script:
         claimant: int | None = None,
     ) -> None:
         self.mean, shards = np.zeros(SIZE, np.float32), WholeShards(len(SAMPLES))
-        self.engine = ExchangeEngine(len(SAMPLES), self.mean, shards, self._release, late=late)
+        self.roster = JobRoster(len(SAMPLES), range(len(SAMPLES)), 0.0)
+        self.engine = ExchangeEngine(self.roster, self.mean, shards, self._release, late=late)
         shards.begin(1)
         self.workers = [Claimant(r) if r == claimant else Follower(r) for r in range(len(SAMPLES))]
         for rank, worker in enumerate(self.workers):
             assert not shards.add(rank, [Shard(worker.name, False, worker.samples)])
-            self.engine.dispatchers[rank] = Dispatcher(rank, worker, self.engine.events)
-        self._made = list(self.engine.dispatchers.values())
+            self.roster.join(rank, Dispatcher(rank, worker, self.roster.events))
+        self._made = list(self.roster.present.values())
         self._script = enumerate(order)
         self._faults, self._waiting_for = faults, (0, 0)
         self.state, self.rounds = zero_state(SIZE), 0
@@ -198,7 +199,7 @@ def test_an_update_that_is_lost_in_the_middle_leaves_no_trace(scripts: list[Scri
     whole.run()
     outcome = cut.run()
     assert [loss.dispatcher.rank for loss in outcome.lost] == [1]
-    assert outcome.counted == {2: 20, 0: 10} and 1 not in cut.engine.dispatchers
+    assert outcome.counted == {2: 20, 0: 10} and 1 not in cut.roster.present
     assert cut.mean.tobytes() == whole.mean.tobytes()
 
 

@@ -23,19 +23,19 @@ from millpond.host.jobs.training.round_planner import FIRST_DEADLINE, RoundPlann
 HOST = 0
 
 
-def team(devices: int = 4, quorum: float = 0.5) -> Membership:
+def team(devices: int = 4, quorum: float = 0.5) -> Membership[str]:
     """A host, and some devices."""
-    return Membership(devices + 1, range(1, devices + 1), quorum)
+    return Membership[str](devices + 1, range(1, devices + 1), quorum)
 
 
 def test_a_lost_worker_may_come_back_at_once_and_often_later() -> None:
     made = team()
-    made.join(1)
+    made.join(1, "csd0")
     pauses = []
     for _ in range(LOSSES + 6):
         pauses.append(made.lose(1, 100.0, for_good=False))
         assert 1 not in made.joined
-        made.join(1)
+        made.join(1, "csd0")
     doubled = [min(BAN_SECONDS * 2**n, LONGEST_BAN_SECONDS) for n in range(7)]
     assert pauses == [0.0] * (LOSSES - 1) + doubled
 
@@ -43,11 +43,11 @@ def test_a_lost_worker_may_come_back_at_once_and_often_later() -> None:
 def test_a_ban_ends_by_the_clock_and_a_counted_update_ends_the_row() -> None:
     made = team()
     for _ in range(LOSSES):
-        made.join(1)
+        made.join(1, "csd0")
         made.lose(1, 100.0, for_good=False)
     assert made.state(1, 100.0 + BAN_SECONDS - 1) is MemberState.BANNED
     assert made.state(1, 100.0 + BAN_SECONDS) is MemberState.ABSENT
-    made.join(1)
+    made.join(1, "csd0")
     assert made.state(1, 0.0) is MemberState.JOINED and made.losses(1) == LOSSES
     made.counted([1])
     assert made.lose(1, 200.0, for_good=False) == 0.0

@@ -20,8 +20,9 @@ from millpond.aggregate.messages import Advance, NodeReady, SetPeers, StartNode
 from millpond.aggregate.node import ReductionNode
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, Refused
+from millpond.host.jobs.training.collection import LatePolicy
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
-from millpond.host.jobs.training.late_policy import LatePolicy
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.shards import Shard, WholeShards
 from millpond.host.workers.dispatcher import Dispatcher
 from millpond.host.workers.node_reduction import NodeReduction, StateLost
@@ -119,13 +120,14 @@ class World:
         self.nodes = NodeReduction("csd0", shape, log, step, self if ahead else None)
         shards = WholeShards(len(SAMPLES))
         self.on_wait: Callable[[], None] = lambda: None
+        self.roster = JobRoster(len(SAMPLES), range(len(SAMPLES)), 0.0)
         self.engine = ExchangeEngine(
-            len(SAMPLES), self.mean, shards, lambda: self.on_wait(), late=DROPS, nodes=self.nodes
+            self.roster, self.mean, shards, lambda: self.on_wait(), late=DROPS, nodes=self.nodes
         )
         shards.begin(1)
         for rank, device in enumerate(self.devices):
             shards.add(rank, [Shard(device.name, False, SAMPLES[rank])])
-            self.engine.dispatchers[rank] = Dispatcher(rank, device, self.engine.events)
+            self.roster.join(rank, Dispatcher(rank, device, self.roster.events))
         self.number = 0
 
     def reload(self) -> None:
@@ -153,7 +155,7 @@ class World:
     def _apply(self) -> None:
         values = self.state.values - self.mean
         values[slice(*ADDED)] = self.state.values[slice(*ADDED)] + self.mean[slice(*ADDED)]
-        self.state = next(slot for slot in self.slots if slot not in self.engine.states_in_use)
+        self.state = next(slot for slot in self.slots if slot not in self.roster.states_in_use)
         self.state.values[:] = values
 
     def model(self) -> bytes:
@@ -161,7 +163,7 @@ class World:
         return self.state.values.tobytes()
 
     def close(self) -> None:
-        for dispatcher in self.engine.dispatchers.values():
+        for dispatcher in self.roster.present.values():
             dispatcher.worker.close()
             dispatcher.end()
         self.nodes.close()

@@ -28,7 +28,7 @@ class Measured:
         self.dispatchers = [Dispatcher(rank, w, self.events) for rank, w in enumerate(self.workers)]
         self.done: dict[str, Profile] = {}
         self.lost: list[WorkerLoss] = []
-        self.profiler = Profiler(self._done, self.lost.append)
+        self.profiler = Profiler()
 
     def _done(self, dispatcher: Dispatcher, profile: Profile) -> None:
         assert dispatcher not in self.profiler and dispatcher.task is None
@@ -36,10 +36,11 @@ class Measured:
 
     def begin(self, most: int = 100, seconds: float = 0.5) -> None:
         for dispatcher in self.dispatchers:
-            self.profiler.begin(dispatcher, "virtual", Probe(seconds, most), STATE)
+            probe = Probe(seconds, most)
+            self.profiler.begin(dispatcher, "virtual", probe, STATE, self._done, self.lost.append)
 
     def finish(self) -> None:
-        while len(self.profiler):
+        while self.profiler.dispatchers:
             self.profiler.handle(self.events.get(timeout=20))
 
 
@@ -56,7 +57,7 @@ def test_profiles_tell_batches_seconds_and_memory(two: Measured) -> None:
     for factor, worker in enumerate(two.workers, 1):
         worker.seconds = lambda samples, factor=factor: factor * (0.004 + 0.0005 * samples)
     two.begin()
-    assert len(two.profiler) == 2 and two.profiler.ranks == {0, 1}
+    assert two.profiler.ranks == {0, 1}
     two.finish()
     first, second = two.done["w0"], two.done["w1"]
     assert (first.worker, first.kind) == ("w0", "virtual")
@@ -101,22 +102,23 @@ def test_sums_that_are_not_finite_show_here_already(two: Measured) -> None:
 def test_with_too_few_samples_it_is_done_at_once_without_points(two: Measured) -> None:
     two.begin(most=1)
     assert {name: profile.points for name, profile in two.done.items()} == {"w0": (), "w1": ()}
-    assert not len(two.profiler) and not two.workers[0].asked
+    assert not two.profiler.dispatchers and not two.workers[0].asked
 
 
 def test_steps_go_on_while_a_newcomer_is_measured_and_its_sums_count_for_nothing() -> None:
     team = Team([60, 60])
     joined: list[Profile] = []
-    newcomer = team.engine.dispatchers.pop(1)
-    team.engine.profiler = profiler = Profiler(lambda _, profile: joined.append(profile), print)
+    newcomer, profiler = team.roster.present[1], team.roster.profiler
+    team.roster.leave(1)
     team.workers[0].seconds = lambda samples: 0.02
     state = zero_state(team.size)
-    profiler.begin(newcomer, "virtual", Probe(0.05, 120), state)
+    done = lambda _, profile: joined.append(profile)  # noqa: E731
+    profiler.begin(newcomer, "virtual", Probe(0.05, 120), state, done, print)
     try:
         while not joined and team.shards.left:
             assert set(team.run(Given(2, 0)).counted) <= {0}
-        assert joined and not len(profiler)
-        team.engine.dispatchers[1] = newcomer
+        assert joined and not profiler.dispatchers
+        team.roster.join(1, newcomer)
         team.finish(Given(4, 4))
         assert team.once
     finally:

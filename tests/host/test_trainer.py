@@ -9,10 +9,11 @@ import pytest
 
 from millpond.host.api.daemon import Curves
 from millpond.host.jobs.training.admission import Admission
-from millpond.host.jobs.training.membership import Membership
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.jobs.training.worker_group import WorkerGroup
+from millpond.host.workers.dispatcher import Dispatcher
 
 
 class Profiling:
@@ -63,17 +64,17 @@ def test_a_resumed_job_with_a_quorum_profiles_its_newcomer_and_begins(
 def test_the_end_of_an_epoch_profiles_the_newcomer_whose_samples_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    admission, group, shards, membership = Profiling(), Group(), Shards(2), Membership(2, range(2), 0.5)
+    admission, group, shards, roster = Profiling(), Group(), Shards(2), JobRoster(2, range(2), 0.5)
     shards.begin(1)
     assert shards.add(1, [Shard("csd1", False, 10)]) == ""
-    membership.join(0)
+    roster.join(0, cast(Dispatcher, None))
     trainer = trainer_of(admission)
     trainer._group, trainer._shards = cast(WorkerGroup, group), shards
-    trainer._membership, trainer._absent_since = membership, {}
+    trainer._roster, trainer._absent_since = roster, {}
     monkeypatch.setattr(trainer, "_is_awaited", lambda name, seconds: name == "csd1")
     for left in (2, 1, 0):
         assert trainer._await_absent()
         assert (admission.left, group.waits) == (left, 0)
     assert trainer._await_absent() and group.waits == 1
-    membership.join(1)
+    roster.join(1, cast(Dispatcher, None))
     assert not trainer._await_absent()

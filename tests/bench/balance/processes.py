@@ -14,7 +14,7 @@ from pathlib import Path
 from millpond.base.deadline import Deadline
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
 from millpond.host.jobs.training.planner import Planner
-from millpond.host.jobs.training.profiler import Profiler
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.workers.dispatcher import Dispatcher, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
@@ -77,7 +77,8 @@ class Processes:
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
         self.shards = Shards(count)
         supply = Endless(self._ready[0].parts[1]) if work.endless else self.shards
-        self.engine = ExchangeEngine(count, self.server.mean, supply, lambda: None)
+        self.roster = JobRoster(count, (), 0.0)
+        self.engine = ExchangeEngine(self.roster, self.server.mean, supply, lambda: None)
         names = [f"worker{rank}" for rank in range(count)]
         self.planner = Planner(work.how, names, None if work.endless else self.shards.spread)
         self.steps = 0
@@ -100,17 +101,16 @@ class Processes:
 
     def measure(self) -> None:
         """Measure all, and let them take part."""
-        profiler = Profiler(self._measured, _fail)
         for rank, worker in enumerate(self.locals):
-            dispatcher = Dispatcher(rank, self._wrap(rank, worker), self.engine.events)
+            dispatcher = Dispatcher(rank, self._wrap(rank, worker), self.roster.events)
             probe = Probe(self.work.measure_seconds, self._ready[rank].samples)
-            profiler.begin(dispatcher, "process", probe, self.server.state)
-        while len(profiler):
-            profiler.handle(self.engine.events.get())
+            self.roster.profiler.begin(dispatcher, "process", probe, self.server.state, self._measured, _fail)
+        while self.roster.profiler.dispatchers:
+            self.roster.wait(1.0)
 
     def _measured(self, dispatcher: Dispatcher, profile: Profile) -> None:
         self.planner.join(dispatcher.rank, profile, 1 << 20, self.shards.samples)
-        self.engine.dispatchers[dispatcher.rank] = dispatcher
+        self.roster.join(dispatcher.rank, dispatcher)
 
     def step(self) -> tuple[float, ExchangeOutcome]:
         """One step, and all the seconds that it took."""
@@ -121,7 +121,7 @@ class Processes:
         for loss in outcome.lost:
             self.planner.leave(loss.dispatcher.rank)
         if outcome.samples:
-            self.server.apply(outcome.samples / outcome.whole, 1, self.engine.states_in_use)
+            self.server.apply(outcome.samples / outcome.whole, 1, self.roster.states_in_use)
             self.steps += 1
         return time.monotonic() - began, outcome
 
@@ -144,7 +144,7 @@ class Processes:
 
     def close(self) -> None:
         """End all processes."""
-        for dispatcher in self.engine.dispatchers.values():
+        for dispatcher in self.roster.present.values():
             dispatcher.end()
         for worker in (*self.locals, self.server):
             worker.close()

@@ -18,6 +18,7 @@ from bench.balance.virtual import GRADIENT, SIZE, VirtualWorker
 from bench.experiment import Role
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine
 from millpond.host.jobs.training.planner import Planner
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.workers.dispatcher import Dispatcher
 from millpond.host.workers.worker import ModelState
 from millpond.linux import memory
@@ -81,12 +82,13 @@ class Team:
         )
         self._planner = Planner(how, names)
         self._mean = np.empty(SIZE, np.float32)
-        self._engine = ExchangeEngine(len(machines), self._mean, Endless(), lambda: None)
+        self._roster = JobRoster(len(machines), (), 0.0)
+        self._engine = ExchangeEngine(self._roster, self._mean, Endless(), lambda: None)
         self._state = _zero_state()
         self._number = 0
         self.workers = [VirtualWorker(name, m, tells=tells) for name, m in zip(names, machines, strict=True)]
         for rank, (worker, machine) in enumerate(zip(self.workers, machines, strict=True)):
-            self._engine.dispatchers[rank] = Dispatcher(rank, worker, self._engine.events)
+            self._roster.join(rank, Dispatcher(rank, worker, self._roster.events))
             self._planner.join(rank, _profile(worker.name, machine), machine.most, _PLENTY)
 
     def run(self, steps: int) -> list[Step]:
@@ -95,7 +97,7 @@ class Team:
 
     def close(self) -> None:
         """End all threads, whatever they are at."""
-        for dispatcher in self._engine.dispatchers.values():
+        for dispatcher in self._roster.present.values():
             dispatcher.worker.close()
             dispatcher.end()
 

@@ -22,8 +22,9 @@ from bench.train.simulated_devices import SAMPLES
 from millpond.base.deadline import Deadline
 from millpond.host.fleet.device import LIMITS, Device
 from millpond.host.jobs.training.checkpoints import CheckpointWriter, SavedCheckpoint, TrainingProgress
+from millpond.host.jobs.training.collection import LatePolicy
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine
-from millpond.host.jobs.training.late_policy import LatePolicy
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.round_planner import RoundPlanner
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.workers.dispatcher import Dispatcher
@@ -76,8 +77,9 @@ class Rounds:
         self._shards = Shards(count)
         names = [f"csd{rank}" for rank in range(count)]
         self._planner = RoundPlanner(names, 60.0)
+        self._roster = JobRoster(count, (), 0.0)
         self._engine = ExchangeEngine(
-            count, self._server.mean, self._shards, lambda: None, late=LatePolicy(counts=False)
+            self._roster, self._server.mean, self._shards, lambda: None, late=LatePolicy(counts=False)
         )
         self._shards.begin(1)
         for rank, name in enumerate(names):
@@ -91,10 +93,10 @@ class Rounds:
             cast(Device, device), lambda _deadline: request, lambda file: self._folder / file.sha256
         )
         worker.prepare(Deadline.after(_PREPARE_SECONDS))
-        dispatcher = Dispatcher(rank, worker, self._engine.events)
+        dispatcher = Dispatcher(rank, worker, self._roster.events)
         self._undo.callback(worker.close)
         self._undo.callback(dispatcher.end)
-        self._engine.dispatchers[rank] = dispatcher
+        self._roster.join(rank, dispatcher)
         self._shards.add(rank, [Shard(device.name, False, SAMPLES)])
         self._planner.join(rank, SAMPLES)
 
@@ -104,9 +106,9 @@ class Rounds:
             self._done += 1
             state, planner = self._server.state, self._planner
             outcome = self._engine.run(self._done, 1, state, planner, planner.background)
-            if len(outcome.counted) != len(self._engine.dispatchers) or outcome.lost:
+            if len(outcome.counted) != len(self._roster.present) or outcome.lost:
                 raise RuntimeError(f"{len(outcome.counted)} updates in round {self._done}; {outcome.lost}")
-            self._server.apply(1.0, self._done, self._engine.states_in_use)
+            self._server.apply(1.0, self._done, self._roster.states_in_use)
             self._shards.begin(self._done + 1)
 
     def save(self) -> None:

@@ -43,7 +43,7 @@ class SimulatedRounds:
     def __init__(self, clients: int) -> None:
         self._clients = clients
         self._collection = Collection(late_counts=False)
-        self._membership = Membership(clients, range(clients), QUORUM)
+        self._membership = Membership[int](clients, range(clients), QUORUM)
         self._planner = RoundPlanner([f"csd{rank}" for rank in range(clients)], DEADLINE)
         self._owed: list[int] = []  # answers of the last round, which are late
         self._now = 0.0
@@ -72,7 +72,7 @@ class SimulatedRounds:
         """Have those come back that may."""
         for rank in range(self._clients):
             if self._membership.state(rank, self._now) is MemberState.ABSENT:
-                self._membership.join(rank)
+                self._membership.join(rank, rank)
                 self._planner.join(rank, SAMPLES)
 
     def _collect(self, faults: Faults, asked: set[int]) -> list[int]:

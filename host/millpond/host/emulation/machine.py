@@ -102,6 +102,15 @@ def _board(fleet: Fleet, device: DeviceConfig) -> BoardRuntime:
     return QemuBoard(QemuSpec(device.name, directory, boards.read(device.board)))
 
 
+def is_starting(fleet: Path) -> bool:
+    """Return whether a fleet's daemon does not answer yet, or one of its devices is still to start."""
+    try:
+        with DaemonClient(fleet, seconds=LOOK_SECONDS) as client:
+            return any(device.state in _STARTING for device in client.devices())
+    except (LocalError, RemoteError):
+        return True
+
+
 class EmulatedMachine:
     """The processes of an emulated machine: boards, the host daemon and, if there is one, a command."""
 
@@ -134,13 +143,8 @@ class EmulatedMachine:
 
     def _may_start(self) -> bool:
         """Return whether the command need not wait (any longer) for the fleet."""
-        if self._prepares or time.monotonic() > self._started + READY_SECONDS:
-            return True
-        try:
-            with DaemonClient(self._fleet.directory, seconds=LOOK_SECONDS) as client:
-                return not any(device.state in _STARTING for device in client.devices())
-        except (LocalError, RemoteError):
-            return False
+        late = time.monotonic() > self._started + READY_SECONDS
+        return self._prepares or late or not is_starting(self._fleet.directory)
 
     def _start_command(self, command: list[str]) -> subprocess.Popen[bytes]:
         mask = signal.pthread_sigmask(

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from millpond.base.errors import LocalError, RemoteError
-from millpond.host.api.daemon import JobInfo
+from millpond.base.errors import RemoteError
+from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.emulation import machine
 from millpond.host.emulation.demo import report as demo_report
 from millpond.host.emulation.demo.prepare import DEVICES, TRACER
 from millpond.host.fleet import mounts
@@ -38,9 +40,7 @@ def run(directory: Path, seed: int) -> int:
     started = time.monotonic()
     console = tables.console()
     fleet = directory / "fleet"
-    client = _wait_for_fleet(fleet, console)
-    with client:
-        console.print(tables.devices(client.devices()))
+    console.print(tables.devices(_wait_for_fleet(fleet, console)))
     console.rule("federated averaging: digits, private on their devices")
     info, rounds = _train(fleet, directory / "digits.toml", seed, console)
     shell = _ssh(fleet, DEVICES[0])
@@ -53,22 +53,17 @@ def run(directory: Path, seed: int) -> int:
     return _verdict(report)
 
 
-def _wait_for_fleet(fleet: Path, console: Console) -> DaemonClient:
-    """Return a client, once the daemon answers and all devices are ready. Raises RemoteError."""
+def _wait_for_fleet(fleet: Path, console: Console) -> Sequence[DeviceInfo]:
+    """Return the devices once all of them are ready. Raises LocalError, RemoteError."""
     deadline = time.monotonic() + START_SECONDS
-    client, states = None, "the daemon does not answer"
     with console.status("switching on a host and 3 emulated devices"):
-        while time.monotonic() < deadline:
+        while machine.is_starting(fleet) and time.monotonic() < deadline:
             time.sleep(0.1)
-            try:
-                client = client or DaemonClient(fleet)
-            except LocalError:
-                continue
-            devices = client.devices()
-            states = ", ".join(f"{d.name} {d.state} ({d.reason})" for d in devices if d.state != "ready")
-            if not states:
-                return client
-    raise RemoteError(f"the fleet did not start in {START_SECONDS:.0f} s: {states}; see {fleet}/host.log")
+    with DaemonClient(fleet) as client:
+        devices = client.devices()
+    if states := ", ".join(f"{d.name} {d.state} ({d.reason})" for d in devices if d.state != "ready"):
+        raise RemoteError(f"the fleet did not start in {START_SECONDS:.0f} s: {states}; see {fleet}/host.log")
+    return devices
 
 
 def _train(fleet: Path, job_file: Path, seed: int, console: Console) -> tuple[JobInfo, list[Round]]:

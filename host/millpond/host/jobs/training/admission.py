@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import math
-import queue
 import time
 from collections import deque
 from dataclasses import replace
@@ -20,10 +18,9 @@ from millpond.base.errors import LocalError
 from millpond.base.version import VERSION
 from millpond.host.api.daemon import Curves
 from millpond.host.jobs.context import JobContext
-from millpond.host.jobs.training.exchange_engine import ExchangeEngine
-from millpond.host.jobs.training.membership import Membership, MemberState
+from millpond.host.jobs.training.membership import MemberState
 from millpond.host.jobs.training.planner import Planner
-from millpond.host.jobs.training.profiler import Profiler
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.round_planner import RoundPlanner
 from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import WorkerGroup
@@ -46,37 +43,32 @@ MOST_EVENTS = 1000
 
 
 class Admission:
-    """Keeps the exchange engine, the shards, the planner and the membership in agreement about the present
-    workers.
-    """
+    """Keeps the roster, the shards and the planner in agreement about the present workers."""
 
     def __init__(
         self,
         row: JobRow,
         context: JobContext,
         group: WorkerGroup,
-        engine: ExchangeEngine,
+        roster: JobRoster,
         shards: Shards,
         planner: Planner | RoundPlanner,
-        membership: Membership,
         log: logging.Logger,
     ) -> None:
         self._row, self._context, self._group = row, context, group
-        self._engine, self._shards, self._planner, self._log = engine, shards, planner, log
-        self._membership = membership
+        self._roster, self._shards, self._planner, self._log = roster, shards, planner, log
         self._profiles: dict[int, Profile] = {}
         self._most = dict[int, int]()  # the largest batches of workers that ran out of memory with more
         self._begun = False
         self._events: deque[JobEvent] = deque(maxlen=MOST_EVENTS)
         self._looked = self._trust_after = time.monotonic()
-        self._profiler = engine.profiler = Profiler(self._measured, self.lost)
 
     def begin(self) -> Curves:
         """Note that the first workers have joined: from now on each that joins is logged. Returns their
         curves and the first plan.
         """
         self._begun = True
-        for dispatcher in list(self._engine.dispatchers.values()):
+        for dispatcher in list(self._roster.present.values()):
             if refusal := self._overweight(dispatcher.rank):
                 self._refuse(dispatcher, refusal)
         if not isinstance(self._planner, Planner):
@@ -90,17 +82,13 @@ class Admission:
         come meanwhile are kept for the next one. Raises JobStopped.
         """
         self.check_silence()
-        with contextlib.suppress(queue.Empty):
-            event = self._engine.events.get(timeout=TICK_SECONDS)
-            if event.dispatcher in self._profiler:
-                self._profiler.handle(event)
-            else:
-                self._engine.postpone(event)
+        if event := self._roster.wait(TICK_SECONDS):
+            self._roster.keep(event)
 
     @property
     def profiling(self) -> bool:
         """Whether any worker is being profiled."""
-        return bool(len(self._profiler))
+        return bool(self._roster.profiler.dispatchers)
 
     def admit_new(self, state: ModelState) -> None:
         """Admit the workers that were prepared since the last call."""
@@ -108,13 +96,13 @@ class Admission:
         for rank, _ in enumerate(self._group.names):
             supervisor = self._group.supervisor(rank)
             worker, ready = supervisor.worker, supervisor.ready
-            if supervisor.failure and self._membership.state(rank, now) is not MemberState.OUT:
-                self._membership.lose(rank, now, for_good=True)
+            if supervisor.failure and self._roster.state(rank, now) is not MemberState.OUT:
+                self._roster.lose(rank, now, for_good=True)
             elif (
                 worker is not None
                 and ready is not None
-                and rank not in self._engine.dispatchers
-                and rank not in self._profiler.ranks
+                and rank not in self._roster.present
+                and rank not in self._roster.profiler.ranks
             ):
                 self._admit(rank, worker, ready, state)
 
@@ -124,7 +112,7 @@ class Admission:
         batch from then on; if it cannot, and its own limit was the reason, it is out the second time.
         """
         halved = loss.out_of_memory and self._halve_batch(loss)
-        pause = self._membership.lose(
+        pause = self._roster.lose(
             loss.dispatcher.rank,
             time.monotonic(),
             for_good=loss.for_good and not loss.out_of_memory,
@@ -146,7 +134,7 @@ class Admission:
         """Close a worker that may come back in ``pause`` seconds."""
         rank, name = dispatcher.rank, dispatcher.worker.name
         if 0 < pause < math.inf:
-            often = self._membership.losses(rank, scoring=scoring)
+            often = self._roster.losses(rank, scoring=scoring)
             reason += f", for the {often}{'rd' if often == 3 else 'th'} time in a row: banned for {pause:g} s"
         self._log.warning("it goes on without %s: %s", name, reason)
         self.note("lost", name, reason)
@@ -170,7 +158,8 @@ class Admission:
         self._looked = now
         if now < self._trust_after:
             return
-        for dispatcher in (*self._engine.outstanding(), *self._profiler.dispatchers):
+        under_way = [each for each in self._roster.present.values() if each.task]
+        for dispatcher in (*under_way, *self._roster.profiler.dispatchers):
             device = self._context.devices.get(dispatcher.worker.name)
             if device is not None and device.silence > longest:
                 dispatcher.abandon(f"its agent was silent for {longest:g} s")
@@ -187,7 +176,7 @@ class Admission:
 
     def close(self) -> None:
         """End all dispatchers."""
-        for dispatcher in (*self._engine.dispatchers.values(), *self._profiler.dispatchers):
+        for dispatcher in (*self._roster.present.values(), *self._roster.profiler.dispatchers):
             dispatcher.end()
 
     def _admit(self, rank: int, worker: Worker, ready: Ready, state: ModelState) -> None:
@@ -201,7 +190,7 @@ class Admission:
                 self._group.supervisor(rank).ban(worker, refusal)
                 return
         bounds = UpdateBounds.of(self._row.job, sum(ready.held), normalized=self._group.local.normalized)
-        dispatcher = Dispatcher(rank, worker, self._engine.events, bounds)
+        dispatcher = Dispatcher(rank, worker, self._roster.events, bounds)
         if not isinstance(self._planner, Planner):
             self._planner.join(rank, ready.samples)
             self._joined(dispatcher)
@@ -213,7 +202,8 @@ class Admission:
         self._log.info("%s is measured", worker.name)
         most = min(ready.samples, self._most.get(rank, MOST_BATCH))
         probe = Probe(MEASURE_SECONDS, most, self._memory_limit(rank))
-        self._profiler.begin(dispatcher, self._group.kind(rank), probe, state)
+        kind = self._group.kind(rank)
+        self._roster.profiler.begin(dispatcher, kind, probe, state, self._measured, self.lost)
 
     def _measured(self, dispatcher: Dispatcher, profile: Profile) -> None:
         if self._group.supervisor(dispatcher.rank).ready is None:  # the worker was lost meanwhile
@@ -232,10 +222,10 @@ class Admission:
         most = largest(profile.points, self._most.get(rank, MOST_BATCH), self._memory_limit(rank))
         if most < (least := self._shards.largest_group(rank)):
             reason = f"its answers cover {least} samples, and its memory takes {most}"
-            pause = self._membership.lose(rank, time.monotonic())
+            pause = self._roster.lose(rank, time.monotonic())
             self._let_go(dispatcher, reason, pause)  # other work may leave it more, later
             return
-        most = max(most >> self._membership.losses(rank), least)
+        most = max(most >> self._roster.losses(rank), least)
         self._planner.join(rank, profile, most, self._shards.samples, least)
         self._joined(dispatcher)
 
@@ -251,15 +241,13 @@ class Admission:
     def _refuse(self, dispatcher: Dispatcher, refusal: str) -> None:
         name = dispatcher.worker.name
         self._log.warning("%s is out of the job: %s", name, refusal)
-        del self._engine.dispatchers[dispatcher.rank]
-        self._membership.lose(dispatcher.rank, time.monotonic(), for_good=True)
+        self._roster.lose(dispatcher.rank, time.monotonic(), for_good=True)
         self._planner.leave(dispatcher.rank)
         dispatcher.end()
         self._group.supervisor(dispatcher.rank).ban(dispatcher.worker, refusal)
 
     def _joined(self, dispatcher: Dispatcher) -> None:
-        self._engine.dispatchers[dispatcher.rank] = dispatcher
-        self._membership.join(dispatcher.rank)
+        self._roster.join(dispatcher.rank, dispatcher)
         if self._begun and (refusal := self._overweight(dispatcher.rank)):
             self._refuse(dispatcher, refusal)
         elif self._begun:

@@ -8,11 +8,9 @@ Where there is a buffer, updates go into it as they come, and their workers go o
 
 from __future__ import annotations
 
-import contextlib
 import math
-import queue
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,10 +19,9 @@ import numpy as np
 
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.rules import CombinationRule
-from millpond.host.jobs.training.collection import Collection
-from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
-from millpond.host.jobs.training.profiler import Profiler
+from millpond.host.jobs.training.collection import ALL_COUNT, Collection, LatePolicy
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.records.data_costs import DataCosts
 from millpond.host.workers.dispatcher import (
     LONGEST_SECONDS,
@@ -106,15 +103,14 @@ class ExchangeOutcome:
 
 
 class ExchangeEngine:
-    """Runs exchanges of up to ``workers`` workers and leaves the mean of their updates in ``mean``, float32
-    [size], the first ``parameters`` values of parameters, the others of buffers. ``dispatchers`` are those of
-    the present workers by rank; ``profiler`` has the workers that do not take part yet. ``on_wait`` is called
+    """Runs exchanges of the workers of a ``roster`` and leaves the mean of their updates in ``mean``, float32
+    [size], the first ``parameters`` values of parameters, the others of buffers. ``on_wait`` is called
     repeatedly while an exchange waits; an exception from it ends the exchange.
     """
 
     def __init__(
         self,
-        workers: int,
+        roster: JobRoster,
         mean: Vector,
         supply: SampleSupply,
         on_wait: Callable[[], None],
@@ -125,20 +121,19 @@ class ExchangeEngine:
         nodes: NodeReduction | None = None,
         coming: Coming | None = None,
         parameters: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._coming = coming
-        self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
-        self._postponed: deque[WorkerAnswer | WorkerLoss] = deque()
-        self.dispatchers: dict[int, Dispatcher] = {}
-        self.busy: Floats = np.full(workers, np.nan)  # share of each worker's processor that other work takes
+        self._roster, self._coming, self._clock = roster, coming, clock
+        self.busy: Floats = np.full(
+            roster.size, np.nan
+        )  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
-        self.profiler: Profiler | None = None
         self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes, late, parameters), nodes
         self._late = late
         self._buffer = UpdateBuffer(mean, self._reduction, late.buffer) if late.buffer else None
         self._collection = Collection(late_counts=late.counts, buffer=late.buffer)
-        self._batches: Ints = np.zeros(workers, np.int64)
-        self._measured: Floats = np.full(workers, np.nan)
+        self._batches: Ints = np.zeros(roster.size, np.int64)
+        self._measured: Floats = np.full(roster.size, np.nan)
         self._begun: dict[int, int] = {}  # samples, by exchange
         self._scoring: set[int] = set()  # ranks that owe a score
 
@@ -160,7 +155,7 @@ class ExchangeEngine:
         outcome without samples and losses means that no present worker can read the samples that are left.
         Workers are told whether the host ``records`` the exchange, and which it has ``recorded`` before.
         """
-        run = _Run(number, seed, state, policy, time.monotonic())
+        run = _Run(number, seed, state, policy, self._clock())
         run.recorded, run.records = recorded, records
         self._reduction.begin(number, state.values)
         self._measured[:] = math.nan
@@ -175,7 +170,7 @@ class ExchangeEngine:
         run.spread = frozenset()
         self._begin(run, self._idle(), background)
         while event := self._next_event(run):
-            if self.dispatchers.get(event.dispatcher.rank) is event.dispatcher:
+            if self._roster.present.get(event.dispatcher.rank) is event.dispatcher:
                 self._handle(run, event)
         full = len(run.answers) >= self._late.buffer
         if full and enough([answer.dispatcher.rank for answer in run.answers]):
@@ -185,7 +180,7 @@ class ExchangeEngine:
                 self.supply.requeue(answer.dispatcher.rank)
         self._end(run)
         run.outcome.deadline = run.plan.deadline
-        run.outcome.seconds = time.monotonic() - run.began
+        run.outcome.seconds = self._clock() - run.began
         run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
         return run.outcome
 
@@ -194,66 +189,53 @@ class ExchangeEngine:
         counts of all of them, the ranks of those that have scored, and the workers that were lost.
         """
         self._scoring, sums, scored, lost = set(self._idle()), Sums(), list[int](), list[WorkerLoss]()
-        began, patience = time.monotonic(), math.inf
+        began, patience = self._clock(), math.inf
         self._spread(state, sorted(self._scoring))
         for rank in sorted(self._scoring):
             task = Assignment(Work(number, 0, self.supply.epoch, (), held_out=True), state)
-            self.dispatchers[rank].begin(task, LONGEST_SCORE_SECONDS)
+            self._roster.present[rank].begin(task, LONGEST_SCORE_SECONDS)
         while self._scoring:
             self._on_wait()
-            if time.monotonic() - began > patience:
+            if self._clock() - began > patience:
                 self._abandon_scores(patience)
-            with contextlib.suppress(queue.Empty):
-                event = self.events.get(timeout=_TICK)
-                dispatcher = event.dispatcher
-                if self.profiler is not None and dispatcher in self.profiler:
-                    self.profiler.handle(event)
-                elif dispatcher.rank not in self._scoring or not event.task.request.held_out:
-                    self.postpone(event)
-                else:
-                    self._scoring.discard(dispatcher.rank)
-                    dispatcher.task = None
-                    if isinstance(event, WorkerAnswer):
-                        add(sums, event.update.metrics)
-                        scored.append(dispatcher.rank)
-                        patience = max(SCORE_SECONDS, _PATIENCE * event.seconds)
-                    else:
-                        del self.dispatchers[dispatcher.rank]
-                        lost.append(event)
+            if not (event := self._roster.wait(_TICK)):
+                continue
+            rank = event.dispatcher.rank
+            if rank not in self._scoring or not event.task.request.held_out:
+                self._roster.keep(event)
+                continue
+            self._scoring.discard(rank)
+            event.dispatcher.task = None
+            if isinstance(event, WorkerAnswer):
+                add(sums, event.update.metrics)
+                scored.append(rank)
+                patience = max(SCORE_SECONDS, _PATIENCE * event.seconds)
+            else:
+                self._roster.leave(rank)
+                lost.append(event)
         return sums, scored, lost
 
     def _abandon_scores(self, seconds: float) -> None:
         for rank in self._scoring:
-            self.dispatchers[rank].abandon(f"no score within {seconds:.3g} s, unlike others")
-
-    def postpone(self, event: WorkerAnswer | WorkerLoss) -> None:
-        """Keep an event that came between exchanges for the next one."""
-        self._postponed.append(event)
+            self._roster.present[rank].abandon(f"no score within {seconds:.3g} s, unlike others")
 
     def outstanding(self) -> list[Dispatcher]:
         """Return the dispatchers whose workers owe an answer that counts, by rank."""
-        return [self.dispatchers[rank] for rank in sorted({*self._collection.owing, *self._scoring})]
-
-    @property
-    def states_in_use(self) -> set[ModelState]:
-        """The states that workers still need."""
-        measured = self.profiler.dispatchers if self.profiler else ()
-        all_of_them = (*self.dispatchers.values(), *measured)
-        return {d.task.state for d in all_of_them if d.task and d.worker.holds}
+        return [self._roster.present[rank] for rank in sorted({*self._collection.owing, *self._scoring})]
 
     def _idle(self) -> list[int]:
-        return [rank for rank, dispatcher in sorted(self.dispatchers.items()) if not dispatcher.task]
+        return [rank for rank, dispatcher in sorted(self._roster.present.items()) if not dispatcher.task]
 
     def _spread(self, state: ModelState, ranks: Sequence[int]) -> None:
         """Have the devices that are about to get a task pass the state on to each other."""
         if self._nodes:
-            asked = [self.dispatchers[rank].worker for rank in ranks]
+            asked = [self._roster.present[rank].worker for rank in ranks]
             workers = [worker for worker in asked if isinstance(worker, DeviceWorker)]
             self._nodes.spread(state, workers if len(workers) == len(asked) else [])
 
     def _bring_state(self, rank: int, run: _Run) -> None:
         """Have the host send the state to a device to which no other has passed it on in this exchange."""
-        worker = self.dispatchers[rank].worker
+        worker = self._roster.present[rank].worker
         if self._nodes and rank not in run.spread and isinstance(worker, DeviceWorker):
             self._nodes.release(worker)
 
@@ -279,24 +261,17 @@ class ExchangeEngine:
                     records=run.records,
                 )
                 task = Assignment(work, run.state)
-                self.dispatchers[rank].begin(task, run.task_seconds)
+                self._roster.present[rank].begin(task, run.task_seconds)
                 self._collection.ask(rank)
                 self._begun[run.number] = self._begun.get(run.number, 0) + task.samples
 
     def _next_event(self, run: _Run) -> WorkerAnswer | WorkerLoss | None:
         """Return the next answer or loss; None when the exchange is over."""
-        while not self._collection.is_over(now := time.monotonic()):
+        while not self._collection.is_over(now := self._clock()):
             self._on_wait()
-            if self._postponed:
-                return self._postponed.popleft()
             left = run.began + run.plan.deadline - now
-            try:
-                event = self.events.get(timeout=min(left, _TICK) if left > 0 else _TICK)
-            except queue.Empty:
-                continue
-            if self.profiler is None or event.dispatcher not in self.profiler:
+            if event := self._roster.next_event(min(left, _TICK) if left > 0 else _TICK):
                 return event
-            self.profiler.handle(event)
         return None
 
     def _handle(self, run: _Run, event: WorkerAnswer | WorkerLoss) -> None:
@@ -320,7 +295,7 @@ class ExchangeEngine:
     def _lose(self, run: _Run, loss: WorkerLoss, *, owed: bool) -> None:
         """Drop a lost worker's dispatcher, and requeue the samples that it owed."""
         run.outcome.lost.append(loss)
-        del self.dispatchers[loss.dispatcher.rank]
+        self._roster.leave(loss.dispatcher.rank)
         if owed:
             self.supply.requeue(loss.dispatcher.rank)
 
@@ -368,7 +343,7 @@ class ExchangeEngine:
         under_way = self._collection.owing
         for rank in set(run.outcome.missing).difference(under_way):
             self.supply.requeue(rank)
-        tasks = [self.dispatchers[rank].task for rank in under_way]
+        tasks = [self._roster.present[rank].task for rank in under_way]
         exchanges = {task.request.exchange for task in tasks if task}
         self._begun = {number: begun for number, begun in self._begun.items() if number in exchanges}
         self._reduction.keep(exchanges)

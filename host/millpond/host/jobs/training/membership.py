@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 LOSSES = 3
 BAN_SECONDS, LONGEST_BAN_SECONDS = 30.0, 600.0
@@ -41,28 +44,42 @@ class _Row:
     at_limit: bool = False
 
 
-class Membership:
-    """The states of all workers by rank. ``devices`` are the ranks that the quorum is a share of."""
+@dataclass(slots=True)
+class _Member:
+    """A worker of a job. ``rows`` are of its losses in training and, by True, in scoring."""
+
+    state: MemberState = MemberState.ABSENT
+    banned_until: float = 0.0
+    rows: dict[bool, _Row] = field(default_factory=lambda: {False: _Row(), True: _Row()})
+
+
+class Membership(Generic[T]):
+    """The states of all workers by rank. ``present`` has what stands for each that takes part. ``devices``
+    are the ranks that the quorum is a share of.
+    """
 
     def __init__(self, workers: int, devices: Iterable[int], quorum: float) -> None:
-        self._states = [MemberState.ABSENT] * workers
-        self._rows = {scoring: [_Row() for _ in range(workers)] for scoring in (False, True)}
-        self._banned_until = [0.0] * workers
+        self.present: dict[int, T] = {}
+        self._members = [_Member() for _ in range(workers)]
         self._devices = frozenset(devices)
-        self._joined: set[int] = set()
         self._quorum = quorum
         self.needed = self._share(len(self._devices))
 
     def state(self, rank: int, now: float) -> MemberState:
         """Return a worker's state."""
-        if self._states[rank] is MemberState.BANNED and now >= self._banned_until[rank]:
-            self._states[rank] = MemberState.ABSENT
-        return self._states[rank]
+        member = self._members[rank]
+        if member.state is MemberState.BANNED and now >= member.banned_until:
+            member.state = MemberState.ABSENT
+        return member.state
 
-    def join(self, rank: int) -> None:
+    def join(self, rank: int, who: T) -> None:
         """Note that a worker takes part from now on."""
-        self._states[rank] = MemberState.JOINED
-        self._joined.add(rank)
+        self._members[rank].state = MemberState.JOINED
+        self.present[rank] = who
+
+    def leave(self, rank: int) -> None:
+        """Note that a worker takes no more part; ``lose`` decides about its return."""
+        self.present.pop(rank, None)
 
     def lose(
         self, rank: int, now: float, *, for_good: bool = False, at_limit: bool = False, scoring: bool = False
@@ -70,39 +87,40 @@ class Membership:
         """Note the loss of a worker, in training or ``scoring``, ``at_limit`` if it had reached its own limit
         of memory. Returns the seconds until it may come back, infinity for never.
         """
-        self._joined.discard(rank)
-        row = self._rows[scoring][rank]
+        self.leave(rank)
+        member = self._members[rank]
+        row = member.rows[scoring]
         row.losses += 1
         for_good, row.at_limit = for_good or (at_limit and row.at_limit), at_limit
         if for_good:
-            self._states[rank] = MemberState.OUT
+            member.state = MemberState.OUT
             return math.inf
         beyond = row.losses - LOSSES
         if beyond < 0:
-            self._states[rank] = MemberState.ABSENT
+            member.state = MemberState.ABSENT
             return 0.0
         seconds = min(BAN_SECONDS * 2.0 ** min(beyond, 10), LONGEST_BAN_SECONDS)
-        self._states[rank], self._banned_until[rank] = MemberState.BANNED, now + seconds
+        member.state, member.banned_until = MemberState.BANNED, now + seconds
         return seconds
 
     def losses(self, rank: int, *, scoring: bool = False) -> int:
         """Return how many times in a row a worker was lost."""
-        return self._rows[scoring][rank].losses
+        return self._members[rank].rows[scoring].losses
 
     def counted(self, ranks: Iterable[int], *, scoring: bool = False) -> None:
         """End the row of losses of workers whose updates, or scores, were counted."""
         for rank in ranks:
-            self._rows[scoring][rank] = _Row()
+            self._members[rank].rows[scoring] = _Row()
 
     @property
     def joined(self) -> frozenset[int]:
         """The ranks of the workers that take part."""
-        return frozenset(self._joined)
+        return frozenset(self.present)
 
     @property
     def joined_devices(self) -> list[int]:
         """The ranks of the devices that take part, ascending."""
-        return sorted(self._joined & self._devices)
+        return sorted(self._devices.intersection(self.present))
 
     def is_quorum(self, ranks: Iterable[int], asked: Iterable[int] | None = None) -> bool:
         """Return whether these workers are enough for an exchange to count that has ``asked`` these devices,
@@ -117,4 +135,4 @@ class Membership:
     @property
     def can_reach_quorum(self) -> bool:
         """Whether enough devices are not out for good."""
-        return sum(self._states[rank] is not MemberState.OUT for rank in self._devices) >= self.needed
+        return sum(self._members[rank].state is not MemberState.OUT for rank in self._devices) >= self.needed

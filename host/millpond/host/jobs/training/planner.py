@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from millpond.host.jobs.training.epoch import summary
 from millpond.host.jobs.training.membership import Membership
 from millpond.host.jobs.training.shards import Shards
+from millpond.host.records.jobs import Round
 from millpond.train.balance.controller import BatchPlan, deadline_of
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.balance.equal_time import LEAST_BATCH, SHORTEST, Cohort, Measured, kinds_of
 from millpond.train.balance.policy import Elastic, policy_of
 from millpond.train.balance.profiling import Profile
 from millpond.train.job.spec import SynchronousSpec
+
+if TYPE_CHECKING:
+    from millpond.host.jobs.training.exchange_engine import ExchangeOutcome
 
 
 class Planner:
@@ -179,6 +185,8 @@ class Planner:
 class StepSchedule:
     """Schedules synchronous steps: each takes a batch of every worker, until an epoch's samples are used."""
 
+    unit, epoch, is_epoch = "step", "epoch", False
+    """What an exchange and an epoch are called, and whether they are the same."""
     most_late = False
     """A step's deadline follows from its plan alone."""
 
@@ -186,10 +194,25 @@ class StepSchedule:
         self.shards = Shards(len(names))
         self.planner = Planner(spec, names, self.shards.spread)
 
-    def choose(self, _number: int, _membership: Membership) -> Callable[[Sequence[int]], bool]:
+    def choose(self, _number: int, _membership: Membership[Any]) -> Callable[[Sequence[int]], bool]:
         """Return whether given ranks are enough for a step to count: any are."""
         return bool
 
-    def left_out(self, _membership: Membership) -> set[int]:
-        """Return the ranks whose absence says nothing of them: none."""
-        return set()
+    def factors(self, outcome: ExchangeOutcome) -> tuple[float, float]:
+        """Return by what the mean of a step is multiplied, and that of its buffers. All samples weigh the
+        same: a step without late samples moves less, the step that counts them more. Buffers move as far, but
+        never beyond the values that updates have led to.
+        """
+        factor = outcome.samples / outcome.whole
+        return factor, min(factor, 1.0)
+
+    def missing(self, _counted: Collection[str], _reason: Callable[[int], str]) -> dict[str, str]:
+        """Return by device the samples of an epoch that are left."""
+        texts: dict[str, list[str]] = {}
+        for shard, count in self.shards.left.items():
+            texts.setdefault(shard.source, []).append(f"{count} {shard.name} were left")
+        return {source: ", ".join(parts) for source, parts in texts.items()}
+
+    def described(self, result: Round) -> tuple[str, list[str]]:
+        """Return a recorded epoch as text, and a text for each part of it that is missing."""
+        return summary(result), [f"epoch {result.round}: {text}" for text in result.missing.values()]

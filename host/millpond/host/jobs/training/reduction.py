@@ -18,7 +18,7 @@ from millpond.aggregate.exact import ExactSum, RefusedUpdate, scale_of
 from millpond.aggregate.kernels import Totals, Vector
 from millpond.aggregate.reduction import Addend, Reduction
 from millpond.aggregate.rules import CombinationRule, SortedSum
-from millpond.host.jobs.training.late_policy import ALL_COUNT, LatePolicy
+from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.host.records.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
 from millpond.host.workers.node_reduction import NodeReduction

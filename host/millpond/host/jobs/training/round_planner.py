@@ -12,17 +12,22 @@ exchange, which ends with the first few answers, says nothing of the deadline.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from millpond.host.jobs.training.epoch import round_summary
 from millpond.host.jobs.training.membership import Membership
 from millpond.host.jobs.training.shards import WholeShards
+from millpond.host.records.jobs import Round
 from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.determinism import seeds
 from millpond.train.job.spec import Job
+
+if TYPE_CHECKING:
+    from millpond.host.jobs.training.exchange_engine import ExchangeOutcome
 
 FIRST_DEADLINE = 60.0
 """Seconds of an automatic deadline at least, until two workers have been measured."""
@@ -104,8 +109,12 @@ class RoundSchedule:
     it train on all of their samples.
     """
 
+    unit, epoch, is_epoch = "round", "round", True
+    """What an exchange and an epoch are called, and whether they are the same."""
+
     def __init__(self, job: Job, names: Sequence[str]) -> None:
-        self._spec, self._seed = job.averaging, job.seed
+        self._spec, self._seed, self._names = job.averaging, job.seed, names
+        self._unasked: Collection[int] = ()
         self.shards = WholeShards(len(names))
         self.planner = RoundPlanner(names, self._spec.deadline, self._spec.buffer)
 
@@ -114,19 +123,37 @@ class RoundSchedule:
         """Whether the next exchange is longer, since most workers have missed the last one's deadline."""
         return self.planner.most_late
 
-    def choose(self, number: int, membership: Membership) -> Callable[[Sequence[int]], bool]:
+    def choose(self, number: int, membership: Membership[Any]) -> Callable[[Sequence[int]], bool]:
         """Choose the devices of a round. Returns whether given ranks are enough for it to count."""
         spec, devices = self._spec, membership.joined_devices
         chosen = selected(devices, spec.fraction, spec.least, self._seed, number)
         self.planner.choose([rank for rank in devices if rank not in chosen])
+        self._unasked = {*self.planner.left_out, *(membership.joined if spec.buffer else ())}
         if spec.buffer:
             return lambda _ranks: membership.is_quorum(membership.joined)
         asked = None if spec.fraction == 1.0 else chosen
         return lambda ranks: membership.is_quorum(ranks, asked)
 
-    def left_out(self, membership: Membership) -> set[int]:
-        """Return the ranks whose absence from the last round says nothing of them."""
-        return {*self.planner.left_out, *(membership.joined if self._spec.buffer else ())}
+    def factors(self, outcome: ExchangeOutcome) -> tuple[float, float]:
+        """Return by what the mean of a round is multiplied, and that of its buffers."""
+        return outcome.local_steps, 1.0
+
+    def missing(self, counted: Collection[str], reason: Callable[[int], str]) -> dict[str, str]:
+        """Return by name why workers took no part in the last round, but of those whose absence says nothing
+        of them.
+        """
+        absent = {
+            name: reason(rank)
+            for rank, name in enumerate(self._names)
+            if rank not in self._unasked and name not in counted
+        }
+        return dict(sorted(absent.items()))
+
+    def described(self, result: Round) -> tuple[str, list[str]]:
+        """Return a recorded round as text, and a text for each worker that is missing."""
+        missing = result.missing.items()
+        goes_on = f"round {result.round} goes on without"
+        return round_summary(result), [f"{goes_on} {name}: {reason}" for name, reason in missing]
 
 
 def automatic_deadline(seconds: Floats) -> float:

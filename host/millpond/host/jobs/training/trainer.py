@@ -36,12 +36,13 @@ from millpond.host.jobs.training.checkpoints import (
     TrainingProgress,
     newest,
 )
+from millpond.host.jobs.training.collection import LatePolicy
 from millpond.host.jobs.training.device_reduction import node_reduction
-from millpond.host.jobs.training.epoch import Epoch, round_summary, summary
+from millpond.host.jobs.training.epoch import Epoch
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
-from millpond.host.jobs.training.late_policy import LatePolicy
-from millpond.host.jobs.training.membership import Membership, MemberState
+from millpond.host.jobs.training.membership import MemberState
 from millpond.host.jobs.training.planner import StepSchedule
+from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.round_planner import RoundSchedule
 from millpond.host.jobs.training.scores import ScoreBoard, Scores, described, scores_of
 from millpond.host.jobs.training.shards import Shards
@@ -67,13 +68,12 @@ class Trainer:
 
     def __init__(self, row: JobRow, context: JobContext, stop: threading.Event) -> None:
         self._row, self._job, self._context = row, row.job, context
-        self._rounds = row.job.synchronous is None
         self._steps = row.job.synchronous or SynchronousSpec(epochs=row.job.averaging.rounds)
         self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
         self.log.parent = logging.getLogger("millpond.host")
         self._directory = context.fleet.job_directory(row.id)
         self._late = LatePolicy.of(row.job)
-        self._only_prepares = self._rounds and not self._steps.epochs
+        self._only_prepares = not row.job.synchronous and not self._steps.epochs
         self._stop = stop
         self._group = WorkerGroup(row, context, stop, self.log)
         self._closers: list[Callable[[], None]] = []
@@ -138,7 +138,7 @@ class Trainer:
             self.log.info("%s", line)
         names = self._group.names
         self._schedule: RoundSchedule | StepSchedule = (
-            RoundSchedule(self._job, names) if self._rounds else StepSchedule(self._steps, names)
+            StepSchedule(self._steps, names) if self._job.synchronous else RoundSchedule(self._job, names)
         )
         self._shards: Shards = self._schedule.shards
         combine = self._server.ready.combine
@@ -146,8 +146,10 @@ class Trainer:
         if self._late.discounted and (fault := unfit_for_lateness(combine, local, repeats=repeats)):
             raise JobFailed(f"federated: strategy: {fault}")  # of a class of the user's own
         nodes = node_reduction(self._job, self._context, self._server, self.log, self._closers)
+        devices = [rank for rank, name in enumerate(names) if name != HOST]
+        self._roster = JobRoster(len(names), devices, self._job.quorum)
         self._engine = ExchangeEngine(
-            len(names),
+            self._roster,
             self._server.mean,
             self._shards,
             self._check_while_waiting,
@@ -159,16 +161,13 @@ class Trainer:
             parameters=layout.parameters_end(self._server.tensors),
         )
         self._nodes = nodes
-        devices = [rank for rank, name in enumerate(names) if name != HOST]
-        self._membership = Membership(len(names), devices, self._job.quorum)
         self._admission = Admission(
             self._row,
             self._context,
             self._group,
-            self._engine,
+            self._roster,
             self._shards,
             self._schedule.planner,
-            self._membership,
             self.log,
         )
         self._closers.append(self._admission.close)
@@ -193,10 +192,8 @@ class Trainer:
             loss_count=progress.loss_count or float(counted.total()),
             seconds=progress.seconds,
         )
-        if self._rounds:
-            self.log.info("resumed after round %d", self._step)
-        else:
-            self.log.info("resumed in epoch %d after step %d", self._epoch.number, self._step)
+        within = "" if self._schedule.is_epoch else f"in epoch {self._epoch.number} "
+        self.log.info("resumed %safter %s %d", within, self._schedule.unit, self._step)
 
     def _gather(self) -> None:
         """Wait until a quorum of workers takes part, and those that were prepared first are profiled."""
@@ -216,8 +213,8 @@ class Trainer:
         """
         self._group.check_stop()
         self._admission.admit_new(self._server.state)
-        enough = self._membership.is_quorum(self._membership.joined)
-        if self._admission.profiling and not (enough and self._engine.dispatchers and self._step):
+        enough = self._roster.is_quorum(self._roster.joined)
+        if self._admission.profiling and not (enough and self._roster.present and self._step):
             self._admission.handle_profile()
         elif not enough:
             self._check_state()
@@ -227,12 +224,12 @@ class Trainer:
 
     def _check_quorum(self) -> None:
         """Raise JobFailed if there is no hope for a quorum, or there was none for too long."""
-        needed, wait = self._membership.needed, self._job.limits.wait
+        needed, wait = self._roster.needed, self._job.limits.wait
         few = f"{too_few(needed)} ({self._group.reasons})"
         few = self._group.reasons if self._only_prepares else few
-        if not self._membership.can_reach_quorum:
+        if not self._roster.can_reach_quorum:
             raise JobFailed(few)
-        late = self._rounds and self._membership.is_quorum(self._membership.joined)
+        late = self._schedule.is_epoch and self._roster.is_quorum(self._roster.joined)
         # Those that take part have longer next time.
         goes_on = late and self._schedule.most_late
         if time.monotonic() - self._progressed > wait and not goes_on:
@@ -265,9 +262,10 @@ class Trainer:
             return True
         planner, state = self._schedule.planner, self._server.state
         number, seed = self._step + 1, self._job.seed
-        enough = self._schedule.choose(number, self._membership)
-        saves = self._rounds or (self._is_save_due and not self._checkpoints.busy)
-        recorded = None if self._rounds else self._checkpoints.recorded
+        enough = self._schedule.choose(number, self._roster)
+        one = self._schedule.is_epoch
+        saves = one or (self._is_save_due and not self._checkpoints.busy)
+        recorded = None if one else self._checkpoints.recorded
         outcome = self._engine.run(
             number, seed, state, planner, planner.background, enough, recorded=recorded, records=saves
         )
@@ -275,14 +273,14 @@ class Trainer:
             self._reasons[loss.dispatcher.worker.name] = loss.reason
             self._admission.lost(loss)
         self._note_missing(outcome)
-        if self._rounds and not enough(list(outcome.counted)):
+        if one and not enough(list(outcome.counted)):
             self._shards.begin(self._epoch.number)
             self._check_quorum()
             return True
         self._epoch.count(outcome, self._group.names)
         if outcome.samples:
             self._apply(outcome)
-        if self._rounds:
+        if one:
             return False
         self._report_plan(outcome.new_plan)
         if saves:  # the workers know of no other
@@ -301,7 +299,7 @@ class Trainer:
         """
         now = time.monotonic()
         absent = {shard.source for shard in self._shards.left} - {
-            self._group.names[rank] for rank in self._membership.joined
+            self._group.names[rank] for rank in self._roster.joined
         }
         self._absent_since = {name: self._absent_since.get(name, now) for name in absent}
         awaited = [
@@ -317,7 +315,7 @@ class Trainer:
         device = self._context.devices.get(name)
         if device is None or name not in self._group.names:
             return False
-        if self._membership.state(self._group.names.index(name), time.monotonic()) is not MemberState.ABSENT:
+        if self._roster.state(self._group.names.index(name), time.monotonic()) is not MemberState.ABSENT:
             return False
         return seconds < (START_SECONDS if device.wait_ready(Deadline.after(0.0)) else ABSENT_SECONDS)
 
@@ -332,9 +330,8 @@ class Trainer:
             return
         values = self._server.state.values[: layout.parameters_end(self._server.tensors)]
         if len(values) and not all_finite(values):
-            unit = "round" if self._rounds else "step"
             odd = float(values[~np.isfinite(values)][0])
-            raise JobFailed(diverged(odd, unit, self._step, self._contributors))
+            raise JobFailed(diverged(odd, self._schedule.unit, self._step, self._contributors))
         self._state_checked = True
 
     def _report_plan(self, new: bool) -> None:
@@ -350,19 +347,18 @@ class Trainer:
             self._pause = min(1.5 * self._pause, MOST_REPORT_SECONDS)  # a log of days must not fill the disk
 
     def _apply(self, outcome: ExchangeOutcome) -> None:
-        # All samples weigh the same: a step without late samples moves less, the step that counts them more.
-        factor = outcome.local_steps if self._rounds else outcome.samples / outcome.whole
-        if not self._rounds:  # buffers move as far, but never beyond the values that updates have led to
-            self._server.mean[layout.parameters_end(self._server.tensors) :] *= min(factor, 1.0)
+        factor, of_buffers = self._schedule.factors(outcome)
+        if of_buffers != 1.0:
+            self._server.mean[layout.parameters_end(self._server.tensors) :] *= of_buffers
         if not self._job.exchanges_differences:
             factor *= self._rate.at(self._step, outcome.whole, 1.0)
         began, optimizer = time.monotonic(), 0.0
         if not (self._nodes and self._nodes.advanced):
-            in_use = self._engine.states_in_use
+            in_use = self._roster.states_in_use
             optimizer = self._server.apply(factor, self._epoch.number, in_use, outcome.unused)
         self._state_checked = self._is_behind
         self._epoch.applied(outcome, time.monotonic() - began, optimizer)
-        self._membership.counted(outcome.counted)
+        self._roster.counted(outcome.counted)
         self._contributors = [self._group.names[rank] for rank in outcome.counted]
         self._step, self._progressed = self._step + 1, time.monotonic()
         self._attempts.reached(self._step)
@@ -408,7 +404,7 @@ class Trainer:
             epoch.seconds,
             epoch.samples,
             dict(sorted(epoch.counted.items())),
-            self._missing(),
+            self._schedule.missing(epoch.counted, self._absence),
             self._bytes_since(),
             taken.joules,
             taken.energy,
@@ -422,13 +418,13 @@ class Trainer:
         self._epoch = Epoch(epoch.number + 1)
         self._shards.begin(self._epoch.number)
         # A round that was recorded is final, but one whose state is not here: that is computed again.
-        saves = self._rounds and (self._is_save_due or not self._is_behind)
+        saves = self._schedule.is_epoch and (self._is_save_due or not self._is_behind)
         if saves:
             self._checkpoints.save_now(self._snapshot())
             self._saved_at = time.monotonic()
         self._context.store.add_round(self._row.id, result, self._board.standing)
         self._best.settle(self._board.best, self._checkpoints.final_round)
-        if saves or not self._rounds:
+        if saves or not self._schedule.is_epoch:
             self._checkpoints.prune()
         self._report(result)
         self._progressed = time.monotonic()  # an evaluation may take longer than limits.wait
@@ -446,7 +442,7 @@ class Trainer:
         on, sums = self._job.evaluate.on, Sums()
         if "devices" in on:
             sums, scored, lost = self._engine.score(self._step, self._server.state)
-            self._membership.counted(scored, scoring=True)
+            self._roster.counted(scored, scoring=True)
             for loss in lost:
                 self._reasons[loss.dispatcher.worker.name] = loss.reason
                 self._admission.lost(loss)
@@ -455,34 +451,17 @@ class Trainer:
         score = self._server.score(self._job.data.test if "host" in on else "", sums)
         return scores_of({"host": score.host, "devices": score.devices}, on)
 
-    def _missing(self) -> dict[str, str]:
-        """Return the workers that took no part, or left samples, with the reason or the samples."""
-        if self._rounds:
-            left_out = self._schedule.left_out(self._membership)
-            absent = {
-                name: self._reasons.get(name) or self._group.supervisor(rank).reason
-                for rank, name in enumerate(self._group.names)
-                if rank not in left_out and name not in self._epoch.counted
-            }
-            return dict(sorted(absent.items()))
-        missing: dict[str, list[str]] = {}
-        for held, count in self._shards.left.items():
-            missing.setdefault(held.source, []).append(f"{count} {held.name} were left")
-        return {source: ", ".join(texts) for source, texts in missing.items()}
+    def _absence(self, rank: int) -> str:
+        """Return the reason why a worker took no part in a round."""
+        return self._reasons.get(self._group.names[rank]) or self._group.supervisor(rank).reason
 
     def _report(self, result: Round) -> None:
-        unit, text = "epoch", summary(result)
-        if self._rounds:
-            unit, text = "round", round_summary(result)
-        if energy := describe(result):
-            text += f"; {energy}"
+        text, missing = self._schedule.described(result)
+        energy = f"; {found}" if (found := describe(result)) else ""
         scored = "".join(f"{figure}, " for figure in described(result.scores))
-        self.log.info("%s %d: %s%s", unit, result.round, scored, text)
-        for name, reason in result.missing.items():
-            if self._rounds:
-                self.log.warning("round %d goes on without %s: %s", result.round, name, reason)
-            else:
-                self.log.warning("epoch %d: %s", result.round, reason)
+        self.log.info("%s %d: %s%s%s", self._schedule.epoch, result.round, scored, text, energy)
+        for line in missing:
+            self.log.warning("%s", line)
 
     def _save_model(self, name: str) -> Path:
         """Save the whole model, with its frozen parameters."""
