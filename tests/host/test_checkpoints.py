@@ -302,13 +302,6 @@ def test_a_place_through_json_is_the_same() -> None:
     assert len(text) < 2000
 
 
-def test_a_progress_from_before_losses_had_counts_loads() -> None:
-    older = schema.dump(saved(6).progress)
-    assert isinstance(older, dict) and older.pop("loss_count") == 12.0
-    found = schema.load(TrainingProgress, older, "progress")
-    assert found == replace(saved(6).progress, loss_count=0.0)
-
-
 CURVES = Curves(
     (
         Profile("host", "x86_64", (Point(2, 0.25, 1 << 20), Point(4, 0.375, 1 << 21))),

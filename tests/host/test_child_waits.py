@@ -15,7 +15,6 @@ from typing import Any, cast
 import pytest
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.host.cli import app
 from millpond.host.fleet import mounts, provisioning
 from millpond.host.fleet.mounts import VolumeMounts
 from millpond.host.remote import device_data
@@ -68,27 +67,6 @@ def test_a_child_that_speaks_netlink_and_does_not_end_is_given_up(monkeypatch: p
         os.kill(int(os.read(reader, 20)), 0)
     os.close(reader)
     os.close(writer)
-
-
-def test_a_mount_of_a_device_for_a_while_is_given_up(tmp_path: Path, mounter: Become) -> None:
-    mounter(SILENT)
-    with (
-        pytest.raises(RemoteError, match="said nothing for 1 s"),
-        device_data.mounted(tmp_path, "csd0"),
-    ):
-        pass
-
-
-def test_the_mount_command_is_given_up(
-    tmp_path: Path, mounter: Become, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mounter(SILENT)
-    monkeypatch.setattr(
-        sys, "argv", ["millpond", "mount", "--fleet", str(tmp_path), "csd0", str(tmp_path / "m")]
-    )
-    with pytest.raises(SystemExit):
-        app.main()
-    assert "said nothing for 1 s" in capsys.readouterr().err
 
 
 def test_nothing_is_deleted_in_a_volume_whose_mounter_does_not_end(

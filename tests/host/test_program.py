@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +13,8 @@ from typing import Any
 import pytest
 
 from millpond import Fleet
-from millpond.base.errors import ConfigError, LocalError, Refused, RemoteError
+from millpond.base.errors import ConfigError, LocalError, RemoteError
 from millpond.host.program.fleet import FleetProgram
-from millpond.host.program.job import RunningJob
 from millpond.host.program.task_source import source_of
 
 from .daemon_rig import Rig, open_rig, rig
@@ -149,53 +147,6 @@ def test_what_makes_no_job_is_refused(fleet: Fleet, rig: Rig, module: ModuleType
     with pytest.raises(ConfigError, match="holds no fleet"):
         Fleet(rig.directory / "nowhere")
     assert not jobs_of(rig.store)
-
-
-def test_rounds_come_while_the_job_runs(fleet: Fleet, rig: Rig) -> None:
-    job = fleet.train(rig.write_job("followed"), set={"federated.rounds": 2})
-    rig.wait_for(job.number, "running")
-    assert (job.scores, list(job.plot().axes[0].lines)) == ([], [])
-    scores = {"host": {"accuracy": 0.75, "loss": None}, "devices": {"accuracy": 0.25}}
-    rig.add_round(job.number)
-    seen = []
-    for result in job:
-        seen.append(result.round)
-        if result.round == 1:  # the second is stored when the first has come
-            rig.add_round(job.number, round=2, scores=scores)
-            rig.begun[job.number].context.changed()
-        else:
-            rig.begun[job.number].end.set()
-    assert seen == [1, 2] and job.wait().state == "done" and job.model == Path("model.safetensors")
-    assert job.scores == [{"host": {"accuracy": 0.5}}, scores]
-    lines = {line.get_label(): line.get_xdata().tolist() for line in job.plot().axes[0].lines}
-    assert lines == {"accuracy (host)": [1, 2], "loss (host)": [2], "accuracy (devices)": [2]}
-    assert repr(job) == "<job 1 followed: done, 2 of 2 rounds, accuracy 0.7500>"
-
-
-def test_the_end_of_a_job_is_told_and_it_goes_on(fleet: Fleet, rig: Rig) -> None:
-    job = fleet.train(rig.write_job("ending"))
-    rig.wait_for(job.number, "running")
-    rig.finish(job.number, "the test wants it")
-    with pytest.raises(RemoteError, match=r"^job 1: the test wants it$"):
-        job.wait()
-    assert repr(job) == "<job 1 ending: failed, 0 of 20 rounds: the test wants it>"
-    job.resume()
-    rig.wait_for(job.number, "running")
-    waiting: list[str] = []
-    thread = threading.Thread(target=lambda: waiting.append(_complaint(job)))
-    thread.start()
-    job.stop()
-    thread.join(20)
-    assert waiting == ["job 1: stopped"]
-    assert "begun with csd0" in "\n".join(job.log())
-    with pytest.raises(Refused, match=r"^job 1 has no model of a best score yet: it is stopped$"):
-        job.load_state_dict(best=True)
-
-
-def _complaint(job: RunningJob) -> str:
-    with pytest.raises(RemoteError) as raised:
-        job.wait()
-    return str(raised.value)
 
 
 def test_without_a_path_the_fleet_is_that_of_commands(

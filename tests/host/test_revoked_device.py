@@ -171,14 +171,6 @@ def eventually_closed(channel: Channel) -> Deadline:
     return soon()
 
 
-def test_a_device_that_was_revoked_comes_back_with_new_keys(rig: Rig) -> None:
-    renewal.revoke(rig.fleet, "csd0")
-    rig.wait("revoked")
-    assert certificate_renewal.renew(rig.fleet, "csd0") == "at its start"
-    rig.wait("ready")
-    assert [tunnel.alive for tunnel in rig.tunnels] == [False, True]
-
-
 def test_a_board_with_the_old_identity_is_refused_after_a_renewal(rig: Rig, tmp_path: Path) -> None:
     """Its name is that of a good device, and its certificate is of the fleet's authority."""
     own = rig.fleet.device_directory("csd0") / "etc"

@@ -9,7 +9,7 @@ import pytest
 
 from millpond.base.errors import LocalError
 from millpond.host.api.daemon import DeviceInfo
-from millpond.host.remote.run_many import Ended, OutputLines, ParallelRun, _LineSink, choose
+from millpond.host.remote.run_many import OutputLines, ParallelRun, _LineSink, choose
 from millpond.images.ondevice.sshd_config import USER
 
 
@@ -57,38 +57,7 @@ def shown(*pieces: bytes) -> list[tuple[str, ...]]:
     return [event.lines for event in events if isinstance(event, OutputLines)]
 
 
-@pytest.mark.parametrize(
-    ("pieces", "lines"),
-    [
-        ((b"a\nb\n",), [("a", "b")]),
-        ((b"a", b"b\nc", b"d"), [("ab",), ("cd",)]),
-        ((b"\n\n",), [("", "")]),
-        ((), []),
-        ((b"a\r\nb\rc\n",), [("a", "b c")]),
-        ((b"\xff\x1b[31m\tx\n",), [("\N{REPLACEMENT CHARACTER} [31m  x",)]),
-    ],
-)
-def test_output_becomes_whole_lines(pieces: tuple[bytes, ...], lines: list[tuple[str, ...]]) -> None:
-    assert shown(*pieces) == lines
-
-
 def test_a_line_without_end_takes_no_memory_without_end() -> None:
     lines = [line for event in shown(*[b"x" * 10_000] * 30) for line in event]
     assert "".join(lines) == "x" * 300_000
     assert 1 < len(lines) < 6
-
-
-def test_who_cannot_be_reached_has_ended_and_the_others_follow(tmp_path: Path) -> None:
-    run = ParallelRun(tmp_path, "true", USER, None, capture=True)  # there is no fleet here
-    events = list(run.follow({"csd0": "not ready but lost", "csd1": ""}))
-    found = {event.device: event for event in events if isinstance(event, Ended)}
-    assert len(events) == len(found) == 2
-    assert found["csd0"].captured == {
-        "device": "csd0",
-        "exit_code": 255,
-        "stdout": "",
-        "stderr": "",
-        "error": "not ready but lost",
-    }
-    assert found["csd1"].result.exit_code == 255
-    assert "holds no fleet" in found["csd1"].result.error

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sqlite3
 import stat
 import threading
@@ -80,22 +79,6 @@ def test_everything_survives_a_restart(path: Path) -> None:
     assert row.plan == JobPlan(("csd0", "csd1"))
     assert second.rounds(number) == [ROUND]
     second.close()
-
-
-def test_rounds_from_before_energy_was_known_load(path: Path) -> None:
-    store = Store(path)
-    number = store.add_job(JOB, {})
-    store.add_round(number, METERED)
-    assert store.rounds(number) == [METERED]
-    store.close()
-    with sqlite3.connect(path) as db:
-        result = json.loads(db.execute("SELECT result FROM results").fetchone()[0])
-        older = {key: value for key, value in result.items() if key not in ("joules", "energy")}
-        db.execute("UPDATE results SET result = ?", (json.dumps(older),))
-    db.close()
-    again = Store(path)
-    assert again.rounds(number) == [ROUND]
-    again.close()
 
 
 def test_rounds_are_in_order_and_of_their_job(store: Store) -> None:

@@ -9,15 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.reduction import Addend, Reduction
-from millpond.aggregate.rules import LEAST_RANGE, TrimmedMeanOfRows, rule_of
+from millpond.aggregate.rules import TrimmedMeanOfRows, rule_of
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost
 from millpond.host.jobs.training.reduction import UpdateReduction
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
 
@@ -94,33 +90,6 @@ def test_a_weight_is_no_more_than_a_vote(answer: Answer, rule: str, share: float
         assert lost == [] and found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e6])
-@VOTES
-def test_values_beyond_the_announced_are_refused_by_name(
-    answer: Answer, rule: str, share: float, value: float
-) -> None:
-    *honest, liar = alike(4)
-    expected, _ = voted([answer(holder) for holder in honest], rule, share)
-    answers = [answer(holder) for holder in (*honest, liar)]
-    liar.values[-1] = value
-    found, (loss,) = voted(answers, rule, share)
-    assert loss.for_good and loss.reason == "update refused: its values are beyond those it has announced"
-    assert found.tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("place", [0, LEAST_RANGE])
-@VOTES
-def test_a_worker_that_is_lost_in_the_middle_leaves_no_trace(
-    answer: Answer, rule: str, share: float, place: int
-) -> None:
-    workers = alike(6)
-    expected, _ = voted([answer(holder) for holder in workers[1:]], rule, share)
-    workers[0].fault_at[place] = ConnectionLost("gone")
-    found, (loss,) = voted([answer(holder) for holder in workers], rule, share)
-    assert loss.dispatcher.worker.name == "w0" and not loss.for_good
-    assert found.tobytes() == expected.tobytes()
-
-
 @VOTES
 def test_votes_are_scaled_down_to_the_norm_of_a_sample(answer: Answer, rule: str, share: float) -> None:
     workers = alike(3)
@@ -162,36 +131,3 @@ def test_blocks_of_an_encoding_are_not_divided() -> None:
         for size, count, threads in ((100_000, 1000, 1), (1 << 21, 10, 4), (300, 2, 1)):
             found = TrimmedMeanOfRows(0.5, block).range_values(size, count, threads)
             assert found % block == 0 and found.bit_count() == 1
-
-
-@pytest.mark.parametrize(("rule", "learns"), [("mean", False), ("median", True), ("trimmed", True)])
-def test_training_learns_beside_a_device_that_sends_garbage(rule: str, learns: bool) -> None:
-    torch.manual_seed(0)
-    rng = np.random.default_rng(0)
-    centres = rng.normal(0, 2, (3, 8)).astype(np.float32)
-    labels = rng.integers(0, 3, 600)
-    images = torch.from_numpy(centres[labels] + rng.normal(size=(600, 8)).astype(np.float32))
-    targets = torch.from_numpy(labels)
-    model = nn.Linear(8, 3)
-    state = nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
-    mean = np.empty_like(state)
-    reduction = Reduction(mean, rule=rule_of(rule, 0.2))
-    for _ in range(10):
-        sources = []
-        for number in range(5):
-            own, samples = slice(100 * number, 100 * (number + 1)), 100
-            nn.utils.vector_to_parameters(torch.from_numpy(state.copy()), model.parameters())
-            loss = cross_entropy(model(images[own]), targets[own])
-            taken = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-            values = (0.5 * taken * samples).numpy().astype(np.float32)
-            if number == 2:
-                values = (rng.normal(size=len(state)) * 1e3 * samples).astype(np.float32)
-            sources.append(Holder(f"w{number}", values, samples))
-        largest = [float(np.abs(source.values).max()) for source in sources]
-        assert not reduction.run(
-            [Addend(source, 100.0, bound, 1.0) for source, bound in zip(sources, largest, strict=True)]
-        )
-        state = state - mean
-    nn.utils.vector_to_parameters(torch.from_numpy(state.copy()), model.parameters())
-    right = float((model(images[500:]).argmax(1) == targets[500:]).float().mean())
-    assert (right > 0.9) == learns

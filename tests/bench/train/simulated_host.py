@@ -115,7 +115,7 @@ class Rounds:
         """Write a checkpoint, as after each round of a job."""
         writer = CheckpointWriter(self._folder, "bench", self._server.tensors, logging.getLogger(__name__))
         tensors, momentum = self._server.momentum()
-        progress = TrainingProgress(self._done, self._shards.epoch_position, {}, 0.0, 0.0)
+        progress = TrainingProgress(self._done, self._shards.epoch_position, {}, 0.0, 0.0, 0.0)
         writer.save_now(SavedCheckpoint(self._server.state.values, tensors, momentum, progress))
 
     def close(self) -> None:

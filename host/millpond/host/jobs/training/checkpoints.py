@@ -29,7 +29,7 @@ BEST, STAGED = "best.safetensors", "best-of-{}.safetensors"
 class TrainingProgress:
     """Progress of a job at a checkpoint: ``step`` steps are done. For the present epoch: ``place`` is the
     position in the data, ``counted`` the samples that went into the model by worker, ``loss`` their summed
-    loss and ``loss_count`` its count (in older files there is none: of samples), ``seconds`` the time taken.
+    loss and ``loss_count`` its count, ``seconds`` the time taken.
     The checkpoint file holds these field names.
     """
 
@@ -38,7 +38,7 @@ class TrainingProgress:
     counted: dict[str, int]
     loss: float
     seconds: float
-    loss_count: float = 0.0
+    loss_count: float
 
 
 @dataclass(frozen=True, slots=True)

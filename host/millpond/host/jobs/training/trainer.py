@@ -189,7 +189,7 @@ class Trainer:
             progress.place.epoch,
             counted,
             loss=progress.loss,
-            loss_count=progress.loss_count or float(counted.total()),
+            loss_count=progress.loss_count,
             seconds=progress.seconds,
         )
         within = "" if self._schedule.is_epoch else f"in epoch {self._epoch.number} "
