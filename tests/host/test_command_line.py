@@ -14,30 +14,16 @@ import pytest
 
 from millpond.base.errors import RemoteError
 from millpond.base.version import VERSION
-from millpond.host.cli import app, exits
+from millpond.host.cli import exits
 from millpond.host.cli.remote import options_first
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.linux import sockets
 
 from ..waiting import eventually
+from .commands import Command, command
 from .daemon_rig import Rig, open_rig, rig
 
-__all__ = ["open_rig", "rig"]
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """'millpond' in this process: its exit code, output and errors."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["millpond", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            app.main()
-        return int(exit_.value.code or 0), *capsys.readouterr()
-
-    return call
+__all__ = ["command", "open_rig", "rig"]
 
 
 @pytest.mark.parametrize(

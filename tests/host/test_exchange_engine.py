@@ -113,55 +113,6 @@ def test_what_comes_late_counts_later_and_its_worker_begins_with_the_next_exchan
     assert max(team.counted.values()) == 1
 
 
-def test_sums_may_be_several_steps_late(make: Make) -> None:
-    team, held = late_in_first_exchange(make)
-    for _ in range(3):
-        outcome = team.run(Given(4, 10, deadline=0.01))
-        assert (outcome.counted, outcome.whole) == ({0: 4}, 4)
-    held.set()
-    outcome = team.run(Given(4, 10, seconds=1e-9))
-    assert (outcome.counted, outcome.late, outcome.whole) == ({0: 4, 1: 10}, 10, 14)
-    assert max(team.counted.values()) == 1
-
-
-def test_samples_of_a_lost_worker_go_back_and_others_take_them(make: Make) -> None:
-    team = make(20, 0, public=60)
-    team.workers[1].fail_at(2, ConnectionLost("w1 was switched off"))
-    policy = Given(6, 10)
-    assert set(team.run(policy).counted) == {0, 1}
-    outcome = team.run(policy)
-    (loss,) = outcome.lost
-    assert (loss.dispatcher.rank, loss.reason, loss.for_good) == (1, "w1 was switched off", False)
-    assert outcome.counted == {0: 6} and 1 not in team.roster.present
-    assert loss.task.request.samples == 10 and sum(team.counted.values()) == 22
-    team.finish(policy)
-    assert team.once and not team.shards.left
-
-
-def test_private_samples_of_a_lost_worker_wait_for_it(make: Make) -> None:
-    team = make(20, 20)
-    team.workers[1].fail_at(1, ConnectionLost("gone"))
-    team.finish(Given(6, 4))
-    assert {held.source: count for held, count in team.shards.left.items()} == {"w1": 20}
-    team.join(1)
-    team.finish(Given(6, 4))
-    assert team.once
-
-
-def test_a_step_whose_workers_are_all_lost_counts_nothing(make: Make) -> None:
-    team = make(10, 10)
-    for worker in team.workers.values():
-        worker.fail_at(1, ConnectionLost("gone"))
-    outcome = team.run(Given(4, 4))
-    assert (outcome.samples, len(outcome.lost), outcome.whole) == (0, 2, 0)
-    assert not team.roster.present
-    assert sum(team.shards.left.values()) == 20
-    for rank in (0, 1):
-        team.join(rank)
-    team.finish(Given(4, 4))
-    assert team.once
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_sums_that_are_not_finite_refuse_the_worker_for_good(make: Make, value: float) -> None:
     team = make(100, 100)
@@ -197,18 +148,6 @@ def test_an_error_of_ours_is_logged_and_the_step_goes_on(make: Make) -> None:
     team = make(100, 100)
     team.workers[1].fail_at(1, ZeroDivisionError("of ours"))
     assert team.run(Given(4, 10)).lost[0].reason == "of ours"
-
-
-def test_a_worker_that_is_late_and_then_lost_is_counted_by_another(make: Make) -> None:
-    team = make(0, 0, public=60)
-    held = team.workers[1].hold_at(1)
-    team.workers[1].fail_at(1, ConnectionLost("gone"))
-    team.run(Given(4, 10, deadline=0.05))
-    held.set()
-    outcome = team.run(Given(4, 10))
-    assert [loss.task.request.exchange for loss in outcome.lost] == [1]
-    team.finish(Given(4, 10))
-    assert team.once
 
 
 def test_who_sits_out_works_beside_the_plan_and_nobody_waits_for_it(make: Make) -> None:
@@ -265,17 +204,6 @@ def test_what_looking_around_raises_ends_the_step(make: Make) -> None:
     team.on_wait = stop
     with pytest.raises(KeyboardInterrupt):
         team.run(Given(4, 10))
-
-
-def test_the_last_samples_of_an_epoch_are_counted_though_late(make: Make) -> None:
-    team = make(4, 4)
-    held = team.workers[1].hold_at(1)
-    policy = Given(4, 4, deadline=0.05)
-    assert team.run(policy).counted == {0: 4}
-    team.on_wait = held.set
-    assert team.run(policy).counted == {1: 4}
-    assert team.run(policy).samples == 0
-    assert team.once
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -356,15 +284,6 @@ def test_a_worker_that_is_lost_while_its_update_is_fetched_leaves_no_trace(make:
     team.join(1)
     team.finish(Given(4, 10, 6))
     assert team.once
-
-
-def test_values_beyond_the_announced_ones_refuse_the_worker_for_good(make: Make) -> None:
-    team = make(4, 10)
-    team.workers[1].poison_at(1, 5.0, told=False)
-    outcome = team.run(Given(4, 10))
-    (loss,) = outcome.lost
-    assert loss.for_good and "beyond those it has announced" in loss.reason
-    assert outcome.counted == {0: 4}
 
 
 def test_a_score_is_of_all_that_idle_workers_hold_out(make: Make) -> None:

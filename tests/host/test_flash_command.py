@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -12,8 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.host.cli import app, flash
+from millpond.host.cli import flash
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import DeviceConfig
 from millpond.images import boards
@@ -31,7 +31,9 @@ from millpond.images.format import locate, seed
 from millpond.images.format.manifest import Manifest, SeedPlace, dumps
 
 from ..waiting import eventually
+from .commands import Command, Done, command
 
+__all__ = ["command"]
 MIB = 1 << 20
 SIZE = 8 * MIB
 VOLUME = "/dev/disk/by-id/nvme-ACME_S4XN0042"
@@ -55,34 +57,15 @@ def image(tmp_path: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Done:
-    code: int
-    stdout: str
-    stderr: str
-
-
-Millpond = Callable[..., Done]
-
-
 @pytest.fixture
-def millpond(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Millpond:
-    """The command, without a terminal; in this process, for that is quicker."""
-
-    def call(*arguments: str | Path) -> Done:
-        monkeypatch.setattr(sys, "argv", ["millpond", "flash", *map(str, arguments)])
-        with Path(os.devnull).open() as nothing, pytest.raises(SystemExit) as exit_:
-            monkeypatch.setattr(sys, "stdin", nothing)
-            app.main()
-        assert isinstance(exit_.value.code, int)
-        return Done(exit_.value.code, *capsys.readouterr())
-
-    return call
+def millpond(command: Command) -> Command:
+    """'millpond flash'."""
+    return functools.partial(command, "flash")
 
 
 def refusal(done: Done) -> str:
-    assert done.code == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done
-    return done.stderr.removeprefix("millpond: ").rstrip()
+    assert done.code == 2 and done.out == "" and done.err.count("\n") == 1, done
+    return done.err.removeprefix("millpond: ").rstrip()
 
 
 def on_a_terminal(answer: str, *arguments: str | Path) -> tuple[int, str]:
@@ -109,10 +92,10 @@ def typed_into(argv: tuple[str, ...], answer: str) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
 
 
-def test_a_script_flashes_a_new_file_without_a_word(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+def test_a_script_flashes_a_new_file_without_a_word(millpond: Command, image: Path, tmp_path: Path) -> None:
     done = millpond(image.parent, "--to", tmp_path / "disk", "--size", "512M", "--format", "json")
-    assert done.code == 0 and done.stderr == "", done
-    result = json.loads(done.stdout)
+    assert done.code == 0 and done.err == "", done
+    result = json.loads(done.out)
     assert result.pop("seconds") >= 0
     assert result == {
         "target": str(tmp_path / "disk"),
@@ -133,7 +116,7 @@ def begin(disk: Path) -> bytes:
 
 
 def test_what_is_too_small_for_the_first_boot_is_refused(
-    millpond: Millpond, image: Path, tmp_path: Path
+    millpond: Command, image: Path, tmp_path: Path
 ) -> None:
     """The image fitted and was "verified"; then systemd-repart refused at each boot, for ever."""
     needed = SIZE + boards.read("qemu-virt").room
@@ -144,13 +127,13 @@ def test_what_is_too_small_for_the_first_boot_is_refused(
     assert (tmp_path / "disk").stat().st_size == needed
 
 
-def test_people_read_a_line(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+def test_people_read_a_line(millpond: Command, image: Path, tmp_path: Path) -> None:
     done = millpond(image, "--to", tmp_path / "disk")
     line = rf"{tmp_path}/disk: 1\.4 MB written and verified in \d+\.\d s \([0-9.]+ .?B/s\)\.\n"
-    assert re.fullmatch(line, done.stdout) and done.stderr == ""
+    assert re.fullmatch(line, done.out) and done.err == ""
 
 
-def test_a_file_that_is_there_is_asked_about_once(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_asked_about_once(millpond: Command, image: Path, tmp_path: Path) -> None:
     target = tmp_path / "disk"
     target.write_text("precious")
     unasked = refusal(millpond(image, "--to", target))
@@ -224,7 +207,7 @@ def test_only_the_end_of_the_serial_number_agrees() -> None:
         assert ("nothing was written" in text) == bool(code)
 
 
-def test_a_device_gets_its_identity(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+def test_a_device_gets_its_identity(millpond: Command, image: Path, tmp_path: Path) -> None:
     fleet = provisioning.create(tmp_path / "fleet", "pond", ["csd0"])
     fleet = provisioning.add(fleet, DeviceConfig("csd1", board="qemu-virt"))
     fleet = provisioning.add(fleet, DeviceConfig("csd2", board="generic-uefi"))
@@ -233,7 +216,7 @@ def test_a_device_gets_its_identity(millpond: Millpond, image: Path, tmp_path: P
         assert why in refusal(millpond(image, "--to", tmp_path / "other", *other))
     named = ("--device", "csd1", "--volume-disk", VOLUME, "--erase-volume", "--fleet", fleet.directory)
     done = millpond(image, "--to", tmp_path / "disk", *named)
-    assert done.code == 0 and done.stdout.endswith("It is csd1 now.\n"), done
+    assert done.code == 0 and done.out.endswith("It is csd1 now.\n"), done
     assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o600
     with (tmp_path / "disk").open("rb") as file:
         file.seek(4 * MIB)
@@ -273,7 +256,7 @@ def test_the_disk_of_the_volume_is_named_where_it_is_another(
         flash._volume_file(board, disk, "--erase-volume" in given)
 
 
-def test_a_volumes_disk_is_of_a_device(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+def test_a_volumes_disk_is_of_a_device(millpond: Command, image: Path, tmp_path: Path) -> None:
     done = millpond(image, "--to", tmp_path / "disk", "--volume-disk", VOLUME)
     assert "name it by --device" in refusal(done)
 
@@ -289,7 +272,7 @@ def test_sizes() -> None:
     assert [flash.parse_size(size) for size in given] == [4096, 4096, 8 << 30, 2 << 40]
 
 
-def test_mistakes_are_one_line(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+def test_mistakes_are_one_line(millpond: Command, image: Path, tmp_path: Path) -> None:
     assert refusal(millpond(image, "--to", image)).endswith("is the image itself")
     assert refusal(millpond(image, "--to", image.with_suffix(".json"))).endswith("is the image itself")
     assert "too small" in refusal(millpond(image, "--to", tmp_path / "x", "--size", "4M"))
@@ -324,7 +307,7 @@ main()
 """The command line, in a process that stops itself after 10 MiB."""
 
 
-def test_ctrl_c_says_how_it_leaves_the_target(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+def test_ctrl_c_says_how_it_leaves_the_target(millpond: Command, image: Path, tmp_path: Path) -> None:
     with image.open("r+b") as file:  # long enough to be interrupted
         file.truncate(1 << 29)
         file.seek(8 * MIB)
@@ -351,7 +334,7 @@ def test_ctrl_c_says_how_it_leaves_the_target(millpond: Millpond, image: Path, t
     assert target.read_bytes()[:MIB] == image.read_bytes()[:MIB]
 
 
-def test_a_card_is_told_of_as_untested(millpond: Millpond, tmp_path: Path) -> None:
+def test_a_card_is_told_of_as_untested(millpond: Command, tmp_path: Path) -> None:
     """There is no card: a file is in place of the one that its rshim has."""
     stream, boot, out = tmp_path / "x.bfb", tmp_path / "boot", io.StringIO()
     asked: list[str] = []
@@ -365,4 +348,4 @@ def test_a_card_is_told_of_as_untested(millpond: Millpond, tmp_path: Path) -> No
     assert "can not be verified" in text and text.endswith(f"{bluefield.UNTESTED}.")
     with pytest.raises((LocalError, RemoteError), match=r"mlx-mkbfb|default\.bfb|kernel"):
         flash.push(tmp_path, boot, Console(file=out), lambda question, _typed: asked.append(question))
-    assert "UNTESTED" in millpond("--help").stdout
+    assert "UNTESTED" in millpond("--help").out

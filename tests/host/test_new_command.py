@@ -14,33 +14,23 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from millpond.host.cli import app
 from millpond.host.cli.new import ABOUT, Template, create
 from millpond.train.job import file, wheels
 
+from .commands import Command, command
+
+__all__ = ["command"]
 OTHERS = (Template.TEXT, Template.IMAGES, Template.FINETUNE)
 DEVICES = ("csd0", "csd1", "csd2")
 
 
-def millpond(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
-) -> tuple[object, str, str]:
-    monkeypatch.setattr(sys, "argv", ["millpond", "new", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        app.main()
-    return ended.value.code, *capsys.readouterr()
-
-
 @pytest.mark.parametrize("template", [Template.TEXT, Template.TABULAR, Template.IMAGES])
 def test_a_project_has_a_job_that_is_read_and_data_for_each_device(
-    template: Template,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    template: Template, tmp_path: Path, command: Command
 ) -> None:
     folder, fleet = tmp_path / "mine", tmp_path / "fleet"
     folder.mkdir()  # an empty folder is taken
-    code, out, err = millpond(capsys, monkeypatch, str(folder), "--template", template)
+    code, out, err = command("new", folder, "--template", template)
     assert (code, err) == (0, "") and "README.md says how it trains" in out
     assert (folder / "README.md").read_text().startswith("# mine\n")
     for name in DEVICES:
@@ -73,25 +63,23 @@ def test_data_for_a_fleet_without_emulated_devices_are_refused(tmp_path: Path) -
     assert done.stderr == f"data.py: {tmp_path} has no emulated device csd0; it needs three of them\n"
 
 
-def test_what_is_there_is_not_written_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_there_is_not_written_over(tmp_path: Path, command: Command) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "task.py").write_text("mine")
     for path in (taken, taken / "task.py"):
-        code, _, err = millpond(capsys, monkeypatch, str(path))
+        code, _, err = command("new", path)
         assert code == 2
         assert err == f"millpond: {path} exists and is not an empty folder; choose another name\n"
     assert [path.read_text() for path in taken.iterdir()] == ["mine"]
-    code, _, err = millpond(capsys, monkeypatch)
+    code, _, err = command("new")
     assert (code, err.count("\n")) == (2, 1) and "needs a name" in err
 
 
-def test_templates_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, _ = millpond(capsys, monkeypatch, "--list")
+def test_templates_are_listed(command: Command) -> None:
+    code, out, _ = command("new", "--list")
     assert code == 0 and [line.split()[0] for line in out.splitlines()] == list(Template)
-    code, out, _ = millpond(capsys, monkeypatch, "--list", "--format", "json")
+    code, out, _ = command("new", "--list", "--format", "json")
     assert json.loads(out) == {"templates": ABOUT}
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import ConfigError
-from millpond.host.cli import app
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory, provisioning, renewal
 from millpond.host.records.jobs import JobState
@@ -19,25 +17,23 @@ from millpond.host.store.store import Store
 from millpond.linux.file_lock import locked
 from millpond.train.job.file import read as read_job
 
+from .commands import Command, command
 from .daemon_rig import JOB, Rig, open_rig, rig
 
-__all__ = ["open_rig", "rig"]
-Command = Callable[[], tuple[int, str]]
+__all__ = ["command", "open_rig", "rig"]
+Remove = Callable[[], tuple[int, str]]
 
 
 @pytest.fixture
-def remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def remove(tmp_path: Path, command: Command) -> Remove:
     """Makes a fleet whose daemon does not run, and returns 'remove csd1' with its code and errors."""
     provisioning.create(tmp_path, "farm", ("csd0", "csd1"))
 
-    def command() -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["millpond", "remove", "--fleet", str(tmp_path), "csd1"])
-        with pytest.raises(SystemExit) as exit_:
-            app.main()
-        assert isinstance(exit_.value.code, int)
-        return exit_.value.code, capsys.readouterr().err
+    def call() -> tuple[int, str]:
+        done = command("remove", "--fleet", tmp_path, "csd1")
+        return done.code, done.err
 
-    return command
+    return call
 
 
 def devices(fleet: Path) -> list[str]:
@@ -49,7 +45,7 @@ def hosts(fleet: Path) -> list[str]:
     return [line.split()[0] for line in known.read_text().splitlines()]
 
 
-def test_a_device_is_removed_where_no_daemon_runs(tmp_path: Path, remove: Command) -> None:
+def test_a_device_is_removed_where_no_daemon_runs(tmp_path: Path, remove: Remove) -> None:
     """Before: it asked for a daemon to be started."""
     assert remove() == (0, "")
     assert (devices(tmp_path), hosts(tmp_path)) == (["csd0"], ["csd0"])
@@ -59,19 +55,17 @@ def test_a_device_is_removed_where_no_daemon_runs(tmp_path: Path, remove: Comman
 
 @pytest.mark.parametrize("is_revoked", [False, True])
 def test_a_removed_device_has_a_good_certificate_unless_it_is_revoked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_revoked: bool
+    tmp_path: Path, command: Command, is_revoked: bool
 ) -> None:
     provisioning.create(tmp_path, "farm", ("csd0", "csd1"))
     if is_revoked:
         renewal.revoke(directory.read(tmp_path), "csd1")
-    monkeypatch.setattr(sys, "argv", ["millpond", "remove", "--fleet", str(tmp_path), "csd1"])
-    with pytest.raises(SystemExit):
-        app.main()
-    assert ("Its certificate stays good" in capsys.readouterr().out) is not is_revoked
+    done = command("remove", "--fleet", tmp_path, "csd1")
+    assert ("Its certificate stays good" in done.out) is not is_revoked
 
 
 @pytest.mark.parametrize("done", ["fleet.toml", "known_hosts", "both"])
-def test_what_was_cut_off_is_done_again(tmp_path: Path, remove: Command, done: str) -> None:
+def test_what_was_cut_off_is_done_again(tmp_path: Path, remove: Remove, done: str) -> None:
     """Before: once the device was not in fleet.toml, its host key stayed known for ever."""
     fleet = directory.read(tmp_path)
     if done != "known_hosts":
@@ -83,7 +77,7 @@ def test_what_was_cut_off_is_done_again(tmp_path: Path, remove: Command, done: s
     assert (devices(tmp_path), hosts(tmp_path)) == (["csd0"], ["csd0"])
 
 
-def test_a_job_with_which_the_next_daemon_goes_on_keeps_its_devices(tmp_path: Path, remove: Command) -> None:
+def test_a_job_with_which_the_next_daemon_goes_on_keeps_its_devices(tmp_path: Path, remove: Remove) -> None:
     path = tmp_path / "job.toml"
     (tmp_path / "given").mkdir()
     path.write_text(JOB.format(name="mine"))
@@ -104,7 +98,7 @@ def test_a_job_with_which_the_next_daemon_goes_on_keeps_its_devices(tmp_path: Pa
     assert remove()[0] == 0
 
 
-def test_a_daemon_that_is_about_to_answer_is_no_absent_one(tmp_path: Path, remove: Command) -> None:
+def test_a_daemon_that_is_about_to_answer_is_no_absent_one(tmp_path: Path, remove: Remove) -> None:
     with locked(tmp_path / "host.lock", "taken"):
         code, error = remove()
     assert code == 2 and "starts or ends" in error

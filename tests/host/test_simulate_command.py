@@ -4,44 +4,27 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from millpond.base.errors import ConfigError
-from millpond.host.cli import app
 from millpond.host.cli.simulation import fleet as simulate
 
+from .commands import Command, command
+
 EXAMPLE = Path(__file__).parents[2] / "agent" / "examples" / "fleet-36.toml"
+__all__ = ["command"]
 KIND = '[[kind]]\nname = "a"\ncount = 2\nbatches = [2, 8]\nseconds = [0.1, 0.3]\n'
 
 
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command in this process: its exit code, output and errors."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["millpond", "simulate", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            app.main()
-        assert isinstance(exit_.value.code, int)
-        return exit_.value.code, *capsys.readouterr()
-
-    return call
-
-
 def test_the_example_runs_and_shows_what_re_tuning_is_worth(command: Command) -> None:
-    code, out, err = command("--format", "json", str(EXAMPLE))
+    code, out, err = command("simulate", "--format", "json", EXAMPLE)
     assert code == 0, err
     results = {row["policy"]: row for row in json.loads(out)["results"]}
     assert results["millpond"]["share"] > 0.85 > 0.5 > results["untuned"]["share"]
     assert results["millpond"]["bias"] < 0.01
-    code, table, _ = command(str(EXAMPLE))
+    code, table, _ = command("simulate", EXAMPLE)
     assert code == 0 and "millpond" in table and "of the ideal" in table
 
 
@@ -69,4 +52,8 @@ def test_a_file_that_means_nothing_is_refused_in_one_line(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_not_there_is_named(command: Command) -> None:
-    assert command("nowhere.toml") == (2, "", "millpond: nowhere.toml: No such file or directory\n")
+    assert command("simulate", "nowhere.toml") == (
+        2,
+        "",
+        "millpond: nowhere.toml: No such file or directory\n",
+    )

@@ -4,30 +4,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from millpond.base.errors import ConfigError
-from millpond.host.cli import app
 from millpond.host.cli.simulation import tiers
 
+from .commands import Command, command
+
+__all__ = ["command"]
 EXAMPLE = Path(__file__).parents[2] / "agent" / "examples" / "tiers.toml"
 
 
-def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    monkeypatch.setattr(sys, "argv", ["millpond", "simulate", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        app.main()
-    assert exit_.value.code == 0
-    return capsys.readouterr().out
-
-
-def test_formula_and_events_agree_at_the_figures_of_summit(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = simulate(capsys, monkeypatch, "--format", "json", str(EXAMPLE))
+def test_formula_and_events_agree_at_the_figures_of_summit(command: Command) -> None:
+    out = command("simulate", "--format", "json", EXAMPLE).out
     results = {row["repeats"]: row for row in json.loads(out)["results"]}
     for row in results.values():
         one, other = row["predicted"], row["simulated"]
@@ -37,7 +28,7 @@ def test_formula_and_events_agree_at_the_figures_of_summit(
     assert results["1"]["simulated"]["throughput"] == pytest.approx(400e9 / 58.5e6, rel=0.05)
     assert results["10"]["simulated"]["throughput"] == pytest.approx(65000, rel=0.01)  # the paper: rf >= 10
     assert results["128"]["simulated"]["read"] == pytest.approx(30.4e9, rel=0.05)  # the paper: 30.4 GB/s
-    assert "read GB/s" in simulate(capsys, monkeypatch, str(EXAMPLE))
+    assert "read GB/s" in command("simulate", EXAMPLE).out
 
 
 @pytest.mark.parametrize(
