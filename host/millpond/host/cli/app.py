@@ -26,6 +26,7 @@ from millpond.host.cli.exits import (
     Interrupted,
     exit_code,
     fail,
+    loading,
     run,
 )
 from millpond.host.cli.options import new_app
@@ -63,7 +64,8 @@ class LazyGroup(TyperGroup):
         names = self.list_commands(ctx)
         for name in (cmd_name,) if cmd_name in names else names:
             if name not in self.commands:
-                module = import_module(f"{__package__}.{_MODULES.get(name) or name}")
+                with loading():
+                    module = import_module(f"{__package__}.{_MODULES.get(name) or name}")
                 self.commands.update(get_group(module.app).commands)
         return self.commands.get(cmd_name)
 

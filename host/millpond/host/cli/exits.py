@@ -113,6 +113,18 @@ def _forget_output() -> None:
 
 
 @contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Let Ctrl-C just end the process within the block, which imports modules: an extension that is being
+    loaded may swallow an exception.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Turn the first SIGTERM or SIGHUP within the block into SystemExit, so that it ends as by Ctrl-C; the
     exit code is 128 + N.

@@ -11,6 +11,7 @@ import typer
 
 from millpond.base.errors import LocalError
 from millpond.base.text import printable
+from millpond.host.cli.exits import loading
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, new_app
 from millpond.host.fleet import directory
 
@@ -47,8 +48,9 @@ def emulate(
     ] = None,
 ) -> None:
     """Run a host daemon and the fleet's emulated devices, until Ctrl-C. Makes the fleet if there is none."""
-    from millpond.host.emulation import machine, qemu_devices
-    from millpond.host.fleet import provisioning
+    with loading():
+        from millpond.host.emulation import machine, qemu_devices
+        from millpond.host.fleet import provisioning
 
     if command and not shutil.which(command[0]):
         raise LocalError(f"'{printable(command[0])}' is no command: sh -c takes a line of them")
@@ -70,7 +72,8 @@ def demonstrate(
     seed: Annotated[int, typer.Option(help="Of the data's division and the training.")] = 7,
 ) -> None:
     """Emulate a fleet and train on its private data: the whole of millpond in a minute."""
-    from millpond.host.emulation.demo import prepare
+    with loading():
+        from millpond.host.emulation.demo import prepare
 
     raise typer.Exit(prepare.run(place, seed))
 
