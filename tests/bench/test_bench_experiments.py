@@ -23,7 +23,7 @@ INSTALLED = [("aggregate", "flower"), ("data", "mosaic"), ("data", "ray"), ("tas
 TOGETHER = {
     "aggregate": [
         *("rounds", "split", "staged", "gigabyte", "topology", "offload", "encodings"),
-        *("strategies,udp_over_tcp",),
+        *("strategies,udp_over_tcp,udp_accuracy",),
     ],
     "balance": ["a_virtual,b,sim,sim_error", "a_real", "exchange", "kill", "convergence"],
     "data": ["met_points", "met_speed", "streamed", "tuner", "accuracy,elastic"],
@@ -70,7 +70,8 @@ def test_the_shortest_form_of_an_experiment_has_rows(benchmark: str, names: str,
     rows = json.loads((tmp_path / f"{benchmark}.json").read_text())
     assert len({row["figure"] for row in rows}) == len(rows)
     for row in rows:
-        assert row.keys() == KEYS and row["figure"] in done.stdout
+        assert row.keys() == KEYS
+        assert row["figure"] in done.stdout or benchmark == "tunnel"  # its table has a line for each route
     measured = [row for row in rows if not _lacks_a_peer(row)]
     assert measured or names == "fuse-python"
     for row in measured:
