@@ -33,7 +33,7 @@ from millpond.linux.syscalls import die_with_parent
 MILLPOND, CLI = "millpond", "millpond.host.cli.app"
 LATE = (
     *("millpond.host.cli." + name for name in ("copy", "devices", "fleet", "jobs", "launch", "remote")),
-    *("millpond.host.cli." + name for name in ("data.command", "volume")),
+    *("millpond.host.cli." + name for name in ("data", "volume")),
     *("millpond.host.remote." + name for name in ("run_many", "volume_report")),
 )
 """What commands import themselves, and takes long."""

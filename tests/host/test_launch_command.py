@@ -10,9 +10,8 @@ import pytest
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.host.api.launch import LaunchSaved, StartLaunch, WorkerEnd
-from millpond.host.cli.launch import _about_privacy, _about_variables
+from millpond.host.cli.launch import _about_privacy, _about_variables, read_files
 from millpond.host.cli.launch import launch as launch_command
-from millpond.host.cli.launch_files import read_files
 from millpond.host.terminal.output_folder import OutputFolder
 from millpond.train.distributed.launch_messages import script_digest
 

@@ -12,7 +12,7 @@ import pytest
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.api.launch import LaunchInputsEnd
-from millpond.host.cli.launch_files import module_file, read_files, read_inputs
+from millpond.host.cli.launch import module_file, read_files, read_inputs
 from millpond.host.launch.inputs import LaunchInputs
 from millpond.train.distributed.launch_messages import SAVED_PART, InputPart, InputsEnd
 from millpond.wire.channel import Channel

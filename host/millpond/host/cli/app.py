@@ -38,8 +38,7 @@ _MODULES: Final = {
     **dict.fromkeys(("devices", "topology", "tunnel"), "devices"),
     **dict.fromkeys(("run", "shell"), "remote"),
     **dict.fromkeys(("mount", "umount", "volume", "cp"), "volume"),
-    **dict.fromkeys(("flash", "update", "new", "sign")),
-    "data": "data.command",
+    **dict.fromkeys(("flash", "update", "new", "sign", "data")),
     **dict.fromkeys(("train", "resume"), "jobs"),
     "launch": "launch",
     **dict.fromkeys(("profile", "jobs", "stop"), "jobs"),
@@ -47,7 +46,7 @@ _MODULES: Final = {
     "simulate": "simulation.command",
 }
 """The module of each command, its own name where there is none; in the order of the help."""
-_NO_COMMANDS = ("app", "copy", "exits", "launch_files", "options")
+_NO_COMMANDS = ("app", "copy", "exits", "options")
 
 
 class LazyGroup(TyperGroup):
