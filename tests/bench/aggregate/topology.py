@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import statistics
-import subprocess
 import threading
 import time
 import traceback
@@ -23,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from bench.aggregate.lan import DEEP, address, lan
 from bench.experiment import Run
 from bench.rows import Row, summary
 from bench.tunnel.namespace import Namespace
@@ -102,40 +102,7 @@ def _network(links: Links, shared: Shared, count: int) -> Network:
 
 
 def _address(name: str) -> str:
-    return f"10.99.0.{2 + int(name[1:]) if name else 1}"
-
-
-class ShapedLan:
-    """A bridge in a namespace, and a namespace for each node behind a shaped link."""
-
-    def __init__(self, names: Sequence[str], rate: float) -> None:
-        self.switch, self.nodes = Namespace(), {name: Namespace() for name in names}
-        self._ip(self.switch, "link", "add", "lan", "type", "bridge")
-        self._ip(self.switch, "link", "set", "lan", "up")
-        for name, node in self.nodes.items():
-            port = f"p{name or 'sink'}"
-            node.join(self.switch, port)
-            self._ip(self.switch, "link", "set", port, "master", "lan", "up")
-            node.configure(port, _address(name), 24, 1500)
-            for namespace in (node, self.switch):
-                bucket = ["rate", f"{8 * rate:.0f}bit", "burst", "66kb", "latency", "100ms"]
-                self._run(namespace, "tc", "qdisc", "add", "dev", port, "root", "tbf", *bucket)
-
-    def _ip(self, namespace: Namespace, *arguments: str) -> None:
-        self._run(namespace, "ip", *arguments)
-
-    def _run(self, namespace: Namespace, *command: str) -> None:
-        with namespace.entered():
-            subprocess.run(command, check=True)
-
-    def received(self) -> int:
-        """Return the bytes that all nodes have received so far."""
-        return sum(node.traffic(f"p{name or 'sink'}").received for name, node in self.nodes.items())
-
-    def close(self) -> None:
-        """Let go of the namespaces."""
-        for namespace in (self.switch, *self.nodes.values()):
-            namespace.close()
+    return address(1 + int(name[1:]) if name else 0)
 
 
 @contextlib.contextmanager
@@ -158,23 +125,20 @@ def _forked(run: Callable[[], None], namespace: Namespace) -> Iterator[int]:
 
 
 def _measure(repeats: int, counts: Sequence[int]) -> tuple[Links, Shared, Seconds]:
-    names = [SINK, *_names(max(counts))]
-    lan = ShapedLan(names, RATE)
-    try:
-        with contextlib.ExitStack() as processes:
-            for name in names[1:]:
-                processes.enter_context(_forked(lambda name=name: _run_node(name), lan.nodes[name]))  # type: ignore[misc]
-            receiving, sending = os.pipe()  # now, as the nodes would keep it open
-            processes.enter_context(_forked(lambda: _run_sink(repeats, counts, sending), lan.nodes[SINK]))
-            os.close(sending)
-            with os.fdopen(receiving, "rb") as results:
-                found = json.loads(results.read())
+    names = _names(max(counts))
+    with lan(1 + len(names), round(8 * RATE / 1e6), DEEP) as network, contextlib.ExitStack() as processes:
+        sink, *nodes = network.nodes
+        for name, node in zip(names, nodes, strict=True):
+            processes.enter_context(_forked(lambda name=name: _run_node(name), node))  # type: ignore[misc]
+        receiving, sending = os.pipe()  # now, as the nodes would keep it open
+        processes.enter_context(_forked(lambda: _run_sink(repeats, counts, sending), sink))
+        os.close(sending)
+        with os.fdopen(receiving, "rb") as results:
+            found = json.loads(results.read())
         expected = repeats * sum(4 * VALUES * 2 * count for count in counts)
-        if lan.received() < expected:
+        if sum(node.traffic("lan").received for node in network.nodes) < expected:
             raise RuntimeError("the links did not carry the vectors")
-        return found["links"], found["shared"], found["seconds"]
-    finally:
-        lan.close()
+    return found["links"], found["shared"], found["seconds"]
 
 
 def _vector(name: str) -> Vector:

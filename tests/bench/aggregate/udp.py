@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from bench.aggregate.udp_lan import lan
+from bench.aggregate.lan import lan
 from bench.aggregate.udp_response import KINDS, Response, Setting, team
 from bench.experiment import Run
 from bench.rows import Row, summary

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aggregate.udp.fake_link import open_socket
-from bench.aggregate.udp_lan import Lan, address
+from bench.aggregate.lan import Lan, address
 from bench.aggregate.udp_peers import TcpServer, Vector, tcp_exchange
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import KEY_SIZE, VectorPlan

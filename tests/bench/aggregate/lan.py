@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (namespaces, tc): a switch with shallow buffers between nodes, which are network namespaces."""
+"""Edge (namespaces, tc): a switch between nodes, which are network namespaces behind shaped links."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from bench.tunnel.namespace import Namespace
 
 _SIOCETHTOOL, _ETHTOOL_SGRO = 0x8946, 0x2C
-_BURST = "15kb"
-_NODE_QUEUE, _PORT_QUEUE = "1500kb", "512kb"
+SHALLOW, DEEP = ("15kb", "limit 1500kb", "limit 512kb"), ("66kb", "latency 100ms", "latency 100ms")
+"""The bucket of a link, and the buffers of a node and of its port in the switch."""
 _NOTHING = 0xFFFFFFFF
 _SHOT = 2
 _RANDOM = 0xFFFFF038
@@ -47,8 +47,9 @@ def address(number: int) -> str:
 
 
 @contextmanager
-def lan(count: int, mbit: int) -> Iterator[Lan]:
+def lan(count: int, mbit: int, buffers: tuple[str, str, str] = SHALLOW) -> Iterator[Lan]:
     """Make a LAN of nodes with links of ``mbit`` both ways. The caller must have one thread only."""
+    burst, node_queue, port_queue = buffers
     with ExitStack() as stack:
         switch, *nodes = (stack.enter_context(closing(Namespace())) for _ in range(count + 1))
         _do(switch, "ip link add br0 type bridge")
@@ -58,9 +59,9 @@ def lan(count: int, mbit: int) -> Iterator[Lan]:
             _do(switch, f"ip link set p{number} master br0 up")
             _do(node, f"ip address add {address(number)}/16 dev lan")
             _do(node, "ip link set lan up")
-            shape = f"tbf rate {mbit}mbit burst {_BURST} limit"
-            _do(switch, f"tc qdisc add dev p{number} root {shape} {_PORT_QUEUE}")
-            _do(node, f"tc qdisc add dev lan root {shape} {_NODE_QUEUE}")
+            shape = f"tbf rate {mbit}mbit burst {burst}"
+            _do(switch, f"tc qdisc add dev p{number} root {shape} {port_queue}")
+            _do(node, f"tc qdisc add dev lan root {shape} {node_queue}")
             _merge_received(node)
         yield Lan(tuple(nodes), switch)
 
