@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -32,13 +34,10 @@ class Usage(NamedTuple):
 
 def tree(roots: Iterable[int]) -> list[int]:
     """The processes ``roots`` and all below them."""
-    found, waiting = [], list(roots)
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += [int(child) for child in (task / "children").read_text().split()]
+    found: list[int] = []
+    for pid in roots:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     return found
 
 
@@ -65,12 +64,8 @@ def _of_task(task: Path) -> Usage:
 
 def proportional_memory(roots: Iterable[int]) -> float:
     """MiB (PSS) of the processes ``roots`` and all below them: a shared page counts its part to each."""
-    return sum(_proportional_kib(pid) for pid in tree(roots)) / 1024
-
-
-def _proportional_kib(pid: int) -> int:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1])
-    return 0
+    total = 0
+    for pid in tree(roots):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            total += psutil.Process(pid).memory_full_info().pss
+    return total / (1 << 20)
