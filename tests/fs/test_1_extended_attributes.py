@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import ProtocolError
-from millpond.fs.fuse import extended_abi as abi
+from millpond.fs.fuse import abi
 from millpond.fs.proto.extended import pack_names, unpack_names
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.usage import public_usage
@@ -133,10 +133,10 @@ def test_the_birth_time_stays(backing: BackingFs, top: Path) -> None:
 
 def test_requests_of_the_kernel() -> None:
     head = struct.pack("=II", 3, 1)
-    assert abi.parse_get(memoryview(head + b"user.a\0")) == (3, b"user.a")
-    assert abi.parse_set(memoryview(head + b"user.a\0x\0y")) == (b"user.a", b"x\0y", 1)
-    assert errno_of(abi.parse_set, memoryview(head + b"user.a\0xy")) == errno.EIO
-    assert errno_of(abi.parse_set, memoryview(head + b"user.a")) == errno.EIO
+    assert abi.parse_getxattr(memoryview(head + b"user.a\0")) == (3, b"user.a")
+    assert abi.parse_setxattr(memoryview(head + b"user.a\0x\0y")) == (b"user.a", b"x\0y", 1)
+    assert errno_of(abi.parse_setxattr, memoryview(head + b"user.a\0xy")) == errno.EIO
+    assert errno_of(abi.parse_setxattr, memoryview(head + b"user.a")) == errno.EIO
 
 
 def test_statx_as_the_kernel_reads_it(top: Path) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from millpond.fs.coherence.delegation_table import Holder
-from millpond.fs.coherence.extended import CoherentExtended
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import store_files
 from millpond.fs.store.create import Announce
@@ -129,7 +128,7 @@ class CoherentFs:
         self._direct: set[Handle] = set()
         self._passthrough_inodes: dict[Handle, int] = {}
         self._mapped = MmapWriters()
-        self.extended = CoherentExtended(tree.extended, self._file_intent)
+        self.extended = tree.extended.within(self._file_intent)
         self.forget, self.readlink, self.statfs = tree.forget, tree.readlink, tree.statfs
         self.opendir, self.readdir, self.read = tree.opendir, tree.readdir, tree.read
         self.descriptor, self.fsync, self.seek = tree.descriptor, tree.fsync, tree.seek

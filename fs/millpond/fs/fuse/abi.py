@@ -169,6 +169,12 @@ _LOCK_IS = Struct("=QQII")
 _INIT_IS = Struct("=IIIIHHIIHHII24x")
 _INVAL_ENTRY = Struct("=QII")
 _PRUNE = Struct("=IIQ")
+_XATTR_SIZES = Struct("=II")
+"""Of GETXATTR and LISTXATTR: the size of the caller's buffer; of SETXATTR: that of the value, and flags."""
+_XATTR_SIZE_IS = Struct("=I4x")
+_STATX_BASIC, _STATX_BIRTH = 0x7FF, 0x800
+_STATX_IS = Struct("=QII16x" + "IIQIIIH2xQQQQ" + "qI4x" * 4 + "IIII112x")
+"""For how long attributes may be cached, flags; struct fuse_statx."""
 DIRENT = Struct("=QQII")
 DIRENTPLUS = Struct("=QQQQII" + "QQQqqqIIIIIIIIII" + "QQII")
 """An entry, attributes, and a DIRENT; the name follows."""
@@ -228,6 +234,27 @@ def parse_lock(data: memoryview) -> LockBody:
         raise os_error(errno.EIO)
     handle, owner, start, end, kind, pid, flags = _LOCK.unpack(data)
     return LockBody(handle, owner, start, end, kind, pid, bool(flags & LOCK_FLOCK))
+
+
+def parse_getxattr(body: memoryview) -> tuple[int, bytes]:
+    """Parse GETXATTR: the size of the caller's buffer, 0 to ask for the value's size, and the name."""
+    size, _ = _XATTR_SIZES.unpack_from(body)
+    (name,) = names(body[_XATTR_SIZES.size :])
+    return size, name
+
+
+def parse_listxattr(body: memoryview) -> int:
+    """Parse LISTXATTR: the size of the caller's buffer, 0 to ask for that of the names."""
+    return int(_XATTR_SIZES.unpack_from(body)[0])
+
+
+def parse_setxattr(body: memoryview) -> tuple[bytes, bytes, int]:
+    """Parse SETXATTR: name, value, flags. Raises OSError: EIO for anything else."""
+    size, flags = _XATTR_SIZES.unpack_from(body)
+    name, found, value = bytes(body[_XATTR_SIZES.size :]).partition(b"\0")
+    if not found or len(value) != size:
+        raise os_error(errno.EIO)
+    return name, value, flags
 
 
 def pack_init(
@@ -316,3 +343,20 @@ def pack_statistics(s: Statistics) -> bytes:
     """Pack how full the file system is."""
     blocks = (s.blocks, s.free, s.available, s.files, s.files_free)
     return _STATISTICS.pack(*blocks, s.block_size, s.name_max, s.fragment_size, 0)
+
+
+def pack_xattr_size(size: int) -> bytes:
+    """Pack the size of a value or of a list."""
+    return _XATTR_SIZE_IS.pack(size)
+
+
+def pack_statx(a: Attributes, birth: int | None, seconds: float = 0.0) -> bytes:
+    """Pack attributes that the kernel may cache for ``seconds``, with the birth time in nanoseconds."""
+    whole = int(seconds)
+    valid = (whole, int((seconds - whole) * 10**9), 0)
+    mask = _STATX_BASIC if birth is None else _STATX_BASIC | _STATX_BIRTH
+    owner = (a.links, a.uid, a.gid, a.mode)
+    times = [part for time in (a.atime, birth or 0, a.ctime, a.mtime) for part in divmod(time, 10**9)]
+    device = (os.major(a.rdev), os.minor(a.rdev), 0, 0)
+    head = (*valid, mask, a.block_size, 0, *owner, a.inode, a.size, a.blocks, 0)
+    return _STATX_IS.pack(*head, *times, *device)

@@ -24,7 +24,6 @@ from millpond.fs.fuse.backings import Backings
 from millpond.fs.fuse.device import FuseDevice
 from millpond.fs.fuse.directories import list_attributes, list_names
 from millpond.fs.fuse.extended import KernelExtended
-from millpond.fs.fuse.extended_abi import pack_statx
 from millpond.fs.fuse.file_locks import KernelLocks
 from millpond.fs.fuse.mounts import require_mountable
 from millpond.fs.fuse.operation_log import OperationLog
@@ -233,7 +232,7 @@ class FuseServer:
     def _statx(self, header: Header, _body: memoryview) -> Reply:
         node = Node(header.node)
         known, birth = self._tree.getattr(node), self._tree.extended.birth_time(node)
-        return [pack_statx(self._owners.shown(known.attributes), birth, known.seconds)]
+        return [abi.pack_statx(self._owners.shown(known.attributes), birth, known.seconds)]
 
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         valid, _, handle, *rest = abi.SETATTR.unpack_from(body)

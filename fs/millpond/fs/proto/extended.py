@@ -13,36 +13,33 @@ from millpond.fs.vfs.xattr_names import MAX_LIST, is_user_name
 from millpond.wire.messages import Kind, Message, message
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendedRequest(Message):
-    """Base of the requests about what few programs ask for of a file."""
-
-    node: int
-
-
 @message("fs.getxattr", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
-class GetXattr(ExtendedRequest):
+class GetXattr(Message):
     """Get the value of an extended attribute. Answered by XattrIs."""
 
+    node: int
     name: bytes
 
 
 @message("fs.setxattr", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
-class SetXattr(ExtendedRequest):
+class SetXattr(Message):
     """Set an extended attribute to the payload, with ``flags`` as in setxattr(2). Answered by
     AttributesAre.
     """
 
+    node: int
     name: bytes
     flags: int = 0
 
 
 @message("fs.listxattr", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
-class ListXattrs(ExtendedRequest):
+class ListXattrs(Message):
     """List the names of a file's extended attributes. Answered by XattrsAre."""
+
+    node: int
 
 
 @message("fs.findbare", Kind.VOLUME)
@@ -58,16 +55,19 @@ class FindBare(Message):
 
 @message("fs.removexattr", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
-class RemoveXattr(ExtendedRequest):
+class RemoveXattr(Message):
     """Remove an extended attribute. Answered by AttributesAre."""
 
+    node: int
     name: bytes
 
 
 @message("fs.birthtime", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
-class GetBirthTime(ExtendedRequest):
+class GetBirthTime(Message):
     """Get when a file was made. Answered by BirthTimeIs."""
+
+    node: int
 
 
 @message("fs.xattr", Kind.VOLUME)

@@ -20,11 +20,11 @@ from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.setattr import requested_changes
 from millpond.fs.server.directories import DirectoryHandlers, Reply
-from millpond.fs.server.extended import perform_extended
 from millpond.fs.store.bulk_files import read_small
 from millpond.fs.store.identity import key_of
 from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node, SetAttr, one_name
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error, within
+from millpond.fs.vfs.xattr_names import MAX_LIST, MAX_VALUE
 from millpond.wire.channel import FileSlice
 from millpond.wire.messages import Message
 
@@ -393,9 +393,35 @@ class RequestHandlers(DirectoryHandlers):
         return self._done(self._release, request.handle)
 
     @perform.register
-    def _(self, request: x.ExtendedRequest, payload: Buffer) -> Reply:
+    def _(self, request: x.GetXattr, _payload: Buffer) -> Reply:
+        return x.XattrIs(), self._coherent.extended.get(self._node(request.node), request.name)
+
+    @perform.register
+    def _(self, request: x.ListXattrs, _payload: Buffer) -> Reply:
         node = self._node(request.node)
-        return perform_extended(self._coherent.extended, node, request, payload, self._attributes)
+        known = self._attributes(node)  # before the names: a change of these recalls them
+        names = x.pack_names(self._coherent.extended.names(node))
+        if len(names) > MAX_LIST:
+            raise os_error(errno.E2BIG)
+        return x.XattrsAre(known), names
+
+    @perform.register
+    def _(self, request: x.SetXattr, payload: Buffer) -> Reply:
+        node = self._node(request.node)
+        if len(payload) > MAX_VALUE:
+            raise os_error(errno.E2BIG)
+        self._coherent.extended.set(node, request.name, bytes(payload), within(request.flags, 0, 3))
+        return self._attributes(node), b""
+
+    @perform.register
+    def _(self, request: x.RemoveXattr, _payload: Buffer) -> Reply:
+        node = self._node(request.node)
+        self._coherent.extended.remove(node, request.name)
+        return self._attributes(node), b""
+
+    @perform.register
+    def _(self, request: x.GetBirthTime, _payload: Buffer) -> Reply:
+        return x.BirthTimeIs(self._coherent.extended.birth_time(self._node(request.node))), b""
 
     @perform.register
     def _(self, request: x.FindBare, _payload: Buffer) -> Reply:

@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from typing import Self
 
 from millpond.fs.store.create import proc_path
 from millpond.fs.store.quota import BLOCK_SIZE
@@ -41,7 +42,7 @@ def _is_bare(file: int) -> bool:
 class BackingExtended:
     """ExtendedFs of files by their O_PATH descriptors, which ``pinned`` keeps open; one that ``is_public``
     does not hold of, such as a root above the public part, shows no extended attributes and takes none.
-    ``require`` takes so many bytes of a quota.
+    ``require`` takes so many bytes of a quota; a file is changed within ``intent``.
     """
 
     def __init__(
@@ -49,8 +50,13 @@ class BackingExtended:
         pinned: Callable[[Node], AbstractContextManager[int]],
         is_public: Callable[[Node], bool],
         require: Callable[[int], None],
+        intent: Callable[[Node], AbstractContextManager[object]] = lambda _node: contextlib.nullcontext(),
     ) -> None:
-        self._pinned, self._is_public, self._require = pinned, is_public, require
+        self._pinned, self._is_public, self._require, self._intent = pinned, is_public, require, intent
+
+    def within(self, intent: Callable[[Node], AbstractContextManager[object]]) -> Self:
+        """Return the same, but that a file is changed within ``intent``."""
+        return type(self)(self._pinned, self._is_public, self._require, intent)
 
     def _require_public(self, node: Node) -> None:
         if not self._is_public(node):
@@ -69,7 +75,7 @@ class BackingExtended:
         user_name(name)
         self._require_public(node)
         self._require(BLOCK_SIZE + len(value))
-        with self._pinned(node) as file:
+        with self._intent(node), self._pinned(node) as file:
             os.setxattr(proc_path(file), name, value, flags)
 
     def names(self, node: Node) -> tuple[bytes, ...]:
@@ -83,7 +89,7 @@ class BackingExtended:
         """Remove an extended attribute. A full quota does not hinder it."""
         user_name(name)
         self._require_public(node)
-        with self._pinned(node) as file:
+        with self._intent(node), self._pinned(node) as file:
             os.removexattr(proc_path(file), name)
 
     def bare(self, directory: Node, names: Iterable[bytes]) -> Iterator[os.stat_result]:
