@@ -56,13 +56,6 @@ def test_names_of_other_namespaces_are_not_supported(name: bytes, backing: Backi
     assert errno_of(extended.remove, node, name) == errno.EOPNOTSUPP
 
 
-def test_a_capability_never_reaches_the_flash(backing: BackingFs, top: Path) -> None:
-    (top / "f").touch()
-    rights = struct.pack("<5I", 0x02000001, 1 << 21, 0, 0, 0)  # cap_sys_admin+ep
-    assert errno_of(backing.extended.set, found(backing), b"security.capability", rights, 0)
-    assert os.listxattr(top / "f") == []
-
-
 @pytest.mark.parametrize("name", [b"user." + b"n" * 251, b"user.a\0b", b"user."])
 def test_names_that_no_attribute_can_have(name: bytes) -> None:
     assert errno_of(user_name, name) in (errno.ERANGE, errno.EINVAL)
@@ -76,22 +69,6 @@ def test_what_others_set_is_not_shown(backing: BackingFs, top: Path) -> None:
     except OSError as error:
         pytest.skip(f"no trusted attributes here: {error}")
     assert backing.extended.names(found(backing)) == (b"user.shown",)
-
-
-def test_attributes_of_files_and_directories(backing: BackingFs, top: Path) -> None:
-    (top / "f").touch()
-    (top / "d").mkdir()
-    for name in (b"f", b"d"):
-        node, extended = found(backing, name), backing.extended
-        assert errno_of(extended.get, node, b"user.a") == errno.ENODATA
-        assert errno_of(extended.set, node, b"user.a", b"1", os.XATTR_REPLACE) == errno.ENODATA
-        extended.set(node, b"user.a", b"1", os.XATTR_CREATE)
-        assert errno_of(extended.set, node, b"user.a", b"2", os.XATTR_CREATE) == errno.EEXIST
-        extended.set(node, b"user.empty", b"", 0)
-        assert sorted(extended.names(node)) == [b"user.a", b"user.empty"]
-        assert (extended.get(node, b"user.a"), extended.get(node, b"user.empty")) == (b"1", b"")
-        extended.remove(node, b"user.a")
-        assert errno_of(extended.remove, node, b"user.a") == errno.ENODATA
 
 
 def test_a_root_that_holds_both_parts_has_none(top: Path) -> None:
