@@ -21,6 +21,7 @@ from millpond.fs.store import directories
 from millpond.fs.vfs.inode_api import InodeFs, Node
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, attributes
 
+from ..waiting import eventually
 from .caching_client import Client, Device
 from .support import errno_of
 from .test_2_recalls import client, device, lease, server
@@ -201,6 +202,31 @@ def listed_from(client: Client, handle: Handle, offset: int) -> list[Entry]:
         found += entries
         offset = entries[-1].offset
     return found
+
+
+def test_a_listed_file_is_opened_read_and_renamed(client: Client, folder: Path) -> None:
+    node = client.find(b"many")
+    found = {entry.name: entry for entry in listed(client.tree, node)}
+    assert client.read(found[b"042"].node) == bytes(42)
+    client.tree.rename(node, b"043", node, b"other")
+    assert client.read(found[b"043"].node) == bytes(43)
+    client.tree.unlink(node, b"044")
+    assert errno_of(client.tree.lookup, node, b"044") == errno.ENOENT
+    assert {entry.name for entry in listed(client.tree, node)} == {
+        *(name for name in found if name not in (b"043", b"044")),
+        b"other",
+    }
+
+
+def test_too_many_known_files_are_forgotten_by_the_kernel(client: Client, folder: Path) -> None:
+    node = client.find(b"many")
+    found = {entry.name: entry for entry in listed(client.tree, node)}
+    with client.opened(found[b"001"].node):
+        client.recalls.memory.most = 100  # not before, or it might be chosen before it is open
+        eventually(lambda: len(client.kernel.pruned) >= _MANY - 100, "the kernel is told to forget")
+        forgotten = {file[0] for file in client.kernel.pruned}
+        assert found[b"001"].node not in forgotten and node not in forgotten
+        assert (found[b"002"].node, node, b"002") in client.kernel.pruned
 
 
 def test_a_program_that_lists_first_and_looks_then_costs_few_requests(client: Client, folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.client import write_behind
+from millpond.fs.client.cache.gathered import EXTENT
 from millpond.fs.vfs.inode_api import Node, SetAttr
 from millpond.fs.vfs.path_api import Handle
 
@@ -159,6 +160,18 @@ def test_it_is_sent_before_long(server: Server, public: Path) -> None:
     eventually(lambda: (public / "f").read_bytes() == b"datamore", "it is sent")
     close(client, handle)
     client.close()
+
+
+def test_much_is_sent_while_more_is_gathered(client: Client, public: Path) -> None:
+    node, handle = make(client, b"f")
+    block, at = bytes(range(256)) * 512, 0
+    while at < 12 * EXTENT:
+        if not client.tree.write_behind.add(node, os.O_RDWR, block, at):
+            assert client.tree.write_behind.add_when_sent(node, os.O_RDWR, block, at)
+        at += len(block)
+    close(client, handle)
+    assert (public / "f").read_bytes() == block * (at // len(block))
+    assert sent(client) == 12
 
 
 def test_all_files_together_have_a_bound(
