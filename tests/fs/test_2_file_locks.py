@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.file_locks import RemoteLocks
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.delegation_table import DEVICE
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
@@ -18,6 +20,7 @@ from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, Mode
+from millpond.fs.vfs.path_api import os_error
 
 from ..waiting import eventually
 from . import caching_client
@@ -115,6 +118,24 @@ def test_a_lock_is_told_after_what_was_written_under_it(one: Client, tmp_path: P
     assert one.tree.locks.lock(found.node, Family.POSIX, lock(mode)) == 0
     assert (tmp_path / "public" / "new").read_bytes() == b"data"
     one.tree.release(handle)
+
+
+def test_what_cannot_be_written_costs_no_lock(one: Client, other: Client) -> None:
+    failing = False
+
+    def flush(_file: CachedInode) -> None:
+        if failing:
+            raise os_error(errno.ENOSPC)
+
+    locks, node = RemoteLocks(one.tree.rpc, flush), one.find(b"f")
+    for byte in (0, 5):
+        assert locks.lock(node, Family.POSIX, lock(WRITE, byte, byte)) == 0
+    failing = True
+    assert errno_of(locks.lock, node, Family.POSIX, lock(WRITE, 9, 9)) == errno.ENOSPC
+    assert locks.lock(node, Family.POSIX, lock(UNLOCK, 5, 5)) == 0
+    locks.require(node)
+    answers = [ask(other, Family.POSIX, lock(READ, byte, byte)) for byte in (0, 5, 9)]
+    assert answers == [errno.EAGAIN, 0, 0]
 
 
 def test_a_close_asks_nobody_if_there_is_nothing_to_unlock(one: Client) -> None:

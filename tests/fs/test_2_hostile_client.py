@@ -306,7 +306,7 @@ def test_nobody_locks_so_much_that_others_have_no_descriptors(
     def lock(owner: int, start: int) -> Message:
         return world.say(r.SetLock(world.file, world.epoch, 1, False, owner, fcntl.F_RDLCK, start, start))
 
-    monkeypatch.setattr(file_locks, "_MAX_FILES", 3)
+    world.server.tree.max_descriptors = 24
     assert [lock(owner, 0) for owner in range(4)] == [*[r.LockSet(0)] * 3, r.LockSet(errno.ENOLCK)]
     monkeypatch.setattr(file_locks, "_MAX_LOCKS", 5)
     assert [lock(1, start) for start in (2, 4, 6)] == [*[r.LockSet(0)] * 2, r.LockSet(errno.ENOLCK)]

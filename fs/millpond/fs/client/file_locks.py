@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.rpc import is_in_doubt
 from millpond.fs.client.rpc_pool import RpcPool
 from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import Node
@@ -47,7 +48,6 @@ class RemoteLocks:
         WouldBlock.
         """
         file = self._rpc.file(node)
-        self._flush(file)
         with self._rpc.call() as call:
             return call.ask(lambda: request(call.remote(file)), reply, idempotent=True)[0]
 
@@ -55,6 +55,7 @@ class RemoteLocks:
         """Return a POSIX lock that conflicts, None if there is none."""
         if lock.mode is Mode.UNLOCK:
             raise os_error(errno.EINVAL)
+        self._flush(self._rpc.file(node))
         found = self._ask(
             node, lambda file: r.GetLock(file, lock.owner, lock.mode, lock.start, lock.end), r.LockIs
         )
@@ -76,6 +77,11 @@ class RemoteLocks:
             return 0
         if not unlocks and (*place, lock.owner) in self._lost:
             return errno.EIO
+        try:
+            self._flush(self._rpc.file(node))
+        except OSError:  # whoever closes the file is told of it
+            if not unlocks:
+                raise
         try:
             error = self._set(node, family, lock)
         except OSError:
@@ -178,9 +184,9 @@ class RemoteLocks:
         try:
             outcome = self._request(epoch, node, family, lock, reclaim=True)
         except OSError as error:
-            if error.errno != errno.ESTALE:
+            if is_in_doubt(error):
                 raise
-            outcome = errno.ESTALE
+            outcome = error.errno or errno.EIO
         if outcome and not isinstance(outcome, r.LocksDropped):
             with self._lock:
                 self._lose(node, family, lock.owner)

@@ -32,6 +32,7 @@ _FLAGS = {
     (Family.POSIX, Mode.WRITE): (os.O_RDWR, os.O_WRONLY),
 }
 _MAX_FILES, _MAX_LOCKS = 1024, 4096
+_SHARES = 8  # of the descriptors, of which one host's locks take one at most
 
 
 class FileLocks:
@@ -105,7 +106,7 @@ class FileLocks:
         if file not in self._open:
             if lock.mode is Mode.UNLOCK:
                 return
-            if len(self._open) >= _MAX_FILES:
+            if len(self._open) >= min(_MAX_FILES, self._tree.max_descriptors // _SHARES):
                 raise os_error(errno.ENOLCK)
             self._open[file] = self._opened(node, place[1], lock.mode)
         if lock.mode is not Mode.UNLOCK and len(self._held) >= _MAX_LOCKS:
