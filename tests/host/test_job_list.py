@@ -48,23 +48,6 @@ def test_a_list_of_many_jobs_is_read_page_by_page(rig: Rig) -> None:
     assert rig.command("jobs", "--last", "3")[1].endswith("the newest 3; --last N shows more\n")
 
 
-def test_the_scores_of_all_rounds_are_read_once(rig: Rig) -> None:
-    rig.submit()
-    rig.wait_for(1, "running")
-    rig.add_round(1)
-    asked: list[int] = []
-    scores = rig.store.scores
-
-    def counted(job: int) -> list[tuple[int, dict[str, dict[str, float | None]]]]:
-        asked.append(job)
-        return scores(job)
-
-    rig.store.scores = counted  # type: ignore[method-assign]
-    assert [rig.info(1).score for _ in range(3)] == [0.5] * 3
-    assert asked == [1]
-    rig.finish(1)
-
-
 def test_many_rounds_and_lines_come_in_parts(rig: Rig) -> None:
     rig.submit()
     rig.wait_for(1, "running")
