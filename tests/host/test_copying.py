@@ -454,5 +454,5 @@ def test_files_whose_extended_attributes_are_not_held_are_counted(sides: Sides) 
     assert len(os.listxattr(sides.there / "d" / "c")) == 128
     tree = sides.target._tree
     assert isinstance(tree, BackingFs)
-    tree.extended = NoneHeld(tree.pinned, tree.is_public)
+    tree.extended = NoneHeld(tree.pinned, tree.is_public, tree.quota.require)
     assert sides.copy("d", "new", recursive=True) == Copied(3, stripped=3)
