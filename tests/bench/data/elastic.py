@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import millpond.data
+from bench.data.service import served
 from bench.experiment import Run
 from bench.rows import Row, summary
 from millpond.data.streaming.client import StreamClient
@@ -118,17 +119,12 @@ def _wrong(run: Run, seed: int, epochs: int) -> int:
         (root / "set").mkdir()
         np.save(root / "set" / "images.npy", np.zeros((_SAMPLES, 16, 16), np.uint8))
         np.save(root / "set" / "labels.npy", np.arange(_SAMPLES))
-        argv = [sys.executable, "-m", "millpond.data.streaming", folder, "--state", f"{folder}/state"]
-        service = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        assert service.stdout
-        trainer = _Trainer(service.stdout.readline().split()[-1], seed)
-        try:
-            trainer.train(epochs)
-        finally:
-            trainer.close()
-            service.terminate()
-            service.stdout.close()
-            service.wait()
+        with served(folder, "--state", f"{folder}/state") as where:
+            trainer = _Trainer(where, seed)
+            try:
+                trainer.train(epochs)
+            finally:
+                trainer.close()
     found = [abs(trainer.counted[epoch][index] - 1) for epoch in range(epochs) for index in range(_SAMPLES)]
     run.say(f"{epochs} epochs, {trainer.killed} workers killed: {sum(found)} samples wrong")
     return sum(found)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import millpond.data
+from bench.data.service import served
 from bench.experiment import Run
 from bench.rows import Row, summary
 
@@ -38,24 +37,17 @@ def measure(run: Run) -> list[Row]:
         (Path(folder) / "digits").mkdir()
         np.save(Path(folder) / "digits" / "images.npy", pixels[~held])
         np.save(Path(folder) / "digits" / "labels.npy", found.target[~held])
-        argv = [sys.executable, "-m", "millpond.data.streaming", folder]
-        service = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        assert service.stdout
-        where = service.stdout.readline().split()[-1]
         images = torch.from_numpy(pixels[:, None].astype(np.float32) / np.float32(255))
         labels = torch.from_numpy(found.target)
-        data = TensorDataset(images[~held], labels[~held])
+        data, split = TensorDataset(images[~held], labels[~held]), (images[held], labels[held])
         seeds, epochs = (SEEDS[:1], 2) if run.quick else (SEEDS, _EPOCHS)
-        for seed in seeds:
-            split = images[held], labels[held]
-            order = torch.Generator().manual_seed(seed)
-            loader = DataLoader(data, _BATCH, shuffle=True, generator=order)
-            plain.append(_accuracy(seed, loader, split, epochs))
-            stream = millpond.data.stream(f"{where}/digits", batch=_BATCH, seed=seed)
-            streamed.append(_accuracy(seed, stream, split, epochs))
-        service.terminate()
-        service.stdout.close()
-        service.wait()
+        with served(folder) as where:
+            for seed in seeds:
+                order = torch.Generator().manual_seed(seed)
+                loader = DataLoader(data, _BATCH, shuffle=True, generator=order)
+                plain.append(_accuracy(seed, loader, split, epochs))
+                stream = millpond.data.stream(f"{where}/digits", batch=_BATCH, seed=seed)
+                streamed.append(_accuracy(seed, stream, split, epochs))
     run.say(f"in memory {100 * fmean(plain):.2f} %, streamed {100 * fmean(streamed):.2f} %")
     lost = [100 * abs(fmean(plain) - fmean(streamed))]
     about = f"points of accuracy between them, digits, mean of {len(plain)} seeds"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.data.service import served
 from bench.experiment import Run
 from bench.installed import installed
 from bench.rows import Row, summary
@@ -65,16 +66,8 @@ def _theirs(python: str, root: Path) -> tuple[float, float]:
 
 def _ours(folder: Path) -> tuple[float, float]:
     began = time.monotonic()
-    argv = [sys.executable, "-m", "millpond.data.streaming", str(folder)]
-    service = subprocess.Popen(argv, stdout=subprocess.PIPE)
-    assert service.stdout
-    where = service.stdout.readline().split()[-1].decode()
-    try:
+    with served(folder) as where:
         loops = _ranks([sys.executable, str(_JOB), "ours", where, str(_EPOCHS), str(_BATCH)])
-    finally:
-        service.terminate()
-        service.stdout.close()
-        service.wait()
     return time.monotonic() - began, loops[0]
 
 
