@@ -14,11 +14,12 @@ from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.file_locks import RemoteLocks
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.delegation_table import DEVICE
-from millpond.fs.coherence.lease_file import LEASE_SECONDS
+from millpond.fs.coherence.lease_file import LEASE_SECONDS, open_leases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.store.file_locks import FileLocks
+from millpond.fs.vfs.inode_api import ROOT, WouldBlock
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, Mode
 from millpond.fs.vfs.path_api import os_error
 
@@ -257,5 +258,30 @@ def test_others_lock_once_a_host_that_is_back_has_reclaimed_its_locks() -> None:
     manager.begin_lease(holder, lambda: False)
     late = Doing(manager.await_locks, DEVICE)
     assert lasts(lambda: not late.done, 0.1)
-    now[0] += 2.1  # a host that does not come to it holds nobody up
+    now[0] += 10.1  # a host that does not come to it holds nobody up
     late.result()
+
+
+def test_a_host_that_waits_for_another_to_reclaim_its_locks_keeps_its_lease(tmp_path: Path) -> None:
+    """To find its files again after a restart of the server it waits for all hosts that may have written."""
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public" / "f").touch()
+    leases = open_leases(tmp_path / "leases")
+    with caching_client.shared(tmp_path, 3.0, leases) as served:
+        one, other = Client(served), Client(served)
+        assert ask(one, Family.POSIX, lock(WRITE)) == 0
+        one.away = other.away = True
+        served.crash()
+        one.away = False
+        eventually(one.attended, "the client has a lease")
+        manager = served.sessions.delegations
+        with pytest.raises(WouldBlock):  # the other's lease still lasts
+            Doing(manager.await_locks, DEVICE, may_wait=False).result()
+        Doing(manager.await_locks, DEVICE).result()
+        device = FileLocks(served.tree)
+        node = served.tree.walk(ROOT, [b"public", b"f"]).node
+        assert device.lock(node, Family.POSIX, lock(WRITE)) == errno.EAGAIN
+        one.tree.locks.require(one.find(b"f"))
+        for client in (one, other):
+            client.close()
+    os.close(leases)

@@ -150,7 +150,7 @@ class CallbackChannel:
         if isinstance(heard, p.Recall):
             with self._changed:
                 self._inodes.begin_lease(heard.upto)
-            self._tree.locks.restore()
+            threading.Thread(target=self._restore_locks, args=(channel,), name="reclaim", daemon=True).start()
         while isinstance(heard, p.Recall) and sent + silent > now() and not self._stopped.is_set():
             with self._changed:
                 self._inodes.lease_end = sent + seconds
@@ -165,6 +165,13 @@ class CallbackChannel:
             finally:
                 self._tree.files.mark_reported_open(still_open)
             sent = answered
+
+    def _restore_locks(self, channel: Channel) -> None:
+        """Reclaim file locks, which may wait for other hosts; if it fails, with the next lease."""
+        try:
+            self._tree.locks.restore()
+        except OSError:
+            channel.shut_down()
 
     def _recall(self, recall: p.Recall, deadline: Deadline) -> list[CachedInode]:
         """Give up the recalled inodes; return the files with local opens that the server does not know of.

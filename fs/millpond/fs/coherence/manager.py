@@ -29,7 +29,6 @@ from millpond.fs.vfs.path_api import os_error
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 3.0  # then the device's mount is not expected any more
 _MAX_WAIT_LEASES = 3  # leases; a longer wait is for others that wait themselves
-_RESTORE_SECONDS = 2.0  # that a client has to reclaim its locks
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class DelegationManager:
             self._table.reconnected(holder)
             if client := self._clients.get(holder):
                 client.is_gone = is_gone
-                self._restoring[holder] = self._clock() + _RESTORE_SECONDS
+                self._restoring[holder] = self._clock() + self.lease
             self.renew_lease(holder)
             self._changed.notify_all()
 
