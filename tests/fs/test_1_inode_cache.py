@@ -219,3 +219,14 @@ def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away
     cache.learn(kept, replace(PLAIN, inode=11, links=2), 6, since=cache.changes)
     cache.remove_name(cache.root, b"never found", None)
     assert kept.attributes is None
+
+
+def test_a_file_that_was_removed_is_not_found_again_by_its_number_in_another_session(
+    cache: InodeCache,
+) -> None:
+    file = found(cache, b"f", 10, granted=1, named=2)
+    cache.remove_name(cache.root, b"f", file)
+    assert found(cache, b"g", 10, granted=3, named=4) is file  # a hard link
+    cache.remove_name(cache.root, b"g", file)
+    cache.invalidate_all(8)
+    assert found(cache, b"h", 10, granted=1, named=2) is not file

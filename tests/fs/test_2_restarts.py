@@ -12,6 +12,7 @@ import pytest
 
 from millpond.fs.client import rpc_pool
 from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.operation import Operation, current
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux import syscalls
@@ -113,3 +114,21 @@ def test_no_program_waits_long_for_a_server_that_is_away(
     assert errno_of(_performed, Operation(), tree.statfs) == errno.EIO and server.dialled == dialled + 1
     current.set(None)
     tree.close()
+
+
+def test_a_removed_file_is_not_mistaken_for_one_that_gets_its_inode_number(
+    tree: RemoteFs, server: Server, top: Path
+) -> None:
+    """As a program's temporary file, which nobody holds while the server is away."""
+    _, handle = tree.create(ROOT, b"f", os.O_RDWR, 0o644, None)
+    number = (top / "f").stat().st_ino
+    tree.unlink(ROOT, b"f")
+    server.restart()
+    names = [f"g{count}" for count in range(20)]  # ext4 gives the first of them the number
+    for name in names:
+        (top / name).write_bytes(b"other")
+    taken = [name for name in names if (top / name).stat().st_ino == number]
+    for name in taken or names[:1]:
+        assert tree.lookup(ROOT, name.encode()).attributes.size == 5
+        assert errno_of(tree.write, handle, b"mine", 0) == errno.ESTALE
+        assert (top / name).read_bytes() == b"other"

@@ -229,10 +229,7 @@ class InodeCache:
 
         ``since`` is ``changes`` at the time of the request, ``verifier`` the session verifier then.
         """
-        file = self.by_inode(reply.attributes.inode)
-        if file is None:
-            file = self.add(reply.attributes.inode, name)
-        self.set_location(file, parent, name)
+        file = self.found(reply.attributes, parent, name)
         # the server may still forget the node, and with it all its grants
         is_being_forgotten = reply.node in self._forgets_in_flight
         file.remote, file.verifier = reply.node, 0 if is_being_forgotten else verifier
@@ -245,10 +242,16 @@ class InodeCache:
         self._idle_unless_used(file)
         return file
 
-    def add(self, inode: int, name: bytes) -> CachedInode:
-        """Add a file that is not cached."""
-        node = next(self._numbers)
-        file = self._files[node] = self._by_inode[inode] = CachedInode(node, inode, None, name)
+    def found(self, attributes: Attributes, parent: CachedInode, name: bytes) -> CachedInode:
+        """Return the file with these attributes, which was found under a name; a new one if it is not cached.
+        The inode number of a file that was removed is another file's once the server has lost the session.
+        """
+        file = self.by_inode(attributes.inode)
+        if file is None or (file.parent is None and file.verifier not in (0, self.verifier)):
+            node = next(self._numbers)
+            file = CachedInode(node, attributes.inode, None, name)
+            self._files[node] = self._by_inode[attributes.inode] = file
+        self.set_location(file, parent, name)
         return file
 
     def reject(self, reply: FoundIs, verifier: int) -> None:

@@ -139,8 +139,7 @@ class DirectoryPages:
             reply = FoundIs(remote, found, granted, page.granted, readable)
             file = inodes.insert(reply, directory, name, since=page.since, verifier=page.verifier)
         else:
-            file = inodes.by_inode(found.inode) or inodes.add(found.inode, name)
-            inodes.set_location(file, directory, name)
+            file = inodes.found(found, directory, name)
             inodes.learn(file, found, granted, since=page.since)
             inodes.learn_name(directory, name, file.node, page.granted, since=page.since)
         known = file.attributes
