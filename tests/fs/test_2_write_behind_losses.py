@@ -214,6 +214,22 @@ def test_who_cannot_send_it_when_it_is_recalled_overwrites_nothing(
     assert (public / "f").read_bytes() == b"other"
 
 
+@LOST
+def test_who_could_not_send_it_when_it_was_recalled_overwrites_nothing_after_a_restart(
+    client: Client, server: Server, device: Device, public: Path
+) -> None:
+    """The next server does not know that somebody has changed the file."""
+    _, handle = written(client)
+    client.hang_up()
+    server.refusing = True
+    device.does(b"f", b"other").result()
+    server.crash()
+    server.refusing = False
+    client.await_lease()
+    assert errno_of(client.tree.write_behind.close_descriptor, handle) == errno.EIO
+    assert (public / "f").read_bytes() == b"other"
+
+
 def test_who_waits_for_the_server_when_it_is_recalled_keeps_nothing_past_the_lease(
     server: Server, device: Device, patience: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,9 @@ class CallbackChannel:
         try:
             for file in files:
                 self._tree.write_behind.flush(file, deadline)
+        except OSError:
+            self._tree.write_behind.end_lease()
+            raise
         finally:
             self._drop(files)
         with self._changed:

@@ -207,6 +207,14 @@ class WriteBehind:
         for one in list(self._dirty.values()):
             self._flush(one, self._rpc.deadline())
 
+    def end_lease(self) -> None:
+        """Note that a recall is refused, so that the server lets others change files whose data is not sent:
+        one that is started again does not know of it.
+        """
+        with self._lock:
+            for one in self._dirty.values():
+                one.until = 0.0
+
     def close_descriptor(self, handle: Handle) -> None:
         """Send what is gathered of an open file, of which a descriptor is closed, and gather no more of it.
         Raises OSError: the reason of a loss, too.
