@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client gathers writes to a file of which another descriptor is closed meanwhile."""
+"""A client gathers writes to new files while others look, make files and close descriptors."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from .caching_client import Client, make
+from .caching_client import Client, Device, make
 from .gathering_clients import client, close, device, patience, public, server
 from .support import Doing
 
@@ -26,3 +26,15 @@ def test_what_is_written_while_the_first_descriptor_is_released_is_kept(client: 
     assert gathered or client.tree.write(second, b"more", 4) == 4
     close(client, second)
     assert (public / "f").read_bytes() == b"datamore"
+
+
+def test_a_file_that_was_looked_at_before_its_reply_came_is_written_through(
+    client: Client, device: Device
+) -> None:
+    """Though the client has been granted the file since."""
+    client.gate.shut("fs.opened")
+    making = Doing(make, client, b"f")
+    client.gate.reached()
+    assert Doing(device.find, b"f").result() and client.find(b"f")
+    client.gate.open()
+    assert not client.gather(making.result()[0], b"data")

@@ -108,9 +108,10 @@ class WriteBehind:
 
     def begin(self, file: CachedInode, handle: Handle, granted: int) -> None:
         """Gather the writes to a file that was made and is open, under this grant unless it is recalled."""
-        with self._lock:
-            if 0 < granted <= file.granted:
-                self._new[file.node] = _NewFile(file, handle, file.drops, self._files.get(handle).verifier)
+        verifier = self._files.get(handle).verifier
+        with self._lock:  # a newer grant does not stand for one that was recalled before its reply came
+            if 0 < granted <= file.granted and self._inodes.is_held(file, granted, verifier):
+                self._new[file.node] = _NewFile(file, handle, file.drops, verifier)
 
     def add(self, node: Node, flags: int, data: Buffer, offset: int) -> bool:
         """Gather a write to a file that is opened with these ``flags``; never waits. Returns False if it must

@@ -350,8 +350,12 @@ class InodeCache:
         """Return whether a grant was neither recalled nor of an earlier lease or session; a new session
         numbers its grants anew.
         """
+        return since >= self._invalidated_at and self.is_held(file, granted, self.verifier)
+
+    def is_held(self, file: CachedInode, granted: int, verifier: int) -> bool:
+        """Return whether a grant of the session ``verifier`` has not been recalled."""
         is_recalled = granted <= max(self._floor, self._recalled.get(file.inode, 0))
-        return since >= self._invalidated_at and not is_recalled
+        return verifier == self.verifier and not is_recalled
 
     def is_new(self, since: int) -> bool:
         """Return whether no name was changed, and the session not lost, since a request."""
