@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+import pytest
+
+from millpond.fs.coherence.delegation_table import Holder
+from millpond.fs.vfs.inode_api import Node
+from millpond.fs.vfs.path_api import Handle
+
 from .caching_client import Client, Device, make
 from .gathering_clients import client, close, device, patience, public, server
-from .support import Doing
+from .support import Doing, Server, errno_of
 
 __all__ = ["client", "device", "patience", "public", "server"]
 
@@ -38,3 +45,25 @@ def test_a_file_that_was_looked_at_before_its_reply_came_is_written_through(
     assert Doing(device.find, b"f").result() and client.find(b"f")
     client.gate.open()
     assert not client.gather(making.result()[0], b"data")
+
+
+def test_a_create_that_fails_takes_nothing_from_another_file(
+    client: Client, device: Device, server: Server, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though that file may have been given the inode number of the one without a name."""
+    (public / "f").touch()
+    (public / "d").mkdir()
+    directory, delegations = client.find(b"d"), server.sessions.delegations
+    made, forget = dict[bytes, tuple[Node, Handle]](), delegations.forget
+
+    def make_others_and_forget(holder: Holder, inode: int) -> None:
+        monkeypatch.setattr(delegations, "forget", forget)
+        made.update({name: make(client, name, directory) for name in (b"a", b"b", b"c")})
+        forget(holder, inode)
+
+    monkeypatch.setattr(delegations, "forget", make_others_and_forget)
+    assert errno_of(make, client, b"f") == errno.EEXIST and made
+    for name, (node, _) in made.items():
+        assert client.gather(node, b"data")
+        found = Doing(device.tree.lookup, device.find(b"d"), name).result()
+        assert found.attributes.size == 4

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
@@ -261,21 +262,30 @@ class RequestHandlers(DirectoryHandlers):
         """
         granted: list[int] = []
 
-        def grant(status: os.stat_result) -> None:
+        @contextlib.contextmanager
+        def grant(status: os.stat_result) -> Iterator[None]:
             inode = self._backing.identity.number(key_of(status))
             if self._delegations.grant_write(self.holder, inode):
                 granted.append(inode)
+            try:
+                yield
+            except BaseException:  # before the file is closed: another may have its number then
+                self._forget_grants(granted)
+                raise
 
         announce = grant if request.gathers else None
         try:
             made = self._coherent.create(parent, request.name, flags, request.mode, request.owner, announce)
         except BaseException:
-            for inode in granted:
-                self._delegations.forget(self.holder, inode)
+            self._forget_grants(granted)
             raise
         for inode in granted:
             self._gathering[made[1]] = inode
         return made
+
+    def _forget_grants(self, inodes: list[int]) -> None:
+        while inodes:
+            self._delegations.forget(self.holder, inodes.pop())
 
     def _await_device(self, cached: bool) -> None:
         """Wait for the device's report before anything is done, so that Pending leaves nothing behind."""

@@ -359,8 +359,8 @@ class BackingFs:
         owner: Owner | None,
         announce: Announce | None = None,
     ) -> tuple[FoundEntry, Handle]:
-        """Make and open a regular file; ESTALE if the name exists by now. ``announce`` is called before it
-        has its name, where the file system makes files without one.
+        """Make and open a regular file; ESTALE if the name exists by now. It gets its name within
+        ``announce``, where the file system makes files without one.
         """
         kept = flags & _CREATE_FLAGS
         self.quota.require(NAME_SIZE)

@@ -17,7 +17,7 @@ from millpond.fs.vfs.path_api import Owner, os_error, within
 from millpond.linux import syscalls
 
 SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
-Announce = Callable[[os.stat_result], None]
+Announce = Callable[[os.stat_result], contextlib.AbstractContextManager[None]]
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS: an int, though its number says 8 bytes
 _CASEFOLD = 0x40000000
@@ -52,8 +52,8 @@ class Creator:
         owner: Owner | None,
         announce: Announce | None = None,
     ) -> int:
-        """Create a regular file that does not exist yet. ``announce`` is called with what stat tells of it
-        before it has its name, where the file system makes files without one. Returns its descriptor.
+        """Create a regular file that does not exist yet. It gets its name within ``announce``, called with
+        what stat tells of it, where the file system makes files without a name. Returns its descriptor.
         """
         mode = self.permissions(mode)
         if announce and (unnamed := _open_unnamed(parent, flags, mode)) >= 0:
@@ -67,9 +67,9 @@ class Creator:
     ) -> int:
         made = self._finish(made, parent, mode, owner)
         try:
-            announce(os.fstat(made))
-            os.link(os.fsencode(proc_path(made)), os.fsencode(name), dst_dir_fd=parent)
-        except BaseException:
+            with announce(os.fstat(made)):
+                os.link(os.fsencode(proc_path(made)), os.fsencode(name), dst_dir_fd=parent)
+        except BaseException:  # what was announced is withdrawn by now: another file may get the inode number
             os.close(made)
             raise
         return made
