@@ -121,6 +121,7 @@ class CallbackChannel:
             try:
                 self._tree.statfs()  # opens a session, if the server has none
                 self._tree.write_behind.flush_all()
+                self._tree.files.reclaim()
                 self._drop_invalidated()
                 self._serve_recalls()
             except (MillpondError, OSError) as error:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.rpc import SlotLost
+from millpond.fs.client.rpc import SlotLost, is_in_doubt
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import Node, page_writeback
@@ -185,13 +185,32 @@ class OpenFiles:
         """Open a local open on the server, too."""
         opened = self.get(handle)
         if opened.local:
-            with self._rpc.call() as call:
+            self._open_on_server(opened)
 
-                def prepare() -> Message:
-                    self.remote(call, opened)
-                    return p.GetAttributes(call.remote(opened.file))
+    def _open_on_server(self, opened: OpenFile) -> None:
+        with self._rpc.call() as call:
 
-                call.ask(prepare, p.AttributesAre, idempotent=True)
+            def prepare() -> Message:
+                self.remote(call, opened)
+                return p.GetAttributes(call.remote(opened.file))
+
+            call.ask(prepare, p.AttributesAre, idempotent=True)
+
+    def reclaim(self) -> None:
+        """Open the files of a lost session again, while the server lets nobody else remove them (NFSv4's
+        reclaim of opens): the inode number of one that nobody holds is given to another file. Raises OSError
+        if the server cannot be reached.
+        """
+        for handle, opened in list(self._open.items()):
+            is_lost = opened.verifier != self._rpc.inodes.verifier and not opened.local
+            if is_lost or opened.file.verifier not in (0, self._rpc.inodes.verifier):
+                try:
+                    self._open_on_server(opened)
+                except OSError as error:  # what the server says is told when the file is used
+                    if is_in_doubt(error):
+                        raise
+                if handle not in self._open:  # closed meanwhile, perhaps by its number of before
+                    self._rpc.post(p.Release(opened.remote), opened.verifier)
 
     def sync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file is on the flash. Raises OSError, once, if writes were lost: EIO if a restart
