@@ -15,6 +15,7 @@ import pytest
 
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server.connection import serve
 from millpond.fs.server.handlers import RequestHandlers
@@ -25,6 +26,7 @@ from millpond.fs.store.layout import PUBLIC, prepare
 from millpond.fs.store.usage import public_usage
 from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.inode_api import ROOT, SetAttr
+from millpond.fs.vfs.lock_types import Mode
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
@@ -296,6 +298,19 @@ def test_nobody_hoards_more_than_the_quota(limited: Limited, backing: Path) -> N
     assert len(nodes) == 3 and used(limited) > 3 * 512 * KIB
     host.do(p.Forget((nodes.pop(),)), b"")
     hoarded(limited, host, b"f")
+    host.close()
+    assert agrees(limited, backing)
+
+
+def test_nobody_hoards_more_than_the_quota_by_locks(limited: Limited, backing: Path) -> None:
+    """What was removed and forgotten is on the flash as long as it is locked."""
+    host = RequestHandlers(SharedDescriptors(limited.tree), limited.sessions.delegations, b"h" * 16)
+    epoch: Any = host.do(r.GetLockEpoch(0), b"")[0]
+    with pytest.raises(OSError, match="No space"):
+        for number in range(1, 6):
+            node = hoarded(limited, host, b"%d" % number)
+            host.do(r.SetLock(node, epoch.epoch, number, True, number, Mode.WRITE), b"")
+            host.do(p.Forget((node,)), b"")
     host.close()
     assert agrees(limited, backing)
 

@@ -32,7 +32,7 @@ from millpond.fs.store.descriptors import DescriptorUse, InodeRef, OpenRef, drop
 from millpond.fs.store.directories import list_from, list_with_lookups
 from millpond.fs.store.extended import BackingExtended
 from millpond.fs.store.file_locks import FileLocks
-from millpond.fs.store.identity import FileIdentity, key_of
+from millpond.fs.store.identity import FileIdentity, Key, key_of
 from millpond.fs.store.layout import main_device
 from millpond.fs.store.mmap_writers import open_past_lease
 from millpond.fs.store.quota import BLOCK_SIZE, NAME_SIZE, Quota, Usage
@@ -187,15 +187,16 @@ class BackingFs:
 
     def usage(self) -> Usage:
         """Return the bytes and the number of the public files, those included that have no name any more and
-        that a client keeps. Raises OSError.
+        that a client keeps, if only by a lock. Raises OSError.
         """
         used, files = public_usage(Path(self.top))
-        for place in list(self._refs.values()):
-            with contextlib.suppress(OSError):  # forgotten meanwhile
-                status = os.fstat(place.descriptor)
+        nameless = dict[Key, int]()
+        for held in [*list(self._refs.values()), *list(self._open.values())]:
+            with contextlib.suppress(OSError):  # forgotten or closed meanwhile
+                status = os.fstat(held.descriptor)
                 if not status.st_nlink:
-                    used, files = used + status.st_blocks * 512, files + 1
-        return used, files
+                    nameless[key_of(status)] = status.st_blocks * 512
+        return used + sum(nameless.values()), files + len(nameless)
 
     def knows(self, node: Node) -> bool:
         """Return whether a node was looked up and not forgotten."""
