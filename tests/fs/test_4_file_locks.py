@@ -231,6 +231,30 @@ def test_ranges_share_split_and_are_told(world: World, with_both: WithBoth, turn
     with_both(body)
 
 
+@BOTH_WAYS
+def test_a_lock_of_an_open_file_description_ends_with_its_last_close(
+    world: World, with_both: WithBoth, turned: bool
+) -> None:
+    """F_OFD_SETLK, as emulators lock the images of disks: the kernel unlocks it for no FUSE mount."""
+
+    def body() -> None:
+        here, there = sides(world, turned)
+        one = os.open(here / "f", os.O_RDWR)
+        fcntl.fcntl(one, fcntl.F_OFD_SETLK, ranged(fcntl.F_WRLCK, 0, 0))
+        with (there / "f").open("r+b") as other:
+
+            def lock() -> int | None:
+                return errno_of(fcntl.lockf, other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+            os.close(os.dup(one))
+            (here / "f").read_bytes()
+            assert lock() == errno.EAGAIN
+            os.close(one)
+            eventually(lambda: lock() is None, "the lock is free")
+
+    with_both(body)
+
+
 def test_who_waits_for_a_host_whose_mount_dies_gets_it(world: World, with_both: WithBoth) -> None:
     def body() -> None:
         here, there = sides(world, turned=False)

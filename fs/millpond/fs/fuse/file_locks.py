@@ -31,6 +31,7 @@ _MAX_WAITERS = 1024
 @dataclass(slots=True)
 class _Waiter:
     header: Header
+    handle: int
     family: Family
     lock: Lock
     operation: Operation = field(default_factory=Operation)
@@ -45,6 +46,7 @@ class KernelLocks:
         self._changed = threading.Condition()
         self._waiting: dict[int, _Waiter] = {}
         self._tried: _Waiter | None = None
+        self._locked_by: dict[tuple[int, int], int] = {}  # node and owner: the open file that was used last
         self._pause = _FIRST_PAUSE
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -68,7 +70,8 @@ class KernelLocks:
         WouldBlock.
         """
         asked = abi.parse_lock(body)
-        waiter = _Waiter(header, Family.FLOCK if asked.flock else Family.POSIX, _wanted(asked))
+        family = Family.FLOCK if asked.flock else Family.POSIX
+        waiter = _Waiter(header, asked.handle, family, _wanted(asked))
         error = self._try(waiter)
         if error == errno.EAGAIN and header.code is Code.SETLKW:
             self._wait(waiter)
@@ -79,6 +82,8 @@ class KernelLocks:
 
     def _try(self, waiter: _Waiter) -> int:
         error = self._locks.lock(Node(waiter.header.node), waiter.family, waiter.lock)
+        if not error and waiter.family is Family.POSIX and waiter.lock.mode is not Mode.UNLOCK:
+            self._locked_by[waiter.header.node, waiter.lock.owner] = waiter.handle
         if not error and waiter.lock.mode is not Mode.WRITE:  # it may have released something
             self._look_again()
         return error
@@ -161,13 +166,18 @@ class KernelLocks:
         """
         _, owner = abi.FLUSH.unpack_from(body)
         self._release(header, Family.POSIX, owner)
+        self._locked_by.pop((header.node, owner), None)
         return ()
 
     def released(self, header: Header, body: memoryview) -> None:
-        """Perform the lock part of RELEASE: the open file is gone, and with it its flock, if it
-        ever had one.
+        """Perform the lock part of RELEASE: the open file is gone, and with it its flock, if it ever had one,
+        and its open file description locks: the kernel unlocks these for no FUSE mount. (A process's locks
+        went with FLUSH, unless it has taken them anew by another open file.)
         """
-        _, _, flags, owner = abi.RELEASE.unpack_from(body)
+        handle, _, flags, owner = abi.RELEASE.unpack_from(body)
+        for place in [place for place, by in list(self._locked_by.items()) if by == handle]:
+            self._release(header, Family.POSIX, place[1])
+            self._locked_by.pop(place, None)
         if flags & abi.RELEASE_FLOCK_UNLOCK:
             self._release(header, Family.FLOCK, owner)
 
