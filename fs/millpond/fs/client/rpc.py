@@ -287,7 +287,7 @@ class RpcSlot:
         """Become another slot of the session: the server may perform the last request for long yet, and
         nobody wants its reply. What was posted goes out again.
         """
-        self._hello = replace(self._hello, slot=os.urandom(16))
+        self._hello = replace(self._hello, slot=os.urandom(16), instead=self._hello.slot)
         self._performed = self._sent = 0
 
     def _success(self, request: Message, answer: Message, reply: type[R]) -> R:

@@ -21,13 +21,15 @@ MAX_LISTING = 64 << 20
 class SessionHello(Message):
     """First message of a connection: resume session slot ``slot`` of the client, or create it. Both names are
     16 random bytes that nobody else can guess. A client may have several slots over the same files. A slot
-    that does not ``may_block`` is answered Pending where a recall would be needed. Answered by
-    SessionWelcome.
+    that does not ``may_block`` is answered Pending where a recall would be needed. One that is new may take
+    the place of another, ``instead``, for whose last reply nobody waits any more: the file that it opens is
+    closed. Answered by SessionWelcome.
     """
 
     client: bytes
     slot: bytes
     may_block: bool = True
+    instead: bytes = b""
 
 
 @message("fs.attend", Kind.VOLUME)

@@ -9,6 +9,7 @@ last has it: requests that still arrive over an earlier connection are not perfo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -43,6 +44,7 @@ class SessionSlot:
         self.performed = 0
         self._handlers = requests
         self._last: Message | None = None
+        self._is_given_up = False
         self._lock = threading.Lock()
         self._channel: Channel | None = None
 
@@ -58,6 +60,22 @@ class SessionSlot:
         with self._lock:
             if self._channel is channel:
                 self._channel = None
+            self._close_unwanted()
+
+    def give_up(self) -> None:
+        """Close the file that the last request has opened, or will have: nobody waits for the reply."""
+        self._is_given_up = True
+        if self._lock.acquire(blocking=False):  # else it is under way, and its connection is detached then
+            try:
+                self._close_unwanted()
+            finally:
+                self._lock.release()
+
+    def _close_unwanted(self) -> None:
+        if self._is_given_up and isinstance(self._last, p.Opened):
+            opened, self._last = self._last, None
+            with contextlib.suppress(OSError):  # the client has gone
+                self._handlers.do(p.Release(opened.handle), b"")
 
     @property
     def disconnected(self) -> bool:
@@ -196,6 +214,8 @@ class SessionTable:
                 self._changed.wait(_TICK)
             if timer := self._timers.pop(hello.client, None):
                 timer.cancel()
+        if (before := client.slots.get(hello.instead)) and before is not slot:
+            before.give_up()
         slot.bind(channel)  # waits for its last request, without the table's lock
         return client, slot
 
