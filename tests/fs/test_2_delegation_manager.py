@@ -332,12 +332,13 @@ def test_nothing_is_granted_while_the_devices_mount_is_lost() -> None:
     manager.end_writing(F)
     assert manager.grant_read(one, F) == manager.grant_data(one, F) == manager.grant_write(one, D) == 0
     assert manager.is_written(F)  # for all that is known
-    opening = Doing(manager.opened, one, F)
+    waiting = Doing(manager.await_device)
     with pytest.raises(WouldBlock):
-        Doing(manager.opened, one, F, may_wait=False).result()
-    assert not opening.done
+        Doing(manager.await_device, may_wait=False).result()
+    assert not (waiting.done or manager.opened(one, F))
     manager.report_device("the mount again")
-    assert opening.result()
+    waiting.result()
+    assert manager.opened(one, F)
     manager.lose_device(mount)  # its earlier connection
     assert manager.grant_read(one, F)
 

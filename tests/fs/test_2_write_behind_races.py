@@ -6,10 +6,12 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millpond.fs.coherence.delegation_table import Holder
+from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Handle
 
@@ -67,3 +69,18 @@ def test_a_create_that_fails_takes_nothing_from_another_file(
         assert client.gather(node, b"data")
         found = Doing(device.tree.lookup, device.find(b"d"), name).result()
         assert found.attributes.size == 4
+
+
+def test_a_create_while_the_devices_mount_goes_is_done_once(
+    client: Client, server: Server, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel binding performs it: where it would wait, once more. Who wants a new file gets one."""
+    creating = BackingFs.create
+
+    def create(*arguments: Any, **more: Any) -> Any:
+        made = creating(*arguments, **more)
+        server.sessions.delegations.lose_device(None)
+        return made
+
+    monkeypatch.setattr(BackingFs, "create", create)
+    assert Doing(make, client, b"f", may_wait=False).result() and (public / "f").exists()

@@ -264,9 +264,8 @@ class DelegationManager:
 
     def opened(self, holder: Holder, inode: int) -> bool:
         """Note that the client opens a file and caches it. False if it may not: the device's kernel writes
-        the file by passthrough, or no device's mount has reported. Raises WouldBlock.
+        the file by passthrough, or no device's mount has reported. Never waits: the file may be a new one.
         """
-        self.await_device()
         with self._changed:
             return self._device_reported and self._table.opened(holder, Inode(inode))
 
