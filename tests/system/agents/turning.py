@@ -9,13 +9,13 @@ from millpond.agent import control, daemon
 from millpond.wire.control_messages import GetLoad
 
 TOLD = Path("/flash/public/turn")
-_load = control.AgentService._ANSWERS[GetLoad]
+_load = control._HANDLERS[GetLoad]
 asked = []
 
 
-def load(self, request):
+def load(self, request, host):
     asked.append(request)
-    return _load(self, request)
+    return _load(self, request, host)
 
 
 def serve(self, host, _serve=control.AgentService.serve):
@@ -31,6 +31,6 @@ def serve(self, host, _serve=control.AgentService.serve):
     return _serve(self, host)
 
 
-control.AgentService._ANSWERS[GetLoad] = load
+control._HANDLERS[GetLoad] = load
 control.AgentService.serve = serve
 sys.exit(daemon.main(["--config", "/etc/millpond/agent.toml"]))
