@@ -76,7 +76,11 @@ class DatagramRounds:
         return leaving
 
     def _aggregate(self, request: FetchSums, joins: Mapping[str, JoinRound], update: Vector) -> Vector:
-        heads = [ClientHead(join.key, request.bounds[name][1]) for name, join in joins.items()]
+        # All or none count, so one weight may be the whole divisor.
+        heads = [
+            ClientHead(join.key, request.divisor if name == request.node else 0.0, request.bounds[name][1])
+            for name, join in joins.items()
+        ]
         plan, allowed = _plan(joins[request.node], update), round_seconds(update.nbytes)
         pool = ThreadPoolExecutor(1, "own update")
         try:
@@ -86,7 +90,6 @@ class DatagramRounds:
                     self._hub,
                     plan,
                     heads,
-                    request.divisor,
                     Deadline.after(allowed),
                     abandoned=abandoned,
                     repaired=self._repaired,

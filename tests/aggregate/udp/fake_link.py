@@ -49,19 +49,20 @@ def open_socket(address: tuple[str, int], receive_buffer: int = RECEIVE_BUFFER) 
 
 
 def heads_of(vectors: Sequence[Vector]) -> list[ClientHead]:
-    """Return what a control session would have said of them."""
+    """Return what a control session would have said of them: the weights are 1, 2, 3 and so on."""
     return [
-        ClientHead(client_key(client), float(np.abs(vector).max())) for client, vector in enumerate(vectors)
+        ClientHead(client_key(client), 1.0 + client, float(np.abs(vector).max()))
+        for client, vector in enumerate(vectors)
     ]
 
 
-def exact_mean(vectors: Sequence[Vector], heads: Sequence[ClientHead]) -> Vector:
+def exact_mean(vectors: Sequence[Vector], heads: Sequence[ClientHead], scale: float = 0.0) -> Vector:
     """Return the mean as ``ExactSum`` gives it over TCP."""
     total, mean = ExactSum(len(vectors[0])), np.empty(len(vectors[0]), np.float32)
-    total.begin(scale_of(max(head.largest for head in heads), len(heads)))
+    total.begin(scale or scale_of(max(head.largest for head in heads), len(heads)))
     for vector, head in zip(vectors, heads, strict=True):
         total.add(vector, bound=head.largest)
-    total.divide(len(heads), mean)
+    total.divide(sum(head.weight for head in heads), mean)
     return mean
 
 
@@ -85,7 +86,7 @@ class FakeLink:
         self.lives, self.sent = lives or {}, dict.fromkeys([HUB, *range(len(heads))], 0)
         self._queue: list[tuple[float, int, Hashable, Hashable, bytes]] = []
         self._order = 0
-        self.sums = BlockSums(plan, heads, len(heads))
+        self.sums = BlockSums(plan, heads)
         self.aggregator = Aggregator(
             plan,
             heads,
@@ -95,7 +96,9 @@ class FakeLink:
             stall=stall,
             deadline=None if deadline is None else self.now + deadline,
         )
-        self.vectors = [ClientVectors(plan, each) for each in vectors]
+        self.vectors = [
+            ClientVectors(plan, each, head.weight) for each, head in zip(vectors, heads, strict=True)
+        ]
         self.participants = [
             Participant(plan, client, head.key, self.vectors[client], HUB, window=window, now=self.now)
             for client, head in enumerate(heads)

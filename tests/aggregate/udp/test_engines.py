@@ -99,7 +99,6 @@ class World:
                     hub,
                     self.plan,
                     heads,
-                    len(heads),
                     stall=20.0,
                     engine=self.engine,
                     repaired=self.repaired.append,
@@ -125,6 +124,7 @@ class World:
                     client_key(client),
                     self.vectors[client],
                     Deadline.after(30),
+                    weight=1.0 + client,
                     engine=self.client_engine,
                     repaired=self.repaired.append,
                 )
@@ -168,7 +168,7 @@ def test_a_socket_serves_rounds_of_either_engine() -> None:
     with open_socket(("127.0.0.1", 0)) as hub, open_socket(("127.0.0.1", 0)) as connection:
         engines: list[EngineName] = ["c", "python", "c"]
         for number, engine in enumerate(engines):
-            plan, arguments = VectorPlan(number, len(vector)), (heads, 1.0, Deadline.after(30))
+            plan, arguments = VectorPlan(number, len(vector)), (heads, Deadline.after(30))
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(aggregate, hub, plan, *arguments, engine=engine)
                 found = exchange(connection, hub.getsockname(), plan, 0, heads[0].key, vector, engine=engine)
@@ -185,6 +185,22 @@ def test_without_segmentation_each_datagram_goes_out_by_itself() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_losses_that_stay_leave_the_clients_own_values(engine: EngineName) -> None:
+    plan = VectorPlan(9, 900_000, repair=False)
+    vectors = [each + 100.0 * (1 + client) for client, each in enumerate(some_vectors(2, 900_000))]
+    world = World(plan, vectors, engine, engine, loss=0.2)
+    world.run()
+    assert not world.errors
+    heads = heads_of(vectors)
+    alone = [vector / np.float32(head.weight) for vector, head in zip(vectors, heads, strict=True)]
+    whole = exact_mean(vectors, heads)
+    for client, received in world.received.items():
+        has_whole, has_own = received.mean == whole, received.mean == alone[client]
+        assert has_whole.mean() > 0.3 and has_own.any()
+        assert (has_whole | has_own | (received.mean == alone[1 - client])).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_absent_client_ends_the_round(engine: EngineName) -> None:
     plan, vectors = VectorPlan(9, 9000), some_vectors(2, 9000)
     with open_socket(("127.0.0.1", 0)) as hub, open_socket(("127.0.0.1", 0)) as own:
@@ -192,7 +208,7 @@ def test_an_absent_client_ends_the_round(engine: EngineName) -> None:
             arguments = (hub.getsockname(), plan, 0, client_key(0), vectors[0], Deadline.after(2))
             client = pool.submit(exchange, own, *arguments, engine=engine)
             with pytest.raises(LostClients) as lost:
-                aggregate(hub, plan, heads_of(vectors), 2.0, stall=0.5, engine=engine)
+                aggregate(hub, plan, heads_of(vectors), stall=0.5, engine=engine)
         assert list(lost.value.lost) == [1]
         assert isinstance(client.exception(), DeadlineExceeded)
 
@@ -288,7 +304,7 @@ def test_nobody_is_there() -> None:
     plan = VectorPlan(1, 1000)
     with open_socket(("127.0.0.1", 0)) as connection:
         with pytest.raises(RemoteError, match="client 0: no datagram came"):
-            aggregate(connection, plan, heads_of(some_vectors(1, 1000)), 1.0, stall=0.1)
+            aggregate(connection, plan, heads_of(some_vectors(1, 1000)), stall=0.1)
         with open_socket(("127.0.0.1", 0)) as other, pytest.raises(DeadlineExceeded):
             vector = some_vectors(1, 1000)[0]
             exchange(
@@ -337,7 +353,7 @@ def test_an_aggregator_takes_less_than_three_models_whatever_the_number_of_clien
         with subprocess.Popen(argv) as others:
             tracemalloc.start()
             try:
-                aggregate(hub, VectorPlan(1, size), heads, clients, stall=30.0, engine="c")
+                aggregate(hub, VectorPlan(1, size), heads, stall=30.0, engine="c")
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()

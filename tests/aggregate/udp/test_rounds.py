@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpond.aggregate.exact import scale_of
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import Datagram, DatagramKind, VectorPlan, seal
 from millpond.aggregate.udp.outgoing import SealedDatagram
@@ -51,6 +52,28 @@ def test_the_mean_has_the_bits_of_an_exact_sum(
     expected = exact_mean(vectors, heads).tobytes()
     assert not link.aggregator.lost
     assert {each.mean.tobytes() for each in link.vectors} == {expected}
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.integers(1, 5), st.integers(1, 300), st.integers(1, 9), faults, st.integers(0, 1 << 30))
+def test_without_repair_each_part_is_divided_by_the_weights_that_came(
+    clients: int, size: int, values: int, fault: Faults, seed: int
+) -> None:
+    vectors, plan = some_vectors(clients, size, seed), VectorPlan(3, size, values, repair=False)
+    heads = heads_of(vectors)
+    link = FakeLink(plan, vectors, heads, fault, seed=seed, stall=60.0)
+    link.run()
+    assert not link.aggregator.lost
+    scale = scale_of(max(head.largest for head in heads), clients)
+    for index in range(plan.blocks):
+        part = slice(index * values, (index + 1) * values)
+        came = np.flatnonzero(link.aggregator.arrivals.has(index)).tolist()
+        parts = [vectors[each][part] for each in came]
+        mean = exact_mean(parts, [heads[each] for each in came], scale) if came else parts
+        for participant, own in zip(link.participants, link.vectors, strict=True):
+            kept = vectors[participant.client][part] / np.float32(heads[participant.client].weight)
+            arrived = participant.arrivals.has(index)[0]
+            assert np.array_equal(own.mean[part], mean if arrived else kept)
 
 
 def test_without_faults_nothing_is_sent_twice_and_nothing_is_lost() -> None:

@@ -20,6 +20,7 @@ EXPERIMENTS = (
     Experiment("encodings", encodings.TITLE, encodings.measure),
     Experiment("strategies", strategies.TITLE, strategies.measure),
     Experiment("udp_over_tcp", udp.TITLE, udp.measure),
+    Experiment("udp_accuracy", udp.ACCURACY_TITLE, udp.measure_accuracy),
 )
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from millpond.aggregate.udp.datagrams import KEY_SIZE, VectorPlan
 from millpond.aggregate.udp.exchange import aggregate, exchange
 from millpond.base.deadline import Deadline
 
-KINDS = ("udp", "tcp", "tcp-pipelined")
+KINDS = ("udp", "udp-lossy", "tcp", "tcp-pipelined")
 PORT = 7000
 _SECONDS = 120.0
 _Word = dict[str, Any]
@@ -50,6 +50,10 @@ class Setting:
     def largest(self) -> float:
         """The bound of all values."""
         return 16.0
+
+    def plan(self, kind: str, number: int) -> VectorPlan:
+        """Return the plan of a round by UDP."""
+        return VectorPlan(number, self.size, repair=kind != "udp-lossy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +136,15 @@ def _live(lan: Lan, setting: Setting, number: int, channel: socket.socket) -> No
 
 def _server(setting: Setting, channel: socket.socket) -> Callable[[str, int], _Word]:
     datagrams = open_socket((address(0), PORT))
-    heads = [ClientHead(_key_of(client), setting.largest) for client in range(setting.clients)]
+    heads = [ClientHead(_key_of(client), 1.0, setting.largest) for client in range(setting.clients)]
     found: list[TcpServer] = []
     with socket.create_server((address(0), PORT), backlog=64) as listener:
         channel.send(b"ready")
         kept = listener.dup()
 
     def run(kind: str, number: int) -> _Word:
-        if kind == "udp":
-            aggregate(datagrams, VectorPlan(number, setting.size), heads, len(heads))
+        if kind.startswith("udp"):
+            aggregate(datagrams, setting.plan(kind, number), heads)
             return {}
         if not found:
             connections = [kept.accept()[0] for _ in range(setting.clients)]
@@ -158,8 +162,8 @@ def _client(setting: Setting, client: int, channel: socket.socket) -> Callable[[
     channel.send(b"ready")
 
     def run(kind: str, number: int) -> _Word:
-        if kind == "udp":
-            plan, deadline = VectorPlan(number, setting.size), Deadline.after(_SECONDS / 2)
+        if kind.startswith("udp"):
+            plan, deadline = setting.plan(kind, number), Deadline.after(_SECONDS / 2)
             mean = exchange(datagrams, hub, plan, client, key, values, deadline=deadline).mean
         else:
             mean = tcp_exchange(connection, values)

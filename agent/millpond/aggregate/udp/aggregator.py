@@ -3,7 +3,8 @@
 when.
 
 *Parts of the mean* go out as soon as all clients' values of them have come, while others still come in: what
-all have sent is final.
+all have sent is final. Without repair, the rest goes out when all clients have ended, each part divided by
+the weights of the clients whose values of it have come; what nobody has sent stays out.
 
 *All clients count, or the round fails*: the values of a client that is lost are in the totals, and nobody can
 subtract them but by sending them again; to keep each client's values apart would take a model for each.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -31,6 +33,9 @@ from millpond.aggregate.udp.receiving import Credit, IncomingStream, Word
 from millpond.aggregate.udp.sending import OutgoingStream
 from millpond.base.sizes import SLOWEST
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 STALL_SECONDS = 5.0
 """Time without a datagram of a client, after which it is lost."""
 LONGEST_TRAIN = 88
@@ -39,10 +44,20 @@ LONGEST_TRAIN = 88
 
 @dataclass(frozen=True, slots=True)
 class ClientHead:
-    """A client of a round, as the control session knows it: its key, and the bound of its values."""
+    """A client of a round, as the control session knows it: its key, its ``weight`` in the divisor, and the
+    bound of its values.
+    """
 
     key: bytes
+    weight: float
     largest: float
+
+
+class MeanSums(BlockSink, Protocol):
+    """The sums of a round, each divided by the weights of all clients unless ``divide_by`` says otherwise."""
+
+    def divide_by(self, index: int, clients: NDArray[np.bool_]) -> None:
+        """Divide the sums of a datagram by the weights of ``clients``."""
 
 
 class Aggregator:
@@ -54,7 +69,7 @@ class Aggregator:
         self,
         plan: VectorPlan,
         clients: Sequence[ClientHead],
-        sums: BlockSink,
+        sums: MeanSums,
         *,
         window: int,
         now: float,
@@ -170,16 +185,27 @@ class Aggregator:
 
     def _close(self, now: float) -> None:
         """Begin to wait for the mean's way out, when no more can come in."""
-        if not self.arrivals.closed and all(stream.ended for stream in self.incoming):
-            self.arrivals.closed = True
-            self._deadline = math.inf
-            size = 4 * self.plan.size * len(self.clients)
-            self._given_up = now + 2 * self._stall + size / SLOWEST
+        if self.arrivals.closed or not all(stream.ended for stream in self.incoming):
+            return
+        self._divide_incomplete()
+        self.arrivals.closed = True
+        self._deadline = math.inf
+        size = 4 * self.plan.size * len(self.clients)
+        self._given_up = now + 2 * self._stall + size / SLOWEST
+
+    def _divide_incomplete(self) -> None:
+        """Divide what not all clients have sent by the weights of those that have."""
+        arrivals = self.arrivals
+        for index in arrivals.incomplete().tolist():
+            if arrivals.counts[index]:
+                self._sums.divide_by(index, arrivals.has(index))
+                arrivals.whole[arrivals.whole_count[0]] = index
+                arrivals.whole_count[0] += 1
 
     def _mean_words(self, row: int, now: float) -> None:
         stream = self.outgoing[row]
-        stream.ready = int(self.arrivals.whole_count[0])
-        if stream.ready:
+        stream.ready, stream.closed = int(self.arrivals.whole_count[0]), self.arrivals.closed
+        if stream.ready or stream.closed:
             stream.start(now)
         if word := stream.control(now):
             self._say(row, (*word, self.plan.pack() if word[0] == DatagramKind.START else b""))

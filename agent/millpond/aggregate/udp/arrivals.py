@@ -135,6 +135,14 @@ class Arrivals:
         """Return whether everything has arrived from a sender."""
         return int(self.received[row]) == self.plan.blocks
 
+    def incomplete(self) -> NDArray[np.intp]:
+        """Return the indices that not all senders have sent."""
+        return np.flatnonzero(self.counts < len(self.keys))
+
+    def has(self, index: int) -> NDArray[np.bool_]:
+        """Return which senders' values of an index have arrived."""
+        return (self.bits[:, index >> 3] >> (index & 7) & 1) > 0
+
 
 def bitmap_size(plan: VectorPlan) -> int:
     """Return how many bytes of a bitmap one MISSING carries: as large as a datagram with values."""

@@ -31,7 +31,7 @@ FROM_AGGREGATOR = 8
 """The bit of a kind that tells the directions apart, so that no datagram is taken for one of its receiver's
 own.
 """
-_PLAN = struct.Struct("<QI")
+_PLAN = struct.Struct("<QII")
 
 
 class DatagramKind(IntEnum):
@@ -51,12 +51,13 @@ class DatagramKind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
     """Facts that both sides know of a round before its first datagram: its number, the ``size`` of all
-    vectors, and how many values a datagram carries. Raises ValueError.
+    vectors, how many values a datagram carries, and whether missing ones are sent again. Raises ValueError.
     """
 
     round: int
     size: int
     values: int = 360
+    repair: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.round < 1 << 32:
@@ -82,7 +83,7 @@ class VectorPlan:
 
     def pack(self) -> bytes:
         """Return the payload of a START, by which the peer sees that it is meant."""
-        return _PLAN.pack(self.size, self.values)
+        return _PLAN.pack(self.size, self.values, self.repair)
 
 
 @dataclass(frozen=True, slots=True)

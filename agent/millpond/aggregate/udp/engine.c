@@ -24,7 +24,7 @@
 #error "values are sent as they lie in memory: the Python engine is for processors of the other byte order"
 #endif
 
-enum { ENGINE_VERSION = 2, PROTOCOL = 1, DATA = 7, FROM_AGGREGATOR = 8 };
+enum { ENGINE_VERSION = 3, PROTOCOL = 1, DATA = 7, FROM_AGGREGATOR = 8 };
 enum { HEADER = 16, TAG = 16, OVERHEAD = HEADER + TAG, DIGEST = 32, LANES = 4, BLOCK = 128 };
 enum { BUFFER = 65536, BATCH = 16, SEGMENTS = 64, LARGEST = 65507, MESSAGES = 64, RECORD = 4 };
 enum counter { ACCEPTED, CONTROL, MALFORMED, CLIENT, ROUND, WRONG_TAG, LENGTH, DUPLICATE, LATE };
@@ -60,11 +60,10 @@ struct receiver {
 struct sender {
     uint64_t key[8];
     const float *vector;  // of a client
-    const double *totals; // of an aggregator, with digests of parts that have been sent before
+    const double *totals, *divisors; // of an aggregator, with digests of parts that have been sent before
     uint8_t *digests, *digested;
     divide_function *divide;
     uint8_t *buffer;      // BUFFER bytes
-    double divisor;       // of an aggregator
     uint64_t size;
     uint32_t values, blocks, client, round, direction, segmented, address_length;
     uint8_t address[32];
@@ -369,7 +368,7 @@ static uint32_t write_values(const struct sender *s, uint32_t index, uint8_t *to
     if (s->vector)
         memcpy(to, s->vector + at, 4 * (size_t)count);
     else
-        s->divide((float *)to, s->totals + at, count, s->divisor);
+        s->divide((float *)to, s->totals + at, count, s->divisors[index]);
     return count;
 }
 

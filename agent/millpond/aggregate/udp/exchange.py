@@ -56,7 +56,6 @@ def aggregate(
     connection: socket.socket,
     plan: VectorPlan,
     clients: Sequence[ClientHead],
-    divisor: float,
     deadline: Deadline = NEVER,
     *,
     stall: float = STALL_SECONDS,
@@ -64,14 +63,14 @@ def aggregate(
     abandoned: threading.Event | None = None,
     repaired: Callable[[int], None] = ignore,
 ) -> dict[str, int]:
-    """Send the clients the sum of their vectors over ``divisor``. Returns what became of datagrams, by name.
-    A client without END by the deadline is lost, and so is one of which no datagram comes for ``stall``
-    seconds. The event ``abandoned`` ends the round within a second. However the round ends, ``repaired`` is
-    told how many bytes of values went out more than once.
+    """Send the clients the sum of their vectors over that of their weights. Returns what became of datagrams,
+    by name. A client without END by the deadline is lost, and so is one of which no datagram comes for
+    ``stall`` seconds. The event ``abandoned`` ends the round within a second. However the round ends,
+    ``repaired`` is told how many bytes of values went out more than once.
 
     Raises LostClients, and ConnectionLost if the round is abandoned.
     """
-    sums, now = BlockSums(plan, clients, divisor), time.monotonic()
+    sums, now = BlockSums(plan, clients), time.monotonic()
     window = _window(connection, plan)
     side = Aggregator(plan, clients, sums, window=window, now=now, stall=stall, deadline=deadline.at)
     try:
@@ -92,16 +91,18 @@ def exchange(
     values: Vector,
     deadline: Deadline = NEVER,
     *,
+    weight: float = 1.0,
     engine: EngineName = "auto",
     abandoned: threading.Event | None = None,
     repaired: Callable[[int], None] = ignore,
 ) -> ReceivedMean:
-    """Send a client's vector and return the mean. The event ``abandoned`` ends the round within a second.
+    """Send a client's vector and return the mean. Without repair, ``values`` over ``weight`` stand where the
+    mean does not come. The event ``abandoned`` ends the round within a second.
     However the round ends, ``repaired`` is told how many bytes of values went out more than once.
 
     Raises DeadlineExceeded, and ConnectionLost if the round is abandoned.
     """
-    vectors, now = ClientVectors(plan, values), time.monotonic()
+    vectors, now = ClientVectors(plan, values, weight), time.monotonic()
     window = _window(connection, plan)
     side = Participant(plan, client, key, vectors, aggregator, window=window, now=now)
     try:

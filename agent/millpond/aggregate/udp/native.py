@@ -23,7 +23,7 @@ from millpond.aggregate.udp.sums import BlockSums, ClientVectors
 from millpond.base import shared_library
 
 LIBRARY = Path(__file__).with_name("_engine.so")
-_VERSION = 2
+_VERSION = 3
 _BUFFER, _BATCH, _WORDS = 1 << 16, 16, 1 << 16
 _AT_ONCE = 1 << 19
 """Bytes that are received before grants go out."""
@@ -53,9 +53,11 @@ class _Sender(ctypes.Structure):
 
     _fields_ = (
         ("key", ctypes.c_uint64 * 8),
-        *((name, ctypes.c_void_p) for name in ("vector", "totals", "digests", "digested", "divide")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("vector", "totals", "divisors", "digests", "digested", "divide")
+        ),
         ("buffer", ctypes.c_void_p),
-        ("divisor", ctypes.c_double),
         ("size", ctypes.c_uint64),
         *((name, ctypes.c_uint32) for name in ("values", "blocks", "client", "round", "direction")),
         *((name, ctypes.c_uint32) for name in ("segmented", "address_length")),
@@ -167,7 +169,7 @@ class NativeEngine:
         arrivals, plan, values = self._side.arrivals, self._side.plan, self._values
         sender = _Sender(size=plan.size, values=plan.values, blocks=plan.blocks, round=plan.round)
         if isinstance(values, BlockSums):
-            sender.totals, sender.divisor = _address(values.totals), values.divisor
+            sender.totals, sender.divisors = _address(values.totals), _address(values.divisors)
             sender.digests, sender.digested = _address(self._digests), _address(self._digested)
             sender.divide = ctypes.cast(_loops().divide, ctypes.c_void_p)
         else:

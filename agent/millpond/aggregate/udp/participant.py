@@ -41,7 +41,7 @@ class Participant:
         self.arrivals = Arrivals(plan, [key], client, reverse=True)
         self.incoming = IncomingStream(self.arrivals, 0)
         order = np.arange(plan.blocks, dtype=np.uint32)
-        self.outgoing = OutgoingStream(plan, order, plan.blocks)
+        self.outgoing = OutgoingStream(plan, order, plan.blocks, closed=True)
         self._pacer, self._window = Pacer(plan.datagram + WIRE_OVERHEAD), window
         self._words: list[Outgoing] = []
         self.outgoing.start(now)

@@ -84,7 +84,7 @@ class IncomingStream:
         stop = min(
             start + bitmap_size(self._arrivals.plan), start + int(found[-1]) - _MARGIN if len(found) else 0
         )
-        if stop <= start:
+        if stop <= start or not self._arrivals.plan.repair:
             return []
         first, self._asked = self._asked, 8 * stop
         bitmap = self._arrivals.missing(self._row)[start:stop]
@@ -104,7 +104,7 @@ class IncomingStream:
 
     def _end(self, message: Datagram, share: tuple[int, float]) -> list[Word]:
         plan, row, passed = self._arrivals.plan, self._row, message.index
-        if self.ended or self._arrivals.is_whole(row):
+        if self.ended or not plan.repair or self._arrivals.is_whole(row):
             self.ended = True
             return [(DatagramKind.ENDED, 0, passed, b"")]
         bitmap, step = self._arrivals.missing(row), bitmap_size(plan)

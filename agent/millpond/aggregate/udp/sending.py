@@ -33,11 +33,11 @@ class _Phase(Enum):
 
 class OutgoingStream:
     """A vector's way to one receiver. ``order`` holds the indices in the order in which they go out, the
-    first ``ready`` of which may go now.
+    first ``ready`` of which may go now; ``closed`` says that no more will be ready.
     """
 
-    def __init__(self, plan: VectorPlan, order: Indices, ready: int = 0) -> None:
-        self._plan, self._order, self.ready = plan, order, ready
+    def __init__(self, plan: VectorPlan, order: Indices, ready: int = 0, *, closed: bool = False) -> None:
+        self._plan, self._order, self.ready, self.closed = plan, order, ready, closed
         self.since = 0.0  # when the first of the unanswered words went out
         self._phase, self._pass, self.sequence, self.limit, self._position = _Phase.IDLE, 0, 0, 0, 0
         self._again, self._answered = np.zeros(0, np.uint32), False
@@ -152,7 +152,7 @@ class OutgoingStream:
 
     @property
     def _has_sent_all(self) -> bool:
-        return self._phase is _Phase.SENDING and self.ready == self._plan.blocks and not self._wants()
+        return self._phase is _Phase.SENDING and self.closed and not self._wants()
 
     def _wants(self) -> bool:
         if self._phase is not _Phase.SENDING:

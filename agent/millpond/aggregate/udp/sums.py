@@ -2,8 +2,8 @@
 """Edge (a shared library): the values behind the datagrams: exact sums and their means, and a client's two
 vectors.
 
-Memory of an aggregator: float64 totals, which are two models, and digests, 33 bytes for each datagram of a
-vector. A part of the mean is divided whenever it is sent.
+Memory of an aggregator: float64 totals, which are two models; divisors and digests, 41 bytes for each
+datagram of a vector. A part of the mean is divided whenever it is sent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.aggregate.exact import scale_of, shift_of
 from millpond.aggregate.kernels import Vector, kernels
@@ -21,11 +22,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class BlockSums:
-    """The exact sums of a round over ``divisor``, see ``aggregate.exact``; datagrams come in any order."""
+    """The exact sums of a round, see ``aggregate.exact``; datagrams come in any order."""
 
-    def __init__(self, plan: VectorPlan, clients: Sequence[ClientHead], divisor: float) -> None:
-        self._plan, self._kernels, self.divisor = plan, kernels(), divisor
+    def __init__(self, plan: VectorPlan, clients: Sequence[ClientHead]) -> None:
+        self._plan, self._kernels = plan, kernels()
+        self._weights = np.array([each.weight for each in clients])
         self.totals = np.zeros(plan.size)
+        self.divisors = np.full(plan.blocks, sum(self._weights.tolist()))
         self.bounds = np.array([min(each.largest, _LARGEST) for each in clients], np.float32)
         largest = max((each.largest for each in clients), default=0.0)
         self.shift = shift_of(scale_of(largest, len(clients)))
@@ -35,11 +38,15 @@ class BlockSums:
         bound = float(self.bounds[row])
         return self._kernels.add_rounded(totals, np.ascontiguousarray(values), 1.0, self.shift, bound)
 
+    def divide_by(self, index: int, clients: NDArray[np.bool_]) -> None:
+        """Divide the sums of a datagram by the weights of ``clients``."""
+        self.divisors[index] = sum(self._weights[clients].tolist())
+
     def payload(self, index: int) -> bytes:
         """Return the values of a part of the mean as they are sent."""
         place = self._slice(index)
         mean = np.empty(place.stop - place.start, np.float32)
-        self._kernels.divide(mean, self.totals[place], self.divisor)
+        self._kernels.divide(mean, self.totals[place], float(self.divisors[index]))
         return mean.tobytes()
 
     def _slice(self, index: int) -> slice:
@@ -48,13 +55,17 @@ class BlockSums:
 
 
 class ClientVectors:
-    """A vector that a client sends, and the mean that comes."""
+    """A vector that a client sends, and the mean that comes; without repair its own values over its
+    ``weight`` stand where no mean comes.
+    """
 
-    def __init__(self, plan: VectorPlan, values: Vector) -> None:
+    def __init__(self, plan: VectorPlan, values: Vector, weight: float = 1.0) -> None:
         if values.shape != (plan.size,) or values.dtype != np.float32 or not values.flags.c_contiguous:
             raise ValueError(f"a vector of {plan.size} float32 values in order is expected")
         self._plan, self.values = plan, values
         self.mean = np.empty(plan.size, np.float32)
+        if not plan.repair:
+            np.divide(values, np.float32(weight), out=self.mean)
 
     def take(self, row: int, index: int, values: Vector) -> bool:  # noqa: ARG002 - there is one row
         start = index * self._plan.values
