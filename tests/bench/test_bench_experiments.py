@@ -23,7 +23,7 @@ INSTALLED = [("aggregate", "flower"), ("data", "mosaic"), ("data", "ray"), ("tas
 TOGETHER = {
     "aggregate": [
         *("rounds", "split", "staged", "gigabyte", "topology", "offload", "encodings"),
-        *("strategies,udp_over_tcp",),
+        *("strategies,udp_over_tcp,udp_accuracy",),
     ],
     "balance": ["a_virtual,b,sim,sim_error", "a_real", "exchange", "kill", "convergence"],
     "data": ["met_points", "met_speed", "streamed", "tuner", "accuracy,elastic"],
