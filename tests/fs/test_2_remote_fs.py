@@ -30,7 +30,7 @@ from millpond.wire.framing import PREFIX, encode
 from millpond.wire.messages import Failure
 
 from ..effort import scaled
-from .support import NAME, SLOT, SOON, Server, errno_of
+from .support import NAME, SLOT, SOON, Doing, Server, errno_of
 
 printable = st.characters(
     exclude_categories=("C", "Zl", "Zp", "Zs"), include_characters=" ", exclude_characters="/"
@@ -316,3 +316,23 @@ def test_an_idle_client_is_hung_up_on(server: Server) -> None:
         start = time.monotonic()
         assert isinstance(serve(Channel(theirs, "a client"), server.sessions, idle=0.1), RemoteError)
         assert time.monotonic() - start < 2
+
+
+def test_a_connection_that_is_made_as_the_client_closes_is_closed(server: Server) -> None:
+    """As by a thread that reclaims locks while the mount goes: the server would keep it for ever."""
+    dialled, go = threading.Event(), threading.Event()
+
+    def dial(deadline: Deadline) -> Channel:
+        made = server.dial(deadline)
+        dialled.set()
+        assert go.wait(SOON)
+        return made
+
+    tree = RemoteFs(dial, timeout=SOON)
+    asking = Doing(tree.statfs)
+    assert dialled.wait(SOON)
+    tree.close()
+    go.set()
+    with pytest.raises(OSError):
+        asking.result()
+    server.join()

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
+from weakref import WeakSet
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import RemoteError
+from millpond.base.errors import DeadlineExceeded, RemoteError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.inodes import InodeCache
 from millpond.fs.client.keep_alive import SILENT_SECONDS, KeepAlive
@@ -25,7 +26,7 @@ from millpond.fs.proto.bulk_copy import ReturnUnused
 from millpond.fs.vfs.inode_api import Node, may_block
 from millpond.fs.vfs.operation import about_to_wait, current, woken_by
 from millpond.fs.vfs.path_api import os_error
-from millpond.wire.channel import Buffer
+from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
@@ -53,13 +54,24 @@ class RpcPool:
         self.busy: list[RpcSlot] = []
         self.inodes, self.lock, self.on_invalidate = InodeCache(), threading.Lock(), on_invalidate
         self._dial, self.timeout, self.silence = dial, timeout, min(timeout, SILENT_SECONDS)
+        self._connections, self._is_closed = WeakSet[Channel](), False
         self._keep_alive = KeepAlive(self._ping, self.silence)
-        self._pinging = RpcSlot(dial, self.client, self._keep_alive, blocking=False)
+        self._pinging = RpcSlot(self._connect, self.client, self._keep_alive, blocking=False)
         self._free: dict[bool, list[RpcSlot]] = {False: [], True: []}
         self._slot_free = threading.Condition()
         self._all: list[RpcSlot] = []
         self._shared = 0
         self.session = p.SessionWelcome(0, 0, 0, 0.0)
+
+    def _connect(self, deadline: Deadline) -> Channel:
+        """Dial, unless the client is closed: a thread may still be at a request of its own then."""
+        channel = self._dial(deadline)
+        with self._slot_free:
+            if not self._is_closed:
+                self._connections.add(channel)
+                return channel
+        channel.close()
+        raise DeadlineExceeded("the client is closed")  # dialling again is of no use
 
     def _ping(self, deadline: Deadline) -> None:
         with suppress(SlotLost, OSError):
@@ -67,7 +79,7 @@ class RpcPool:
 
     def new_slot(self, *, blocking: bool) -> RpcSlot:
         """Return another session slot, for one thread at a time."""
-        slot = RpcSlot(self._dial, self.client, self._keep_alive, blocking=blocking, meter=self.meter)
+        slot = RpcSlot(self._connect, self.client, self._keep_alive, blocking=blocking, meter=self.meter)
         self._all.append(slot)
         return slot
 
@@ -175,14 +187,16 @@ class RpcPool:
             return self.inodes.forget_is_urgent
 
     def close(self) -> None:
-        """End the session, and disconnect all slots."""
+        """End the session, and all connections; no other is made."""
         with self._slot_free:
-            slots = self._all[:]
+            self._is_closed, slots, connections = True, self._all[:], [*self._connections]
         connected = [slot for slot in slots if slot.is_connected and slot not in self.busy]
         if connected:
             connected[0].close(Deadline.after(self.silence))
         for slot in (*slots, self._pinging):
             slot.disconnect()
+        for connection in connections:  # of a slot that does not have it yet
+            connection.close()
         self._keep_alive.close()
 
 
