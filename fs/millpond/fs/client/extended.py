@@ -11,7 +11,7 @@ from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
 from millpond.fs.client.cache.listed import ListedFile
-from millpond.fs.client.rpc_pool import RpcCall, RpcPool, now
+from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import extended as x
 from millpond.fs.proto.file_ops import AttributesAre
 from millpond.fs.vfs.inode_api import Buffer, Node
@@ -128,12 +128,10 @@ class RemoteExtended:
         idempotent: bool = False,
     ) -> None:
         change = Invalidation(self._rpc.inodes, self._rpc.lock, lambda _file: None, (file,), data_only=True)
-
-        def prepare(call: RpcCall) -> Message:
-            return request(call.remote(file))
-
         with change, self._rpc.call() as call:
-            reply, _ = call.ask(lambda: prepare(call), AttributesAre, idempotent=idempotent, payload=value)
+            reply, _ = call.ask(
+                lambda: request(call.remote(file)), AttributesAre, idempotent=idempotent, payload=value
+            )
         change.learn_reply(file, reply)
 
     def birth_time(self, node: Node) -> int | None:

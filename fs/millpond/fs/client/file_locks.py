@@ -3,9 +3,9 @@
 or the mount's lease was over.
 
 The locks that this mount holds are remembered here, so a close sends nothing if there is nothing to unlock. A
-lock that somebody else has got meanwhile is lost, and so are an owner's locks of a file if it is not known
-what became of a request of his: writes to the file and the owner's locks of it fail with EIO until the owner
-has closed it.
+lock that somebody else has got meanwhile is lost, and so are an owner's locks of a file if the outcome of one
+of its requests is unknown: writes to the file and the owner's locks of it fail with EIO until the owner has
+closed it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class RemoteLocks:
             self._rpc.post(r.ReleaseLocks(*released), self._rpc.inodes.verifier)
 
     def _lose(self, node: Node, family: Family, owner: int) -> None:
-        """With the lock: note that an owner has lost locks, if he had any."""
+        """With the lock: note that an owner has lost locks, if it had any."""
         if self._held.of((node, family), owner):
             log.warning("a file lock was lost: to somebody else, or since the server was not heard")
             self._lost.add((node, family, owner))

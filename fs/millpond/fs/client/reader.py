@@ -24,7 +24,7 @@ _MOMENT = 0.001
 
 
 class Backchannel(Protocol):
-    """What renews the lease of a client, and invalidates what its kernel caches."""
+    """Renews the lease of a client, and invalidates what its kernel caches."""
 
     def await_lease(self, file: CachedInode) -> None:
         """Return once the lease is valid or the file is being recalled. Raises WouldBlock and OSError."""

@@ -13,18 +13,11 @@ from millpond.fs.vfs.inode_api import Buffer
 from millpond.fs.vfs.path_api import DirectoryEntry
 
 _ENTRY = struct.Struct("!QqIH")
-_ENDLESS = 1 << 62
-
-
-def pack_entries(entries: Iterable[DirectoryEntry]) -> bytes:
-    """Pack the payload of Entries: for each name an inode, the cookie behind it, a mode, the length of the
-    name, the name.
-    """
-    return pack_page(entries, _ENDLESS)[0]
 
 
 def pack_page(entries: Iterable[DirectoryEntry], size: int) -> tuple[bytes, bool]:
-    """Pack entries as long as there is room in ``size`` bytes, at least one. Returns the payload, and whether
+    """Pack the payload of Entries as long as there is room in ``size`` bytes, at least one: for each name an
+    inode, the cookie behind it, a mode, the length of the name, the name. Returns the payload, and whether
     there were no more.
     """
     packed = list[bytes]()
@@ -38,7 +31,7 @@ def pack_page(entries: Iterable[DirectoryEntry], size: int) -> tuple[bytes, bool
 
 
 def unpack_entries(data: Buffer) -> tuple[DirectoryEntry, ...]:
-    """Unpack the payload of ``pack_entries``; ``offset`` of an entry is the cookie behind it. Raises
+    """Unpack the payload of ``pack_page``; ``offset`` of an entry is the cookie behind it. Raises
     ProtocolError if it is malformed.
     """
     data, entries, at = bytes(data), [], 0
