@@ -67,7 +67,9 @@ def exact_mean(vectors: Sequence[Vector], heads: Sequence[ClientHead], scale: fl
 
 
 class FakeLink:
-    """An aggregator and clients. One is dead once it has sent ``lives[client]`` datagrams with values."""
+    """An aggregator and clients. A client is dead once it has sent ``lives[client]`` datagrams with values. With
+    ``leaving`` a client hears nothing once it has the mean, as one whose call has returned.
+    """
 
     def __init__(
         self,
@@ -81,7 +83,9 @@ class FakeLink:
         window: int = 64,
         stall: float = 5.0,
         deadline: float | None = None,
+        leaving: bool = False,
     ) -> None:
+        self.leaving, self.gone = leaving, set[int]()
         self.plan, self.faults, self.random, self.now = plan, faults, random.Random(seed), 1.0
         self.lives, self.sent = lives or {}, dict.fromkeys([HUB, *range(len(heads))], 0)
         self._queue: list[tuple[float, int, Hashable, Hashable, bytes]] = []
@@ -123,6 +127,8 @@ class FakeLink:
         for each in self.participants:
             if self._lives(each):
                 self._let_send(each.client, each, self.vectors[each.client])
+                if self.leaving and each.finished:
+                    self.gone.add(each.client)
         dues = [
             self.aggregator.due(self.now),
             *(each.due(self.now) for each in self.participants if self._lives(each)),
@@ -140,7 +146,7 @@ class FakeLink:
         heapq.heappush(self._queue, (self.now + later, self._order, sender, target, datagram))
 
     def _lives(self, each: Participant) -> bool:
-        return self.sent[each.client] < self.lives.get(each.client, 1 << 60)
+        return each.client not in self.gone and self.sent[each.client] < self.lives.get(each.client, 1 << 60)
 
     def _let_send(self, name: Hashable, side: RoundSide, values: BlockSums | ClientVectors) -> None:
         for outgoing in side.poll(self.now):
@@ -168,6 +174,7 @@ class FakeLink:
     def _deliver(self, sender: Hashable, target: Hashable, datagram: bytes) -> None:
         if target != HUB:
             assert isinstance(target, int)
-            self.participants[target].receive(datagram, sender, self.now)
+            if target not in self.gone:
+                self.participants[target].receive(datagram, sender, self.now)
             return
         self.aggregator.receive(datagram, sender, self.now)

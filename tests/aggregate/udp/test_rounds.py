@@ -94,6 +94,15 @@ def test_what_is_sent_again_is_counted() -> None:
     assert link.sent == {name: (3 if name == "aggregator" else 1) * 400 + n for name, n in repaired.items()}
 
 
+def test_a_client_that_leaves_with_the_mean_is_not_lost() -> None:
+    vectors, lost = some_vectors(2, 10), dict[int, str]()
+    for seed in range(200):
+        link = FakeLink(VectorPlan(1, 10, 10), vectors, heads_of(vectors), Faults(0.2), seed=seed, leaving=True)
+        link.run()
+        lost |= link.aggregator.lost
+    assert not lost
+
+
 @pytest.mark.parametrize("sent", [0, 1, 37, 99, 100])
 def test_a_client_that_dies_ends_the_round(sent: int) -> None:
     """It dies after so many of its 100 datagrams, the last time just before its END."""
