@@ -48,7 +48,8 @@ def run(ranks: int, *argv: str | Path) -> list[list[str]]:
             worker = server(*MODULES).start(*argv, env=environment(rank, ranks, port))
             workers.append(undo.enter_context(worker))
         answers = [worker.communicate(timeout=90) for worker in workers]
-        assert all(worker.returncode == 0 for worker in workers), answers
+        ends = [(worker.returncode, error) for worker, (_, error) in zip(workers, answers, strict=True)]
+        assert [code for code, _ in ends] == [0] * ranks, ends
     return [output.splitlines() for output, _ in answers]
 
 
