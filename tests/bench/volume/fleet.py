@@ -64,6 +64,11 @@ class Host:
             "passthrough": Route(
                 "passthrough", "a plain FUSE passthrough, a request an operation", lambda: _passthrough(self)
             ),
+            "cached": Route(
+                "cached",
+                "a plain FUSE passthrough that reads through the kernel's page cache",
+                lambda: _passthrough(self, "mount-cached"),
+            ),
             "native": Route("native", "the backing file system", lambda: native(self.backing)),
         }
         return tuple(found[key] for key in keys)
@@ -186,14 +191,14 @@ def _plain(host: Host) -> Iterator[Mount]:
 
 
 @contextlib.contextmanager
-def _passthrough(host: Host) -> Iterator[Mount]:
+def _passthrough(host: Host, mode: str = "mount") -> Iterator[Mount]:
     """To a server in the device's network that performs each request of the kernel."""
     mountpoint = host.scratch / "passthrough-mount"
     near = [
         *_in_network_of(host.emulation.daemon().pid),
         MILLPOND[0],
         passthrough,
-        "mount",
+        mode,
         host.address,
         _PORT,
     ]

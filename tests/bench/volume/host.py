@@ -181,7 +181,13 @@ _ALL = ("millpond", *_PEERS)
 _FEW = ("plain", "passthrough")
 _TOGETHER = ("together", "one")
 PARTS = {
-    "host-read": Part("The host reads a file for the first time", "host_read", reads, _ALL, _PEERS),
+    "host-read": Part(
+        "The host reads a file for the first time",
+        "host_read",
+        reads,
+        (*_ALL, "cached"),
+        (*_PEERS, "cached"),
+    ),
     "host-reread": Part(
         "The host reads a file again",
         "host_reread",
@@ -189,7 +195,9 @@ PARTS = {
         ("millpond", "native", "sshfs", "passthrough"),
         ("native", "passthrough"),
     ),
-    "host-random": Part("The host reads at random", "host_rand", random_reads, _ALL, _FEW),
+    "host-random": Part(
+        "The host reads at random", "host_rand", random_reads, (*_ALL, "cached"), (*_FEW, "cached")
+    ),
     "host-write": Part("The host writes", "host_write", writes, _ALL, _PEERS),
     "host-small-write": Part(
         "The host writes a file by 8 KiB",

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: a plain FUSE passthrough over TCP: ``passthrough.py serve|mount ADDRESS PORT FOLDER``.
+"""Entry: a plain FUSE passthrough over TCP: ``passthrough.py serve|mount|mount-cached ADDRESS PORT FOLDER``.
 
-Each request of the kernel is one request to the server, which performs it on the files in FOLDER; nothing is
-cached, gathered or read ahead, and the mount at FOLDER waits for each reply. Says "ready" once it is.
+Each request of the kernel is one request to the server, which performs it on the files in FOLDER; the mount's
+process caches, gathers and reads ahead nothing, and waits for each reply. ``mount`` takes files around the
+kernel's page cache (direct I/O), ``mount-cached`` reads them through it. Both say "ready" once they serve.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import os
 import socket
 import struct
@@ -105,8 +107,8 @@ class AnyLock:
 class Passthrough:
     """InodeFs whose every operation is a request over a connection of its own."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address, self._idle = address, list[socket.socket]()
+    def __init__(self, address: tuple[str, int], mode: CacheMode) -> None:
+        self._address, self._mode, self._idle = address, mode, list[socket.socket]()
         self.locks = AnyLock()
         self.extended = self
 
@@ -155,7 +157,7 @@ class Passthrough:
         return written
 
     def cache_mode(self, _handle: Handle) -> CacheMode:
-        return CacheMode.DIRECT
+        return self._mode
 
     def get(self, *_: object) -> bytes:
         raise os_error(errno.EOPNOTSUPP)
@@ -217,9 +219,9 @@ def serve(address: tuple[str, int], folder: Path) -> None:
             threading.Thread(target=_serve_one, args=(connection, tree), daemon=True).start()
 
 
-def mount(address: tuple[str, int], mountpoint: Path) -> None:
+def mount(mode: CacheMode, address: tuple[str, int], mountpoint: Path) -> None:
     """Mount what is served, until SIGTERM."""
-    tree: Any = Passthrough(address)
+    tree: Any = Passthrough(address, mode)
     server.mount_and_serve(
         tree, mountpoint, name="passthrough", on_ready=lambda _kernel: print("ready", flush=True)
     )
@@ -227,4 +229,9 @@ def mount(address: tuple[str, int], mountpoint: Path) -> None:
 
 if __name__ == "__main__":
     does, host, port, folder = sys.argv[1:]
-    {"serve": serve, "mount": mount}[does]((host, int(port)), Path(folder))
+    modes = {
+        "serve": serve,
+        "mount": functools.partial(mount, CacheMode.DIRECT),
+        "mount-cached": functools.partial(mount, CacheMode.CACHED),
+    }
+    modes[does]((host, int(port)), Path(folder))
