@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +229,7 @@ def mount(mode: CacheMode, address: tuple[str, int], mountpoint: Path) -> None:
 
 if __name__ == "__main__":
     does, host, port, folder = sys.argv[1:]
-    modes = {
+    modes: dict[str, Callable[[tuple[str, int], Path], None]] = {
         "serve": serve,
         "mount": functools.partial(mount, CacheMode.DIRECT),
         "mount-cached": functools.partial(mount, CacheMode.CACHED),
