@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames, in any fragmentation and with arbitrary bytes."""
+"""Frames and messages: whole or refused, in any pieces, before anything large is allocated."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import tracemalloc
 from collections.abc import Iterable
+from typing import ClassVar
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.base.errors import ConfigError, LimitExceeded, MillpondError, ProtocolError, VersionMismatch
+from millpond.base.errors import ConfigError, LimitExceeded, ProtocolError, VersionMismatch
 from millpond.wire.control_messages import GetLog, Load, Log, Welcome
 from millpond.wire.framing import MAGIC, PREFIX, PROTOCOL, Head, Limits, Receiver, encode
-from millpond.wire.messages import Failure, Message, Ok, message
+from millpond.wire.messages import Failure, Kind, Message, Ok, message, message_base
 
 GIB = 1 << 30
 uint64 = st.integers(0, 2**64 - 1)
@@ -216,11 +218,53 @@ def test_not_a_number_arrives() -> None:
     assert math.isnan(head.message.cpu)
 
 
-def test_every_error_is_of_the_one_root() -> None:
-    for error in (ProtocolError, LimitExceeded, VersionMismatch):
-        assert issubclass(error, MillpondError)
+@message_base
+class Numbered(Message):
+    """The base of a message."""
+
+    number: int
 
 
-def test_a_name_is_taken_once() -> None:
-    with pytest.raises(ValueError, match="two messages are named ok"):
-        message("ok")(Ok)
+@message("test.example", Kind.VOLUME)
+class Example(Numbered):
+    """A message."""
+
+    LIMIT: ClassVar[int] = 3
+    names: tuple[str, ...] = ()
+    store: bool = False
+
+
+def test_a_message_is_a_frozen_dataclass_with_slots() -> None:
+    made = Example(1, store=True)
+    assert [field.name for field in dataclasses.fields(made)] == ["number", "names", "store"]
+    assert (made.number, made.names, made.store, made.LIMIT) == (1, (), True, 3)
+    assert (Example.NAME, Example.KIND, Example.PAYLOAD_KIND) == ("test.example", Kind.VOLUME, Kind.VOLUME)
+    assert not hasattr(made, "__dict__")
+    for change in (lambda: setattr(made, "number", 2), lambda: delattr(made, "number")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            change()
+    assert dataclasses.replace(made, number=2) == Example(2, store=True)
+
+
+def test_a_dataclass_stays_as_it_is() -> None:
+    @message("test.dataclass")
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Made(Message):
+        """A message that is a dataclass already."""
+
+        parts: list[int] = dataclasses.field(default_factory=list)
+
+    assert Made().parts == []
+    assert Made([1]) == Made([1])
+    with pytest.raises(ValueError, match=r"two messages are named test\.dataclass"):
+        message("test.dataclass")(Made)
+
+
+def test_a_default_made_for_each_message_is_refused() -> None:
+    with pytest.raises(TypeError, match="parts has a default_factory"):
+
+        @message("test.factory")
+        class Made(Message):
+            """A message."""
+
+            parts: tuple[int, ...] = dataclasses.field(default_factory=tuple)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of plain data to dataclasses, and every error text that a user may read."""
+"""TOML and texts: what is wrong is named with its place, in one line without control characters."""
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from millpond.base.errors import ConfigError
 from millpond.base.schema import dump, load
+from millpond.base.text import escaped, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +174,28 @@ def test_from_a_file() -> None:
     text = 'name = "a"\nrate = 2\nnames = ["x"]\n[link]\naddress = "b"\n[peers.csd1]\naddress = "c"\n'
     expected = Settings("a", Link("b"), rate=2.0, names=("x",), peers={"csd1": Link("c")})
     assert load(Settings, tomllib.loads(text), "f") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("größe 5 µm", "größe 5 µm"),
+        ("two\nlines", "two lines"),
+        ("\x1b[2Jgone", " [2Jgone"),
+        ("a\x00b\x7fc\u202ed", "a b c d"),
+        ("", ""),
+    ],
+)
+def test_one_line_without_control_characters(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_bytes_that_are_no_text_are_escaped() -> None:
+    assert escaped("café") == "café"
+    assert escaped(os.fsdecode(b"caf\xe9")) == r"caf\xe9"
+
+
+def test_long_text_is_shortened() -> None:
+    assert printable("x" * 50, 10) == "xxxxxxx..."
+    assert printable("x" * 10, 10) == "x" * 10
