@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that two processes share: each sees the other's writes, and neither can take it away."""
+"""Memory: shared, sealed and mapped, and what malloc gives back."""
 
 from __future__ import annotations
 
@@ -126,3 +126,25 @@ def test_the_descriptor_goes_only_to_whom_it_is_passed(descriptor: int) -> None:
     code = f"import os; os.fstat({descriptor})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, close_fds=False)
     assert b"Bad file descriptor" in done.stderr
+
+
+SCRIPT = """
+import os
+from pathlib import Path
+from millpond.linux.malloc import trim_heap
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+blocks = [bytes(range(256)) * 32 for _ in range(2000)]  # 16 MB in blocks of the heap
+last = bytes(20000)  # above them
+blocks.clear()
+before = resident()
+trim_heap()
+print((before - resident()) * os.sysconf("SC_PAGESIZE") > 8 << 20)
+"""
+
+
+def test_what_is_free_goes_back_to_the_kernel() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

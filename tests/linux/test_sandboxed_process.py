@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that a process with threads starts in sandboxes, and waits for without a process in between."""
+"""Processes in a sandbox: signals, what dies with whom, and what they do not share with their starter."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -11,17 +12,26 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from millpond.linux import syscalls
-from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import (
+    Bind,
+    Sandbox,
+    accept_signals,
+    python_binds,
+    spawn,
+    system_binds,
+)
+from millpond.linux.confinement.sandbox_exec import confined
 from millpond.linux.confinement.sandboxed_process import end, start
 
-SOON = 30.0
-NOBODY = 65534
+from .test_sandbox import NOBODY, SOON, needs_root, wait
+
 OWN_PIDS = Sandbox(own_pids=True)
 STOPPABLE = """
     import os, signal, time
@@ -30,7 +40,6 @@ STOPPABLE = """
     while True:  # signal.pause() would miss a signal that arrives just before it
         time.sleep(0.01)
 """
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts and uids of this machine")
 
 
 def python(script: str) -> list[str]:
@@ -187,3 +196,168 @@ def test_who_ends_it_does_not_wait_for_ever() -> None:
             assert process.returncode is None and time.monotonic() - begin < SOON / 2
             assert lasting.wait(SOON) == -signal.SIGKILL
         assert process.wait(SOON) == -signal.SIGKILL
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for each in ends:
+        with contextlib.suppress(OSError):
+            os.close(each)
+
+
+@needs_root
+@pytest.mark.parametrize("own_pids", [False, True])
+def test_sigterm_reaches_the_body(own_pids: bool, pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+
+    def body() -> int:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        accept_signals()
+        os.write(writing, b"ready")
+        while True:  # signal.pause() would miss a signal that arrives just before it
+            time.sleep(0.01)
+
+    pid = spawn(Sandbox(own_pids=own_pids), body)
+    assert os.read(reading, 5) == b"ready"
+    os.kill(pid, signal.SIGTERM)
+    assert wait(pid) == 9
+
+
+@needs_root
+def test_a_signal_waits_for_the_first_process_to_be_ready(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+
+    def body() -> int:
+        os.write(writing, b"ready")
+        time.sleep(0.5)  # the signal comes now, and the kernel would forget it
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        accept_signals()
+        return 0
+
+    pid = spawn(Sandbox(own_pids=True), body)
+    assert os.read(reading, 5) == b"ready"
+    os.kill(pid, signal.SIGTERM)
+    assert wait(pid) == 9
+
+
+def sleeper(writing: int) -> int:
+    """Start a grandchild that would live for ever, say so, and wait."""
+    if os.fork() == 0:
+        signal.pause()
+    os.write(writing, b"ready")
+    signal.pause()
+    return 0
+
+
+def assert_all_gone(reading: int) -> None:
+    """Assert that the pipe ends: every process in the sandbox held its writing end."""
+    assert select.select([reading], [], [], SOON)[0]
+    assert os.read(reading, 1) == b""
+
+
+@needs_root
+def test_everything_dies_with_the_outermost_process(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    pid = spawn(Sandbox(own_pids=True), lambda: sleeper(writing))
+    os.close(writing)
+    assert os.read(reading, 5) == b"ready"
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert_all_gone(reading)
+
+
+@needs_root
+@pytest.mark.parametrize("uid", [None, NOBODY])
+def test_it_dies_with_its_parent(pipe: tuple[int, int], uid: int | None) -> None:
+    reading, writing = pipe
+    parent = os.fork()
+    if parent == 0:
+        os.close(reading)
+        spawn(Sandbox(own_pids=True, uid=uid), lambda: sleeper(writing))
+        signal.pause()
+    os.close(writing)
+    assert os.read(reading, 5) == b"ready"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert_all_gone(reading)
+
+
+@needs_root
+def test_it_dies_with_the_thread_that_made_it() -> None:
+    made: list[subprocess.Popen[bytes]] = []
+
+    def make() -> None:
+        command = confined(Sandbox(own_pids=True), ["/bin/sh", "-c", "echo ready; exec sleep 1000"])
+        made.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert made[0].stdout
+        made[0].stdout.readline()  # a thread that ends before the kernel knows of it is not noticed
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    with made[0] as process:
+        assert process.wait(SOON) == -signal.SIGKILL
+
+
+@needs_root
+def test_kept_descriptors_survive_exec(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+
+    def body() -> int:
+        os.execv("/bin/sh", ["sh", "-c", f"echo kept >/proc/self/fd/{writing}"])
+
+    pid = spawn(Sandbox(), body, keep=[writing])
+    assert wait(pid) == 0
+    assert os.read(reading, 10) == b"kept\n"
+    assert wait(spawn(Sandbox(), body)) != 0
+
+
+@needs_root
+def test_confined_hands_sigterm_on() -> None:
+    script = """if True:
+        import signal, time
+        signal.signal(15, lambda *_: exit(5))
+        print("ready", flush=True)
+        while True:  # signal.pause() would miss a signal that arrives just before it
+            time.sleep(0.01)
+    """
+    command = confined(Sandbox(own_pids=True), [sys.executable, "-c", script])
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.wait(SOON) == 5
+
+
+@needs_root
+def test_root_without_capabilities_cannot_change_the_kernels_settings() -> None:
+    sandbox = Sandbox(
+        binds=(*system_binds(), *python_binds()), own_pids=True, own_network=True, capabilities=False
+    )
+    script = "open('/proc/sys/kernel/core_pattern', 'r+')"
+    command = confined(sandbox, [sys.executable, "-c", script])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+    assert done.returncode == 1
+    assert "Read-only file system" in done.stderr
+
+
+@needs_root
+def test_shared_memory_is_not_shared_with_a_sandbox() -> None:
+    mine = subprocess.run(["ipcmk", "-M", "64"], capture_output=True, text=True, check=True).stdout
+    number = mine.split()[-1]
+    try:
+        command = confined(Sandbox(binds=system_binds(), own_pids=True), ["ipcs", "-m"])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+        assert done.returncode == 0
+        assert "0x" not in done.stdout
+    finally:
+        subprocess.run(["ipcrm", "-m", number], check=True)
+
+
+def test_the_environment_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPOND_SECRET", "x")
+    done = subprocess.run(confined(Sandbox(), ["env"]), capture_output=True, text=True, timeout=SOON)
+    assert "PATH=" in done.stdout
+    assert "MILLPOND_SECRET" not in done.stdout

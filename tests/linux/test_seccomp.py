@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of seccomp programs on system calls, evaluated as the kernel does."""
+"""System calls: those that a filter allows, and a child that ends with its parent."""
 
 from __future__ import annotations
 
 import errno
+import os
+import select
+import signal
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +74,29 @@ def test_ioctl_is_allowed_for_the_named_requests(machine: str, ioctl: int, write
     assert outcome(seccomp.program(machine, CALLS), architecture, ioctl, 77) == REFUSED
     with pytest.raises(ValueError, match="by its requests alone"):
         seccomp.program(machine, ["ioctl"])
+
+
+STARTS = """
+import subprocess, sys
+from millpond.linux.syscalls import killed_with_parent
+print(subprocess.Popen(["sleep", "60"], preexec_fn=killed_with_parent()).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_a_child_is_killed_when_its_parent_ends(kill: bool) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdin and parent.stdout
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        assert not select.select([child], [], [], 0.2)[0]
+        if kill:
+            parent.kill()
+        parent.stdin.close()
+        ended = select.select([child], [], [], 20)[0]
+    if not ended:
+        signal.pidfd_send_signal(child, signal.SIGKILL)
+    os.close(child)
+    assert ended
