@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
 
 from .link import relay
-from .served import SAMPLES, images, service
+from .served import SAMPLES, service
 
 SILENCE = 0.4
 
@@ -47,9 +48,8 @@ def labels(stream: StreamDataset | StreamLoader) -> Iterator[int]:
     return (label for _, batch in stream for label in batch.tolist())
 
 
-def test_a_link_that_falls_silent_is_left_for_another_connection(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    with service(tmp_path, keep_alive=0.1) as where, relay(where) as link:
+def test_a_link_that_falls_silent_is_left_for_another_connection(folder: Path) -> None:
+    with service(folder, keep_alive=0.1) as where, relay(where) as link:
         found = []
         for label in labels(stream(link.where, silence=4.0)):  # of the link alone, on a slow machine, too
             found.append(label)
@@ -77,9 +77,8 @@ def test_a_service_that_never_says_more_than_hello_is_an_error_after_some_tries(
     assert 2 <= len(tries) <= 8
 
 
-def test_a_service_with_nothing_to_send_says_that_it_is_there(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    with service(tmp_path, keep_alive=0.05) as where:
+def test_a_service_with_nothing_to_send_says_that_it_is_there(folder: Path) -> None:
+    with service(folder, keep_alive=0.05) as where:
         host, _, port = where.rpartition(":")
         with Channel(socket.create_connection((host, int(port))), "the service") as channel:
             channel.call(OpenData("images"), DataOpened, Deadline.after(10))
@@ -87,9 +86,8 @@ def test_a_service_with_nothing_to_send_says_that_it_is_there(tmp_path: Path) ->
                 assert channel.expect(ServiceAlive, Deadline.after(10)) == ServiceAlive()
 
 
-def test_a_consumer_that_waits_for_busy_ones_hears_that_the_service_is_there(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    with service(tmp_path, keep_alive=0.3) as where, ThreadPoolExecutor(1) as pool:
+def test_a_consumer_that_waits_for_busy_ones_hears_that_the_service_is_there(folder: Path) -> None:
+    with service(folder, keep_alive=0.3) as where, ThreadPoolExecutor(1) as pool:
         waiting, busy = (
             Channel(socket.create_connection(("127.0.0.1", int(where.split(":")[1]))), "the service")
             for _ in range(2)
@@ -104,41 +102,26 @@ def test_a_consumer_that_waits_for_busy_ones_hears_that_the_service_is_there(tmp
             assert heard.done() and heard.result() == ServiceAlive()
 
 
-@pytest.mark.parametrize("by_state", [False, True])
-def test_what_was_yielded_as_the_link_went_down_is_not_trained_again(tmp_path: Path, by_state: bool) -> None:
-    images(tmp_path / "images")
-    with service(tmp_path, grace=0.2) as where, relay(where) as link:
-        first, found = stream(link.where), []
+@pytest.mark.parametrize("rest", ["stream", "state", "loader"])
+def test_what_was_yielded_as_the_link_went_down_is_not_trained_again(folder: Path, rest: str) -> None:
+    with service(folder, grace=0.2) as where, relay(where) as link:
+        first: Any = stream(link.where) if rest != "loader" else StreamLoader(stream(link.where), 1)
+        found = []
         for label in labels(first):
             found.append(label)
             if len(found) == 24:
                 link.cut()
                 break
         link.mend()
-        rest = stream(where)
-        if by_state:
-            rest.load_state_dict(first.state_dict())
-        found += labels(rest if by_state else first)
+        if rest == "state":
+            state, first = first.state_dict(), stream(where)
+            first.load_state_dict(state)
+        found += labels(first)
     assert sorted(found) == list(range(SAMPLES))
 
 
-def test_a_loaders_batches_of_a_link_that_is_down_are_not_trained_again(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    with service(tmp_path, grace=0.2) as where, relay(where) as link:
-        loader, found = StreamLoader(stream(link.where), 1), []
-        for label in labels(loader):
-            found.append(label)
-            if len(found) == 24:
-                link.cut()
-                break
-        link.mend()
-        found += labels(loader)
-    assert sorted(found) == list(range(SAMPLES))
-
-
-def test_a_loaders_state_has_what_was_trained_on_before_a_link_was_cut(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    with service(tmp_path) as where, relay(where) as link:
+def test_a_loaders_state_has_what_was_trained_on_before_a_link_was_cut(folder: Path) -> None:
+    with service(folder) as where, relay(where) as link:
         loader = StreamLoader(stream(link.where), 1)
         batches, found = iter(loader), []
         for step in range(3):

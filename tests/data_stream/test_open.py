@@ -85,3 +85,9 @@ def test_a_program_that_the_script_starts_has_no_channel(monkeypatch: pytest.Mon
     data_services._channel.cache_clear()
     with pytest.raises(LocalError, match="the script's own process and its forks alone"):
         millpond.data.stream("csd0:public/a")
+
+
+@pytest.mark.parametrize("where", ["images", "host/images", "host:x/images", ":1/a", "host:99999/a"])
+def test_what_is_no_address_is_refused(where: str) -> None:
+    with pytest.raises(LocalError, match="no address of streamed data"):
+        millpond.data.stream(where)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data sets of a service: their names, links in them, and what of them cannot be read."""
+"""The data sets of a service: names, links in them, what cannot be read; and what is kept of runs."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,22 @@ from torch import Tensor
 import millpond.data
 from millpond.base.errors import LocalError, Refused
 from millpond.data.columns import Packed
-from millpond.data.streaming import server
+from millpond.data.streaming import kept_runs, server
+from millpond.data.streaming.kept_runs import KeptRuns
+from millpond.data.streaming.protocol.leases import EpochState
+from millpond.data.streaming.protocol.service import KeptRun
 from millpond.data.streaming.served_set import naming
 from millpond.train.balance.curve import Ints
 
-from .served import SAMPLES, images, service
+from ..waiting import eventually
+from .served import SAMPLES, images, server_of, service
 
 
 @pytest.mark.parametrize("name", ["./images", "images/", ".//images", "other/../images", "link"])
-def test_a_data_set_has_one_name_for_its_runs(tmp_path: Path, name: str) -> None:
-    images(tmp_path / "images")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "link").symlink_to("images")
-    with service(tmp_path) as where:
+def test_a_data_set_has_one_name_for_its_runs(folder: Path, name: str) -> None:
+    (folder / "other").mkdir()
+    (folder / "link").symlink_to("images")
+    with service(folder) as where:
         found = []
         for _, batch in millpond.data.stream(f"{where}/images", batch=8, run="shared"):
             found += batch.tolist()
@@ -36,10 +40,9 @@ def test_a_data_set_has_one_name_for_its_runs(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 300, "ring", "images/images.npy"])
-def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path, name: str) -> None:
-    images(tmp_path / "images")
-    (tmp_path / "ring").symlink_to("ring")
-    with service(tmp_path) as where, pytest.raises(Refused, match="the data service has no folder '"):
+def test_a_name_that_no_folder_can_have_is_refused(folder: Path, name: str) -> None:
+    (folder / "ring").symlink_to("ring")
+    with service(folder) as where, pytest.raises(Refused, match="the data service has no folder '"):
         list(millpond.data.stream(f"{where}/{name}", patience=1.0))
 
 
@@ -56,13 +59,12 @@ def test_a_link_that_leads_out_of_the_services_folder_is_refused(tmp_path: Path,
         list(millpond.data.stream(f"{where}/images", batch=8))
 
 
-def test_links_within_the_services_folder_are_followed(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    (tmp_path / "linked").mkdir()
+def test_links_within_the_services_folder_are_followed(folder: Path) -> None:
+    (folder / "linked").mkdir()
     for name in ("images.npy", "labels.npy"):
-        (tmp_path / "linked" / name).symlink_to(tmp_path / "images" / name)
-    (tmp_path / "linked" / "self").symlink_to(tmp_path / "linked")
-    with service(tmp_path) as where:
+        (folder / "linked" / name).symlink_to(folder / "images" / name)
+    (folder / "linked" / "self").symlink_to(folder / "linked")
+    with service(folder) as where:
         assert len(list(millpond.data.stream(f"{where}/linked", batch=SAMPLES))) == 1
 
 
@@ -77,14 +79,13 @@ def test_an_error_of_a_library_names_the_sample() -> None:
         naming(read)(np.arange(32))
 
 
-def test_a_sample_that_cannot_be_read_is_told_by_name_and_others_go_on(tmp_path: Path) -> None:
+def test_a_sample_that_cannot_be_read_is_told_by_name_and_others_go_on(folder: Path) -> None:
     def broken(sample: tuple[Tensor, Tensor]) -> Tensor:
         if int(sample[1]) == 57:
             raise OSError("broken data stream")
         return sample[0]
 
-    images(tmp_path / "images")
-    with service(tmp_path, transforms={"broken": broken}) as where:
+    with service(folder, transforms={"broken": broken}) as where:
         other = iter(millpond.data.stream(f"{where}/images", batch=8, memory=2000))
         found = next(other)[1].tolist()
         told = r"sample 57: the transform of a sample failed: OSError"
@@ -106,23 +107,21 @@ def test_a_file_that_is_damaged_is_told_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.expected_log("data service: internal error")
-def test_a_set_that_a_library_cannot_open_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_that_a_library_cannot_open_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_arguments: object) -> None:
         raise KeyError("magic")
 
-    images(tmp_path / "images")
     monkeypatch.setattr(server, "open_set", fails)
-    with service(tmp_path) as where, pytest.raises(Refused, match="has failed: KeyError: 'magic'"):
+    with service(folder) as where, pytest.raises(Refused, match="has failed: KeyError: 'magic'"):
         list(millpond.data.stream(f"{where}/images", patience=2.0))
 
 
-def test_a_kept_run_of_a_set_that_has_changed_is_refused_each_time(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    with service(tmp_path, state=tmp_path / "state") as where:
+def test_a_kept_run_of_a_set_that_has_changed_is_refused_each_time(folder: Path) -> None:
+    with service(folder, state=folder / "state") as where:
         next(iter(millpond.data.stream(f"{where}/images", batch=8, run="kept")))
         state = millpond.data.stream(f"{where}/images", run="other").state_dict()
-    images(tmp_path / "images", SAMPLES - 20)
-    with service(tmp_path, state=tmp_path / "state") as where:
+    images(folder / "images", SAMPLES - 20)
+    with service(folder, state=folder / "state") as where:
         for _ in range(2):
             with pytest.raises(Refused, match="'images' has changed since the run 'kept' began: it has 180"):
                 list(millpond.data.stream(f"{where}/images", batch=8, run="kept"))
@@ -148,3 +147,50 @@ def test_of_many_sets_the_last_ones_stay_open(tmp_path: Path, monkeypatch: pytes
         for name in "abacab":
             next(iter(millpond.data.stream(f"{where}/{name}", batch=8)))
     assert "".join(opened) == "abcb"
+
+
+def run(epoch: int) -> KeptRun:
+    return KeptRun(EpochState(epoch), {"one": ((0, 3),)}, {"turn": epoch}, "set")
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_runs_in_memory_are_bounded_and_those_in_a_folder_are_all_there(
+    tmp_path: Path, in_folder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_runs, "_MOST", 2)
+    kept = KeptRuns(tmp_path / "state" if in_folder else None)
+    for number, key in enumerate("abca"):
+        kept.keep(key, run(number))
+    assert kept.get("a") == run(3) and kept.get("c") == run(2)
+    assert kept.get("b") == (run(1) if in_folder else None)
+    assert kept.get("none") is None
+    again = KeptRuns(tmp_path / "state" if in_folder else None)
+    assert again.get("a") == (run(3) if in_folder else None)
+
+
+def test_files_that_changed_first_are_removed_whatever_the_clock_says_and_damaged_ones_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_runs, "_MOST_FILES", 2)
+    KeptRuns(tmp_path).keep("old", run(1))
+    os.utime(tmp_path / "old.run", (1 << 33, 1 << 33))  # of a clock that was set back since
+    KeptRuns(tmp_path).keep("new", run(2))
+    kept = KeptRuns(tmp_path)
+    assert kept.get("new") == run(2)
+    KeptRuns(tmp_path).keep("newest", run(3))
+    kept = KeptRuns(tmp_path)
+    assert kept.get("old") is None and not (tmp_path / "old.run").exists()
+    (tmp_path / "bad.run").write_bytes(b"\xc1")
+    with pytest.raises(LocalError, match=r"bad\.run is no state of a run"):
+        kept.get("bad")
+
+
+def test_a_service_forgets_runs_that_all_have_left(tmp_path: Path) -> None:
+    images(tmp_path / "images")
+    with server_of(tmp_path, grace=0.2) as (where, server):
+        for number in range(3):
+            stream = millpond.data.stream(f"{where}/images", batch=50, run=f"run {number}")
+            assert len(list(stream)) == SAMPLES // 50
+        eventually(lambda: not server._runs._runs, "runs without consumers are forgotten")
+        first = [label for _, batch in stream for label in batch.tolist()]  # the second epoch goes on
+        assert stream.state_dict()["epoch"] == 1 and sorted(first) == list(range(SAMPLES))
