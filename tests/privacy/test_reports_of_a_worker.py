@@ -138,17 +138,12 @@ def test_a_message_of_the_model_itself_is_rebuilt_or_refused(
         assert made.sent["parameters"] == 0
 
 
-@pytest.mark.parametrize("what", ["a text", "a file", "a worker's name", "no answer"])
+EARLY = ("a text", "a file", "a worker's name", "no answer", "an unknown message", "a payload", "no frame")
+
+
+@pytest.mark.parametrize("what", EARLY)
 def test_nor_does_it_get_through_while_the_model_is_built(tmp_path: Path, zygote: Zygote, what: str) -> None:
-    expect_refused(tmp_path, zygote, encode(FORGED[what]))
-
-
-@pytest.mark.parametrize("what", BYTES)
-def test_nor_do_bytes_while_the_model_is_built(tmp_path: Path, zygote: Zygote, what: str) -> None:
-    expect_refused(tmp_path, zygote, BYTES[what])
-
-
-def expect_refused(tmp_path: Path, zygote: Zygote, data: bytes) -> None:
+    data = encode(FORGED[what]) if what in FORGED else BYTES[what]
     code = model(f"SAID = {data!r}\n\ndef build(model):\n    say_and_wait(SAID)\n")
     with pytest.raises(RemoteError) as caught, device(Volume(tmp_path), zygote, code):
         pass
