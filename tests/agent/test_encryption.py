@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from millpond.agent.encryption import encrypt
 from millpond.base.errors import LocalError
 from millpond.fs.store.layout import prepare
 from millpond.linux import fscrypt, syscalls
-from millpond.linux.confinement.sandbox import Sandbox, spawn
+
+from ..conftest import InNamespace
 
 SIZE = 32 << 20
 MARKER, TRACER = b"patient 8472 has a rare disease", b"anyone may read this, patient or not"
@@ -67,32 +67,20 @@ class Drive:
 
 
 @pytest.fixture
-def with_drive(tmp_path: Path) -> Callable[..., None]:
+def with_drive(tmp_path: Path, in_namespace: InNamespace) -> Callable[..., None]:
     """Run a function with a drive that is gone when it returns, in a process with mounts of its own."""
 
     def run(body: Callable[[Drive], None], features: str = "encrypt") -> None:
         if os.geteuid() != 0:
             pytest.skip("mounting needs root")
-        report, scratch = tmp_path / "report", tmp_path / "scratch"
+        scratch = tmp_path / "scratch"
         scratch.mkdir()
 
-        def inside() -> int:
-            try:
-                syscalls.mount("tmpfs", scratch, "tmpfs", 0, "mode=755")
-                body(Drive(scratch, features))
-            except pytest.skip.Exception as reason:
-                report.write_text(str(reason))
-                return 77
-            except BaseException:  # noqa: BLE001 - the parent raises it
-                report.write_text(traceback.format_exc())
-                return 1
-            return 0
+        def inside() -> None:
+            syscalls.mount("tmpfs", scratch, "tmpfs", 0, "mode=755")
+            body(Drive(scratch, features))
 
-        _, status = os.waitpid(spawn(Sandbox(own_pids=True), inside), 0)
-        if os.waitstatus_to_exitcode(status) == 77:
-            pytest.skip(report.read_text())
-        if status != 0:
-            pytest.fail(report.read_text() if report.exists() else f"it ended with {status}")
+        in_namespace(inside)
 
     return run
 

@@ -128,11 +128,6 @@ def test_an_agent_that_starts_again_goes_on_counting(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "ledger").iterdir()} == {0o600}
 
 
-def test_only_a_gate_with_patterns_searches() -> None:
-    assert both().outlet().searches
-    assert not gate().outlet().searches
-
-
 def test_connections_do_not_mix() -> None:
     """What leaves in parts by several connections has no order: a canary cut so passes, as an encoded one."""
     guarded = both()

@@ -66,16 +66,6 @@ def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:
     assert read(file).policy == Policy(8, 256, (), "any", (), (), 1 << 30)
 
 
-def test_everything_can_be_set(tmp_path: Path) -> None:
-    file = tmp_path / "agent.toml"
-    table = 'least_samples = 20\nanswers_per_state = 0\nfolders = ["private/a", "private/b/c"]\n'
-    table += f'code = "listed"\nlisted = ["{digest(JOB.work, FILES)}"]\nlargest_model = 1000\n'
-    table += "largest_files = 0\n"
-    file.write_text(f"{SMALLEST}[policy]\n{table}")
-    listed = (digest(JOB.work, FILES),)
-    assert read(file).policy == Policy(20, 0, ("private/a", "private/b/c"), "listed", listed, (), 1000, 0)
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -330,35 +320,12 @@ def test_each_request_is_counted_also_a_repeated_one_and_one_that_is_refused_by_
 
 def test_states_of_one_checksum_are_one_state() -> None:
     """A host can make up such states; then they count together."""
-    one = bytes(16)
-    forged = forge(b"other state.", zlib.crc32(one))
-    assert zlib.crc32(forged) == zlib.crc32(one) and forged != one
+    one, forged = b"plumless", b"buckeroo"
+    assert zlib.crc32(forged) == zlib.crc32(one)
     of, request = guard(Policy(answers_per_state=1)), work(((0, 8),), ())
     of.check(request, memoryview(one))
     with pytest.raises(Refused, match=r"policy\.answers_per_state"):
         of.check(request, memoryview(forged))
-
-
-def forge(data: bytes, wanted: int) -> bytes:
-    """Return ``data`` with four bytes behind it, so that its CRC-32 is ``wanted``."""
-    table = [_entry(n) for n in range(256)]
-    high = {entry >> 24: number for number, entry in enumerate(table)}
-    register, path = wanted ^ 0xFFFFFFFF, []
-    for _ in range(4):
-        number = high[register >> 24]
-        path.append(number)
-        register = ((register ^ table[number]) << 8) & 0xFFFFFFFF
-    register, found = zlib.crc32(data) ^ 0xFFFFFFFF, bytearray(data)
-    for number in reversed(path):
-        found.append((register ^ number) & 0xFF)
-        register = (register >> 8) ^ table[number]
-    return bytes(found)
-
-
-def _entry(number: int) -> int:
-    for _ in range(8):
-        number = (number >> 1) ^ (0xEDB88320 if number & 1 else 0)
-    return number
 
 
 def test_answers_at_one_state_are_counted_over_all_jobs() -> None:
