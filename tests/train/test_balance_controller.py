@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from millpond.train.balance.controller import GRACE, PROBE, BalanceController, deadline_of
+from millpond.train.balance.controller import PROBE, BalanceController
 from millpond.train.balance.curve import Curve
 from millpond.train.balance.equal_time import (
     LEAST_BATCH,
@@ -135,14 +135,6 @@ def test_the_most_influential_kind_sets_the_step() -> None:
     assert many.batches(5.4, np.ones(37)).tolist() == [180] + 36 * [15]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_devices_do_not_wait_for_a_host_that_is_interrupted(devices: int) -> None:
-    cohort, slowness = host_and(devices), np.array([2.0, *np.ones(devices)])
-    seconds = cohort.step_seconds(slowness)
-    assert seconds == pytest.approx(5.4)
-    assert speed(cohort, seconds, slowness) > 0.94 * (33.4 / 2 + devices * 2.78)
-
-
 @given(crews(), some.integers(0, 2**32))
 def test_no_other_time_that_somebody_takes_for_its_cap_is_worth_it(cohort: Cohort, seed: int) -> None:
     cohort = Cohort(cohort.kinds, cohort.members[: QUANTILES + 1])
@@ -167,13 +159,6 @@ def test_who_has_no_memory_for_two_samples_sets_no_step() -> None:
     seconds = cohort.step_seconds(np.ones(3))
     assert seconds == pytest.approx(5.4) and cohort.batches(seconds, np.ones(3)).tolist() == [0, 0, 15]
     assert Cohort([WorkerKind(HOST, 1)], [0]).step_seconds(np.ones(1)) == 0
-
-
-def test_who_has_no_time_for_two_samples_sits_out() -> None:
-    cohort = Cohort([WorkerKind(DEVICE, 15)], [0, 0, 0])
-    slowness = np.array([1.0, 1.0, 9.0])
-    assert cohort.batches(5.4, slowness).tolist() == [15, 15, 0]
-    assert cohort.batches(5.4, slowness / 2).tolist()[2] > 0
 
 
 @pytest.mark.parametrize("busy", [None, 0.0, 0.5])
@@ -309,12 +294,6 @@ def test_a_fixed_global_batch_is_as_near_as_those_present_can_come() -> None:
     assert controller.leave(1).batches.sum() == 30
     with pytest.raises(ValueError, match="2 to 45 are possible"):
         BalanceController(cohort, total=46)
-
-
-def test_a_step_waits_its_patience_and_at_least_the_grace() -> None:
-    assert deadline_of(np.array([1.0, 3.0]), 1.5) == 4.5
-    assert deadline_of(np.array([0.001, 0.01]), 1.1) == 0.01 + GRACE
-    assert deadline_of(np.array([1.0, 3.0]), None) == math.inf
 
 
 def test_who_has_less_memory_than_its_kind_is_one_of_its_own() -> None:

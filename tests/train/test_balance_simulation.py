@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated fleet: its invariants under every policy, and the policies' results."""
+"""The simulated fleet under each policy, with workers that join and leave, and the policies' results."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from millpond.train.balance.controller import BalanceController
 from millpond.train.balance.curve import Curve
 from millpond.train.balance.equal_time import Cohort, WorkerKind
-from millpond.train.balance.policy import Untuned
+from millpond.train.balance.policy import PolicyName, Untuned, policy_of
 from millpond.train.balance.simulation import BatchPolicy, SimulatedLoads, SimulationOutcome, simulate
 from millpond.train.balance.stannis import Stannis
 
@@ -156,17 +156,6 @@ def test_what_devices_tell_of_their_load_is_true_up_to_noise() -> None:
     )
 
 
-def test_devices_that_sit_out_come_back_with_their_power() -> None:
-    cohort = fleet(36)
-    loads = SimulatedLoads(least=6.0, most=9.0)
-    told = simulate(cohort, BalanceController(cohort), loads, 400, 1)
-    assert told.share > 0.85 and told.bias < 0.01
-    quiet = simulate(
-        cohort, BalanceController(cohort), SimulatedLoads(least=6.0, most=9.0, busy_noise=9.0), 400, 1
-    )
-    assert quiet.share < told.share
-
-
 def test_the_rule_of_the_paper_never_gives_a_batch_back() -> None:
     cohort = Cohort([WorkerKind(DEVICE, 999)], [0, 0, 0])
     policy = Stannis(cohort)
@@ -221,3 +210,32 @@ def test_the_rule_of_the_paper_has_no_batch_below_its_curve() -> None:
     for _ in range(5):
         policy.observe(policy.plan.batches, cohort.times(policy.plan.batches, np.array([9.0])))
     assert policy.plan.batches.tolist() == [20]
+
+
+CREW = Cohort([WorkerKind(DEVICE, 999)], [0, 0, 0])
+NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_begin_with_the_same_batches(name: PolicyName) -> None:
+    levels = np.array([1.0, 1.0, 2.0])
+    plans = [policy_of(other, CREW, 30, None, levels=levels).plan for other in ("balance", name)]
+    assert plans[0].batches.tolist() == plans[1].batches.tolist() and plans[1].batches.sum() == 30
+    assert np.array_equal(plans[0].times, plans[1].times) and plans[1].deadline == math.inf
+    with pytest.raises(ValueError, match="possible"):
+        policy_of(name, CREW, 1000, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_leaves_has_no_batch_until_it_joins(name: PolicyName) -> None:
+    policy = policy_of(name, CREW, None, None, present=np.array([True, True, False]))
+    assert (policy.plan.batches > 0).tolist() == [True, True, False]
+    assert policy.leave(0).batches.tolist() == [0, 15, 0] and policy.plan.times[0] == 0
+    assert policy.join(2).batches.tolist() == [0, 15, 15]
+    assert policy.join(0, 2.0) is policy.plan and policy.slowness.tolist() == [2, 1, 1]
+    assert (policy.plan.batches[0] < 15) == (name == "balance")
+
+
+def test_only_the_controller_has_patience_with_a_slow_worker() -> None:
+    deadlines = {name: policy_of(name, CREW, None, 1.5).plan.deadline for name in NAMES}
+    assert deadlines == pytest.approx({"balance": 8.1, "fixed": 8.1, "stannis": math.inf})

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of files by digest: whole or not there, and no more of them than there may be."""
+"""Contents of files by digest, whole or not there; the manifest of a folder of test data."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from millpond.base.errors import ConfigError, LocalError
-from millpond.train.job import file_cache
+from millpond.base.schema import dump
+from millpond.train.job import file_cache, folder
 from millpond.train.job.file_cache import DamagedFile, FileCache
 from millpond.train.job.files import MOST_FILES, JobFile, check_job_files, total_size
+from millpond.train.job.folder import FolderManifest, manifest_of, read
 
-from ..job_files import described
+from ..job_files import described, written
 
 
 def content(number: int, size: int = 1000) -> bytes:
@@ -214,3 +217,76 @@ def test_contents_count_once() -> None:
     check_job_files(files, "job")
     assert total_size(files) == 2000
     assert file(1).sha256 == hashlib.sha256(content(1)).hexdigest()
+
+
+FILES: dict[str, str | bytes] = {"one/a.png": "a", "one/b c.png": b"\x00" * 100, "labels": ""}
+EMPTY = JobFile("0" * 64, 0)
+
+
+def test_the_same_contents_have_the_same_manifest(tmp_path: Path) -> None:
+    first, second = (written(FILES, tmp_path / name) for name in ("first", "second"))
+    for path in (first, second):
+        (path / "empty").mkdir()
+    os.utime(second / "labels", (1, 1))
+    found = manifest_of(first, "here")
+    assert found == FolderManifest(described(FILES), ("empty",))
+    assert manifest_of(second, "here").data == found.data
+    assert read(found.data, "here") == found
+    (second / "labels").write_text("1")
+    assert manifest_of(second, "here").data != found.data
+
+
+def test_links_are_followed_and_not_without_end(tmp_path: Path) -> None:
+    elsewhere = written({"far": "away"}, tmp_path / "elsewhere")
+    path = written(FILES, tmp_path / "folder")
+    (path / "one" / "round").symlink_to(path)
+    (path / "linked").symlink_to(elsewhere)
+    (path / "broken").symlink_to("nowhere")
+    os.mkfifo(path / "pipe")
+    assert manifest_of(path, "here") == FolderManifest(described({**FILES, "linked/far": "away"}))
+
+
+def test_a_name_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (path := tmp_path / "folder").mkdir()
+    (path / os.fsdecode(b"caf\xe9")).touch()
+    with pytest.raises(ConfigError, match=r"^here: 'caf\\xe9' is not UTF-8: rename it$"):
+        manifest_of(path, "here")
+
+
+def test_a_name_that_no_manifest_has_is_named(tmp_path: Path) -> None:
+    path = written({"a\nb": ""}, tmp_path / "folder")
+    with pytest.raises(ConfigError, match=r"^here: 'a\nb' is not a relative file name$"):
+        manifest_of(path, "here")
+
+
+def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "MOST_FOLDER_FILES", 2)
+    with pytest.raises(ConfigError, match="here: more than 2 files"):
+        manifest_of(written(FILES, tmp_path / "folder"), "here")
+    with pytest.raises(ConfigError, match="here: more than 2 files"):
+        read(FolderManifest(described(FILES)).data, "here")
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        FolderManifest({"../x": EMPTY}),
+        FolderManifest({"/x": EMPTY}),
+        FolderManifest({"x": JobFile("../../etc/passwd", 1)}),
+        FolderManifest({"x": JobFile("0" * 64, -1)}),
+        FolderManifest({"x": EMPTY, "x/y": EMPTY}),
+        FolderManifest({}, ("../x",)),
+        FolderManifest({}, ("",)),
+    ],
+)
+def test_a_manifest_that_leads_out_of_its_folder_is_refused(manifest: FolderManifest) -> None:
+    with pytest.raises(ConfigError, match=r"^here: "):
+        read(json.dumps(dump(manifest)).encode(), "here")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"[", b"[" * 100_000, b"1", b"[]", b'{"files": 1}', b'{"a": {}}']
+)
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"^here"):
+        read(data, "here")

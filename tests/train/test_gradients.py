@@ -204,16 +204,6 @@ def test_uneven_shares_are_one_big_batch(make: object, adam: bool) -> None:
     assert np.abs(group.server.parameters.state - vector(make())).max() > 0.1  # it has learned
 
 
-def test_the_same_steps_have_the_same_bits() -> None:
-    states = []
-    for _ in range(2):
-        group = Group(plain, 3)
-        for number, batch in enumerate(batches(10)):
-            group.step(number, cut(batch, SPLITS[number % 3]))
-        states.append(group.server.parameters.state.tobytes())
-    assert states[0] == states[1]
-
-
 def test_batch_normalization_is_over_each_workers_own_share() -> None:
     """The running statistics move by the mean, over samples, of how each share would have moved them."""
     group, batch = Group(normed, 3), batches(1)[0]
@@ -229,44 +219,6 @@ def test_batch_normalization_is_over_each_workers_own_share() -> None:
     assert torch.allclose(norm.running_mean, sum(moved) / 16, atol=1e-6)
     assert int(norm.num_batches_tracked) == 1
     assert not torch.allclose(norm.running_var, alone(normed, [batch])[1].running_var, atol=1e-6)
-
-
-def test_frozen_values_stay_bit_by_bit() -> None:
-    group, before = Group(tied, 3), tied()
-    for number, batch in enumerate(batches(20)):
-        group.step(number, cut(batch, (7, 7, 2)))
-    assert torch.equal(group.model.frozen, before.frozen)
-    assert torch.equal(group.model.constant, before.constant)
-    assert torch.equal(group.model.inward.weight, group.model.again.weight)
-
-
-def test_gradients_that_were_set_to_none_are_found() -> None:
-    group = Group(plain, 1)
-    worker = group.workers[0]
-    worker.run(Work(1, 1, 1, (ranges(list(range(8))),)), group.server.parameters.state)
-    whole = worker.parameters.sums.copy()
-    worker.parameters.clear()
-    for parameter in worker.parameters.model.parameters():
-        parameter.grad = None
-    images, labels = samples().__getitems__(range(8))
-    cross_entropy(worker.parameters.model(images), labels, reduction="sum").backward()
-    worker.parameters.gather_gradients(8)
-    assert np.allclose(worker.parameters.sums, whole, atol=1e-5)
-
-
-@pytest.mark.parametrize("adam", [False, True])
-def test_a_keeper_goes_on_from_what_another_remembered(adam: bool) -> None:
-    first, whole = Group(plain, 2, adam=adam), Group(plain, 2, adam=adam)
-    for number, batch in enumerate(batches(12)):
-        whole.step(number, cut(batch, (10, 6)))
-        if number < 6:
-            first.step(number, cut(batch, (10, 6)))
-    second = Group(plain, 2, adam=adam)
-    second.server.parameters.state[:] = first.server.parameters.state
-    second.server.restore(*first.server.momentum())
-    for number, batch in enumerate(batches(12)[6:], 6):
-        second.step(number, cut(batch, (10, 6)))
-    assert np.array_equal(second.server.parameters.state, whole.server.parameters.state)
 
 
 @pytest.mark.parametrize("wanted", [(((63, 65),),), (((-1, 2),),), ((),), (((1, 2),), ((1, 2),))])
@@ -322,27 +274,6 @@ def test_a_server_of_sgd_at_rate_1_is_federated_averaging(make: object, steps: i
         wanted = expected[name] if value.is_floating_point() else expected[name].round()
         assert torch.allclose(value.double(), wanted, atol=1e-6), name
     assert np.abs(vector(group.model) - before).max() > 0.01  # it has learned
-
-
-@pytest.mark.parametrize("make", [plain, tied])
-def test_parameters_and_gradients_lie_where_they_are_sent_from(make: object) -> None:
-    """So a worker copies the state once, and its gradients never."""
-    assert callable(make)
-    state, sums = np.empty(len(vector(make())), np.float32), np.empty(len(vector(make())), np.float32)
-    model = make()
-    task = Task(Images())
-    folders = SampleFolders(task, WORK.seed, [Folder("private", "csd0")], [samples()])
-    one = LocalTrainer(FlatParameters(model, state, sums), task, folders, WORK)
-    for exchange in range(2):
-        one.run(Work(exchange, 1, 1, (((0, 16),),)), vector(make()))
-        for parameter in model.parameters():
-            assert lies_in(parameter, state) == lies_in(parameter.grad, sums) == parameter.requires_grad
-            assert parameter.requires_grad or parameter.grad is None
-
-
-def lies_in(tensor: Tensor | None, memory: np.ndarray) -> bool:
-    begin = memory.ctypes.data
-    return tensor is not None and begin <= tensor.data_ptr() < begin + memory.nbytes
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(16, [4, 4, 4, 4]), (9, [3, 2, 2, 2]), (5, [3, 2])])

@@ -61,13 +61,6 @@ def test_a_setting_that_is_none_is_refused(setting: str, error: str) -> None:
     assert str(caught.value).startswith(f"--set {setting}: {error}")
 
 
-def test_a_job_is_read_with_its_settings(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB)
-    job, _ = file.read(path, ["federated.rounds=5", "train.batch=8", "federated.fraction=0.5"])
-    assert (job.averaging.rounds, job.averaging.fraction, job.train.batch) == (5, 0.5, 8)
-
-
 @pytest.mark.parametrize(
     ("settings", "error"),
     [

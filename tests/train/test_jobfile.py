@@ -21,7 +21,6 @@ from millpond.train.job.spec import (
     DeviceFolder,
     EvaluationSpec,
     Job,
-    LimitsSpec,
     ModelSpec,
     OptimizerSpec,
     SchedulerSpec,
@@ -223,12 +222,6 @@ def test_pictures_have_the_classes_of_the_test_folder(folder: Path) -> None:
     assert read(folder, GOOD)[0].work.classes == ()
 
 
-def test_the_limits_of_a_job(folder: Path) -> None:
-    assert read(folder, GOOD)[0].limits == LimitsSpec(300.0, 1 << 24, 1.0, 65536.0, None)
-    text = "wait = 5\nmost_samples = 100\nmost_share = 0.5\nmost_count = 7\nclip = 2.5"
-    assert read(folder, f"{GOOD}[limits]\n{text}")[0].limits == LimitsSpec(5.0, 100, 0.5, 7.0, 2.5)
-
-
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -271,8 +264,13 @@ def edited(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
+MANY = ", ".join(f"a{number} = 1" for number in range(300_000))
 TASK = GOOD.partition("[model]")[0] + '[task]\nfactory = "a:b"\n'
 ERRORS = [
+    pytest.param(f"{GOOD}x = {'[' * 5000}{']' * 5000}", "job.toml: it is nested too deeply", id="nesting"),
+    pytest.param(
+        edited("width = 32", MANY), "job.toml: model: arguments: 300001 are too many, 1000 at most", id="many"
+    ),
     (
         GOOD + "[federated]\n[synchronous]",
         "job.toml: a job is either federated or synchronous: remove one of",

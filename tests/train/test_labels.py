@@ -5,8 +5,6 @@ device.
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +17,8 @@ from torch import nn
 
 from millpond.agent.policy.error_reports import rebuilt
 from millpond.base.errors import LocalError
-from millpond.host.jobs.context import JobContext
-from millpond.host.jobs.training.worker_group import WorkerGroup
-from millpond.host.records.jobs import JobRow, JobState
 from millpond.linux import memory
-from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
+from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.protocol import BatchPart, Folder, PrepareWorker, Ready
 from millpond.train.state import flat, layout
 from millpond.train.worker import error_reports, roles, user_code
@@ -137,14 +132,3 @@ def test_devices_that_lack_classes_give_the_others_the_same_labels(tmp_path: Pat
         pictures(*classes)(tmp_path / name)
         labels.append(cast(Any, task.dataset(tmp_path, name, "train")).labels.tolist())
     assert labels == [[2], [0, 2]]
-
-
-def test_a_device_with_one_sample_is_refused_with_its_folder(tmp_path: Path) -> None:
-    job = Job("labels", DataSpec(FOLDER, "test"), ModelSpec("net:Net"))
-    context = SimpleNamespace(
-        fleet=SimpleNamespace(job_directory=lambda _number: tmp_path), devices={"csd0": None}
-    )
-    row = JobRow(1, job, {}, None, JobState.RUNNING, "", "", 0.0, None)
-    group = WorkerGroup(row, cast(JobContext, context), threading.Event(), logging.getLogger("labels"))
-    assert group._admit("csd0", Ready((2,))) == ""
-    assert group._admit("csd0", Ready((1,))) == f"it has 1 samples in {FOLDER}; training takes at least 2"

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import nn
 
-from millpond.base.errors import LocalError
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -28,10 +27,6 @@ from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.sums import means
 from millpond.train.task.task import Task
 from millpond.train.zoo.models import digits_cnn
-
-from ..effort import scaled
-
-WORKERS = ("host", "csd0", "csd1", "csd2")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,10 +134,6 @@ def test_equal_batches_are_as_many_as_wanted_and_none_alone(count: int, steps: i
     assert max(sizes) - min(sizes) <= 1 and (count == 1 or min(sizes) > 1)
 
 
-def test_samples_one_by_one_where_that_is_wanted() -> None:
-    assert list(map(len, made_of(5 * [1], batch=1))) == 5 * [1]
-
-
 @given(
     some.lists(some.one_of(some.just(1), some.integers(2, 15)), min_size=1, max_size=40),
     some.integers(0, 20).filter(lambda batch: batch != 1),
@@ -158,12 +149,6 @@ def test_batches_are_of_whole_groups(groups: list[int], batch: int, steps: int, 
     for places in map(set, made):
         assert all(group <= places or not group & places for group in own)
         assert len(places) > 1 or sum(groups) == 1
-
-
-def test_a_model_of_frozen_parameters_is_refused(digits: Digits) -> None:
-    model = nn.Linear(64, 10).requires_grad_(False)
-    with pytest.raises(LocalError, match="no parameter that may be trained"):
-        run(trainer(model, digits), digits, 0)
 
 
 def test_evaluate_counts_and_does_not_train(digits: Digits) -> None:
@@ -184,45 +169,6 @@ def test_the_loss_is_the_sum_over_samples_of_one_pass(digits: Digits) -> None:
     update = run(trainer(model, some, frozen), some, 0)
     loss, count = update.metrics["loss"]
     assert loss / 50 == pytest.approx(scores(model, some)["loss"], rel=1e-5) and count == update.weight == 50
-
-
-def dirichlet(labels: np.ndarray[tuple[int], np.dtype[np.int64]], seed: int) -> list[list[int]]:
-    """Indices of three devices' shards, each class shared out unevenly."""
-    rng = np.random.default_rng(seed)
-    shards: list[list[int]] = [[], [], []]
-    for digit in range(10):
-        own = np.flatnonzero(labels == digit)
-        cuts = (np.cumsum(rng.dirichlet([0.5] * 3))[:-1] * len(own)).astype(int)
-        for shard, piece in zip(shards, np.split(own, cuts), strict=True):
-            shard.extend(piece.tolist())
-    return shards
-
-
-@pytest.mark.parametrize("seed", scaled(quick=[0], full=[0, 1]))
-def test_federated_digits_reach_their_target(digits: Digits, seed: int) -> None:
-    test, public, private = (
-        part(digits, slice(360)),
-        part(digits, slice(360, 630)),
-        part(digits, slice(630, None)),
-    )
-    shards = [public, *(part(private, np.array(shard)) for shard in dirichlet(private.labels, seed))]
-    torch.manual_seed(seed)
-    workers = [trainer(digits_cnn(), shard, replace(WORK, batch=16)) for shard in shards]
-    torch.manual_seed(seed)
-    model = digits_cnn()
-    average = FlatParameters(model)
-    assert len(average.state) <= 100_000
-    for round_ in range(12):
-        difference = np.zeros(len(average.state))
-        for name, one, shard in zip(WORKERS, workers, shards, strict=True):
-            seed_of_round = seeds.derive(seed, name, round_)
-            one.run(Work(round_, seed_of_round, round_, (((0, len(shard)),),)), average.state)
-            difference += one.parameters.sums
-        average.state -= (difference / 1437).astype(np.float32)
-        average.loaded()
-        if scores(model, test)["accuracy"] >= 0.965:
-            return
-    pytest.fail("0.965 was not reached in 12 rounds")
 
 
 def test_a_model_that_diverges_says_so_in_the_head(digits: Digits) -> None:

@@ -5,18 +5,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from millpond.train.job.spec import ModelSpec, WorkSpec
-from millpond.train.state import flat, layout
-from millpond.train.state.flat_parameters import FlatParameters
-from millpond.train.worker import user_code
 from millpond.train.zoo import models
 
 from ..effort import scaled
@@ -108,23 +102,3 @@ def test_a_few_steps_reduce_the_loss(name: str) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_the_state_survives_the_flat_vector(name: str) -> None:
-    model, other = SMALL[name]().train(), SMALL[name]()
-    with torch.no_grad():
-        model(torch.rand(2, 3, 32, 32))  # running statistics that are not the first ones
-    vector = np.empty(layout.size(flat.describe(model)), np.float32)
-    flat.read(model, vector)
-    FlatParameters(other).load(vector)
-    images = torch.rand(2, 3, 32, 32)
-    assert torch.equal(model.eval()(images), other.eval()(images))
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_a_job_names_them_as_module_and_callable(name: str, tmp_path: Path) -> None:
-    arguments = {"classes": 4, "side": 32}
-    spec = ModelSpec(f"millpond.train.zoo.models:{name}", arguments=arguments)
-    _, made = user_code.build(WorkSpec("tests", spec), tmp_path)
-    assert made.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 4)

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers and schedules by name or of a task; batches in parts, clipped, in bfloat16, and read ahead."""
+"""Optimizers, rates and schedules by name or of a task; batches in parts, clipped, in bfloat16."""
 
 from __future__ import annotations
 
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -24,6 +27,7 @@ from millpond.train.local.optimizers import Schedule, make_optimizer
 from millpond.train.local.prefetch import prefetched
 from millpond.train.local.selection import SampleFolders
 from millpond.train.protocol import Folder, Work
+from millpond.train.server.lr_scaling import LearningRate
 from millpond.train.server.server_optimizer import ServerOptimizer
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import Task
@@ -121,11 +125,6 @@ def test_a_task_has_its_own_unless_the_job_names_one() -> None:
     assert len(rates(constant, own, 1)[0]) == 2
 
 
-def test_a_task_of_a_model_alone_has_none() -> None:
-    made = make_optimizer(User().model(), OptimizerSpec("sgd", 0.5))
-    assert rates(Schedule(made, SchedulerSpec(), 4, Task(User())), made, 1, 9) == [[0.5], [0.5]]
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -207,11 +206,6 @@ def test_a_schedule_that_cannot_be_is_refused_in_one_line(spec: SchedulerSpec, t
     with pytest.raises(LocalError) as caught:
         Schedule(optimizer, spec, 4)
     assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
-
-
-def test_a_job_without_rounds_has_a_schedule_too() -> None:
-    optimizer = make_optimizer(User().model(), OptimizerSpec("sgd", 0.1))
-    Schedule(optimizer, SchedulerSpec("OneCycleLR", {"max_lr": 1.0, "total_steps": "total"}), 0)
 
 
 def test_a_server_follows_the_schedule_and_clips_as_one_process_would() -> None:
@@ -418,3 +412,38 @@ def test_an_error_of_reading_is_raised_where_the_batch_is_wanted(threads: int) -
             got.append(key)
     assert got == [0, 1, 2]
     assert not [each for each in threading.enumerate() if each.name.startswith("prefetch")]
+
+
+def test_firecaffes_rates() -> None:
+    assert LearningRate("linear", 256).at(0, 1024, 0.01) == pytest.approx(0.04)
+    assert LearningRate("linear", 32).at(0, 1024, 0.01) == pytest.approx(0.32)
+    assert LearningRate("sqrt", 32).at(0, 1024, 0.01) == pytest.approx(0.0566, abs=1e-4)
+    assert LearningRate("none", 32).at(0, 1024, 0.01) == 0.01
+
+
+@given(some.sampled_from(["linear", "sqrt", "none"]), some.integers(0, 50), some.floats(1e-6, 10))
+def test_the_base_batch_has_the_rate_as_given(scaling: str, step: int, base: float) -> None:
+    assert LearningRate(scaling, 64, warmup=20).at(step, 64, base) == base  # type: ignore[arg-type]
+    assert LearningRate(scaling, warmup=20).at(step, 999, base) == base  # type: ignore[arg-type]
+
+
+def test_warm_up_rises_evenly_from_the_rate_as_given() -> None:
+    rate = LearningRate("linear", 32, warmup=10)
+    rates = [rate.at(step, 128, 0.1) for step in range(13)]
+    assert rates[0] == 0.1 and rates[5] == pytest.approx(0.25)
+    assert rates[10:] == [0.4, 0.4, 0.4]
+    rises = [after - before for before, after in pairwise(rates[:11])]
+    assert rises == pytest.approx([0.03] * 10)
+
+
+def test_a_small_batch_never_has_more_than_its_own_rate() -> None:
+    rate = LearningRate("linear", 32, warmup=10)
+    assert [rate.at(step, 8, 0.1) for step in (0, 5, 10)] == [0.025] * 3
+
+
+@given(some.integers(1, 1 << 16), some.integers(1, 1 << 16), some.integers(0, 30))
+def test_more_samples_never_have_a_lower_rate(few: int, more: int, step: int) -> None:
+    few, more = sorted((few, more))
+    for scaling in ("linear", "sqrt"):
+        rate = LearningRate(scaling, 100, warmup=20)  # type: ignore[arg-type]
+        assert rate.at(step, few, 0.1) <= rate.at(step, more, 0.1)

@@ -28,7 +28,6 @@ from millpond.train.local.local_trainer import LocalTrainer
 from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, Update, Work
 from millpond.train.state.flat_parameters import FlatParameters
-from millpond.train.task import sums
 from millpond.train.task.made_up import Synthetic
 from millpond.train.task.task import Task
 from millpond.train.worker import user_code
@@ -420,14 +419,6 @@ def test_a_loss_is_a_sum_and_a_count(found: object) -> None:
 def test_metrics_are_few_and_named_by_identifiers(found: object, told: str) -> None:
     with pytest.raises(LocalError, match=told):
         Task(Returning(found)).metrics(nn.Linear(1, 1), None)
-
-
-def test_sums_add_up() -> None:
-    total: sums.Sums = {}
-    for more in ({"a": (1.0, 2.0)}, {"a": (3.0, 2.0), "b": (5.0, 0.0)}):
-        sums.add(total, more)
-    assert total == {"a": (4.0, 4.0), "b": (5.0, 0.0)}
-    assert sums.means(total)["a"] == 1.0 and math.isnan(sums.means(total)["b"])
 
 
 class RandomPart:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, normalize
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from millpond.base.errors import LocalError
-from millpond.train.job.spec import LocalRule, ModelSpec, OptimizerSpec, SchedulerSpec, WorkSpec
+from millpond.train.job.spec import LocalRule, ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.strategies import Strategy
 from millpond.train.strategies.fedavg import FedAvg
 from millpond.train.strategies.fedprox import FedProx
@@ -172,17 +172,6 @@ def test_an_optimizer_that_needs_more_than_gradients_is_refused(work: WorkSpec) 
 
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'closure'"):
         tried(Own(), replace(work, optimizer=OptimizerSpec()))
-
-
-@ALL
-def test_a_scheduler_that_needs_more_than_steps_is_refused(work: WorkSpec) -> None:
-    class Own(Points):
-        def scheduler(self, optimizer: Any, total: int) -> Any:
-            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-
-    with pytest.raises(LocalError, match="ReduceLROnPlateau follows a score"):
-        tried(Own(), work)
-    tried(Points(), replace(work, scheduler=SchedulerSpec("ExponentialLR", {"gamma": 0.5})))
 
 
 @ALL

@@ -45,12 +45,6 @@ def code(tmp_path: Path) -> Iterator[Path]:
     user_code.forget(tmp_path)
 
 
-def test_the_users_files_are_imported(code: Path) -> None:
-    made = build(ModelSpec("user_model:build", arguments={"classes": 3}), code)
-    assert isinstance(made, nn.Linear)
-    assert made.weight.shape == (3, 4)
-
-
 def test_a_lazy_module_without_shapes_is_refused_and_one_that_has_run_is_not(code: Path) -> None:
     written({"lazy.py": LAZY}, code)
     told = (

@@ -22,7 +22,6 @@ from millpond.train.protocol import (
     ServerReady,
 )
 from millpond.train.state import flat, layout
-from millpond.train.state.layout import Tensor
 from millpond.train.strategies import Combination, LocalRule
 from millpond.train.worker import user_code
 from millpond.wire.messages import Ok
@@ -32,16 +31,10 @@ from .worker_process import (
     NETS,
     WORK,
     Process,
-    folder,
-    module_server,
     of,
-    root,
-    server,
     started,
     state_of,
 )
-
-__all__ = ["folder", "module_server", "root", "server"]
 
 
 @pytest.mark.parametrize(
@@ -135,29 +128,6 @@ def test_a_strategy_applies_differences_and_says_what_others_do(server: Process)
     assert isinstance(ready, ServerReady) and ready.combine == Combination("trimmed", 0.25)
 
 
-def test_a_strategy_that_makes_no_sense_in_steps_is_refused(server: Process) -> None:
-    steps = replace(WORK, passes=1, steps=4)
-    told = "votes of late updates and of parts of an epoch are no votes of devices; it is for [federated]"
-    assert server.refused(PrepareServer(steps, {"name": "median"})) == (
-        "model",
-        f"synchronous: strategy: {told}",
-    )
-
-
-def test_before_its_first_step_one_is_restored_from_nothing(server: Process) -> None:
-    server.state[:] = 0.5
-    server.call(Restore(()), Ok)
-    assert np.allclose(server.apply(np.ones(520, np.float32)), 0.0)
-
-
-def test_what_is_not_of_an_optimizer_is_refused(server: Process) -> None:
-    tensors = (Tensor("layers.weight", (3,), "float32"),)
-    assert server.refused(Restore(tensors), bytes(12)) == (
-        "model",
-        "the checkpoint's 'layers.weight' is not of an optimizer",
-    )
-
-
 def test_the_state_in_memory_is_scored(server: Process) -> None:
     scores = []
     for weight in (0.0, 1.0):
@@ -172,14 +142,6 @@ def test_the_state_in_memory_is_scored(server: Process) -> None:
         scores.append(score.host)
     assert scores[1]["accuracy"] > 0.9 > scores[0]["accuracy"]
     assert scores[1]["loss"] < scores[0]["loss"] == pytest.approx(np.log(8), rel=1e-4)
-
-
-def test_the_sums_of_devices_are_summarized(server: Process) -> None:
-    sums = {"accuracy": (3.0, 4.0), "loss": (5.0, 10.0), "odd": (0.0, 0.0)}
-    score = server.call(Evaluate("", sums), Score)
-    assert isinstance(score, Score) and score.host == {}
-    assert {name: score.devices[name] for name in ("accuracy", "loss")} == {"accuracy": 0.75, "loss": 0.5}
-    assert np.isnan(score.devices["odd"])
 
 
 def test_a_model_that_casts_to_its_own_types_is_scored_and_keeps_small_steps(

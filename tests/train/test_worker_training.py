@@ -37,7 +37,6 @@ from millpond.train.state.checkpoint import Checkpoint
 from .worker_process import (
     ADDS,
     CLAMPS,
-    FOLDERS,
     RAISES,
     RENEWS,
     REPLACES,
@@ -47,25 +46,12 @@ from .worker_process import (
     WORK,
     WRITES,
     Process,
-    folder,
     gradient_sums,
-    module_server,
-    module_worker,
     of,
-    root,
-    server,
     soon,
     started,
     state_of,
-    worker,
 )
-
-__all__ = ["folder", "module_server", "module_worker", "root", "server", "worker"]
-
-
-def test_a_worker_counts_its_samples_by_folder(worker: Process) -> None:
-    assert worker.prepare() == Ready((30, 20), (0, 0))
-    assert worker.prepare(folders=FOLDERS[:1]) == Ready((30,), (0,))
 
 
 def test_sums_over_the_samples_of_both_folders(worker: Process, root: Path) -> None:

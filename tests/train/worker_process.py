@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +23,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Sandbox
-from millpond.linux.zygote.client import Zygote
+from millpond.linux.zygote.client import Child, Zygote
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import JobFile
@@ -133,15 +135,31 @@ SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, RESTORES, WRITES = range
 class Process:
     """A worker process, the coordinator's end of its channel, and the memory of both."""
 
-    def __init__(self, zygote: Zygote, root: Path, log: Path, state: Path | None = None) -> None:
+    def __init__(
+        self,
+        zygote: Zygote | None,
+        root: Path,
+        log: Path,
+        state: Path | None = None,
+        *options: str,
+        code: str = NETS,
+    ) -> None:
+        """Start a fork of the zygote; without one, a process of its own."""
         ours, theirs = socket.socketpair()
         self.shared = [memory.make(f"{what} of the tests") for what in ("states", "values")]
-        self.code_dir = written({"nets.py": NETS}, log.parent / f"{log.name}.code")
-        options = ["3", "--root", str(root), "--shared", "4", "5", "--code", str(self.code_dir)]
-        options += ["--state", str(state)] if state else []
+        self.log, self.code_dir = log, written({"nets.py": code}, log.parent / f"{log.name}.code")
+        more = ["--root", str(root), "--code", str(self.code_dir), *options]
+        more += ["--state", str(state)] if state else []
+        self.process: Child | subprocess.Popen[bytes]
         with theirs, log.open("wb") as output:
             passed = [theirs.fileno(), *self.shared]
-            self.process = zygote.start(Sandbox(), options, passed, output.fileno())
+            if zygote:
+                arguments = ["3", "--shared", "4", "5", *more]
+                self.process = zygote.start(Sandbox(), arguments, passed, output.fileno())
+            else:
+                first, *others = map(str, passed)
+                argv = [sys.executable, "-m", "millpond.train.worker.process", first, "--shared", *others]
+                self.process = subprocess.Popen([*argv, *more], pass_fds=passed, stdout=output, stderr=output)
         self.channel = Channel(ours, "worker")
         self.state = self.values = np.empty(0, np.float32)
 
@@ -200,8 +218,10 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def started(zygote: Zygote, root: Path, log: Path, state: Path | None = None) -> Iterator[Process]:
-    process = Process(zygote, root, log, state)
+def started(
+    zygote: Zygote | None, root: Path, log: Path, state: Path | None = None, *options: str, code: str = NETS
+) -> Iterator[Process]:
+    process = Process(zygote, root, log, state, *options, code=code)
     try:
         with process.channel:
             yield process
