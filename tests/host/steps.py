@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -15,7 +17,7 @@ import numpy as np
 
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost
+from millpond.base.errors import ConnectionLost, RemoteError
 from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
 from millpond.host.jobs.training.roster import JobRoster
@@ -26,6 +28,7 @@ from millpond.linux import memory
 from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.protocol import Ready, Update, Work
+from millpond.wire.channel import Channel
 
 
 class CountingWorker:
@@ -231,3 +234,36 @@ class Team:
         for dispatcher in self._made:
             dispatcher.worker.close()
             dispatcher.end()
+
+
+class DialledDevice:
+    """A device as ``DeviceWorker`` dials it: ``answer`` serves each message of its connections."""
+
+    name = "csd0"
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def answer(self, host: Channel) -> None:
+        """Receive one message, and answer it."""
+        raise NotImplementedError
+
+    def control(self, deadline: Deadline) -> Channel:
+        near, far = socket.socketpair()
+        self._threads.append(threading.Thread(target=self._serve, args=(far,)))
+        self._threads[-1].start()
+        return Channel(near, self.name)
+
+    def bulk(self, token: bytes, tls: bool, deadline: Deadline) -> Channel:
+        assert token == b"the token" and not tls
+        return self.control(deadline)
+
+    def _serve(self, far: socket.socket) -> None:
+        with Channel(far, "the host") as host, contextlib.suppress(RemoteError):
+            while True:
+                self.answer(host)
+
+    def ended(self) -> bool:
+        for thread in self._threads:
+            thread.join(10)
+        return not any(thread.is_alive() for thread in self._threads)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import resource
 import signal
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.api.daemon import Curves
 from millpond.host.jobs import artifacts
@@ -90,18 +88,16 @@ def same(found: SavedCheckpoint | None, expected: SavedCheckpoint) -> bool:
     )
 
 
-def test_what_was_saved_is_found_bit_by_bit(tmp_path: Path) -> None:
-    what = saved(12)
+@pytest.mark.parametrize("momentum", [True, False])  # before the first step an optimizer remembers nothing
+def test_what_was_saved_is_found_bit_by_bit(tmp_path: Path, momentum: bool) -> None:
+    assert newest(tmp_path, TENSORS, 2, LOG) is None
+    (tmp_path / ".step-000000001.safetensors.part").write_bytes(b"half")
+    what = saved(12, momentum=momentum)
     what.state[:4] = (np.pi, 1e-42, -0.0, 3e38)
     save(tmp_path, what)
     found = newest(tmp_path, TENSORS, 2, LOG)
     assert same(found, what)
     assert found is not None and found.state.tobytes() == what.state.tobytes()
-
-
-def test_before_the_first_step_an_optimizer_remembers_nothing(tmp_path: Path) -> None:
-    save(tmp_path, saved(1, momentum=False))
-    assert same(newest(tmp_path, TENSORS, 2, LOG), saved(1, momentum=False))
 
 
 def test_the_newest_two_are_kept(tmp_path: Path) -> None:
@@ -191,30 +187,6 @@ def test_the_model_before_the_best_stays_while_the_newest_checkpoint_may_be_dama
     assert found(tmp_path) == "of round 1, 0 others"
 
 
-@pytest.mark.expected_log("the checkpoint cannot be saved")
-def test_only_checkpoints_that_were_written_count(tmp_path: Path) -> None:
-    one = saver(tmp_path)
-    for step, limit in ((1, 1 << 20), (2, 1 << 20), (3, 300), (4, 300)):
-        with room_for(limit):
-            one.save(saved(step))
-            one.wait()
-    assert (one.recorded, one.final_round) == (2, 2)  # all are of epoch 3
-
-
-def test_any_safetensors_library_reads_it(tmp_path: Path) -> None:
-    save(tmp_path, saved(5))
-    (path,) = tmp_path.iterdir()
-    found = safetensors.numpy.load_file(path)
-    assert (found["linear.weight"] == 5).all() and found["linear.weight"].shape == (3, 4)
-    assert (found["optimizer:1.momentum_buffer"] == -5).all()
-
-
-def test_where_nothing_was_saved_nothing_is_found(tmp_path: Path) -> None:
-    assert newest(tmp_path, TENSORS, 2, LOG) is None
-    (tmp_path / ".step-000000001.safetensors.part").write_bytes(b"half")
-    assert newest(tmp_path, TENSORS, 2, LOG) is None
-
-
 @pytest.mark.parametrize(
     "others", [TENSORS[:1], TENSORS[::-1], (TENSORS[0], Tensor("linear.bias", (5,), "float32"))]
 )
@@ -245,14 +217,13 @@ def test_a_progress_that_makes_no_sense_is_refused(tmp_path: Path, text: str) ->
         newest(tmp_path, TENSORS, 2, LOG)
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.013, 0.029])
-def test_a_kill_while_it_is_written_leaves_the_last_whole_one(tmp_path: Path, wait: float) -> None:
+def test_a_kill_while_it_is_written_leaves_the_last_whole_one(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", ENDLESS, str(tmp_path), str(Path(__file__).parents[1])]
     with subprocess.Popen(argv) as writer:
         end = time.monotonic() + 60
         while not list(tmp_path.glob("step-*.safetensors")):
             assert writer.poll() is None and time.monotonic() < end
-        time.sleep(wait)
+        time.sleep(0.013)
         writer.kill()
     left = newest(tmp_path, TENSORS, 2, LOG)
     assert left is not None and same(left, saved(left.progress.step))
@@ -269,6 +240,16 @@ def room_for(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.expected_log("the checkpoint cannot be saved")
+def test_only_checkpoints_that_were_written_count(tmp_path: Path) -> None:
+    one = saver(tmp_path)
+    for step, limit in ((1, 1 << 20), (2, 1 << 20), (3, 300), (4, 300)):
+        with room_for(limit):
+            one.save(saved(step))
+            one.wait()
+    assert (one.recorded, one.final_round) == (2, 2)  # all are of epoch 3
 
 
 @pytest.mark.expected_log("the checkpoint cannot be saved: File too large")
@@ -289,19 +270,6 @@ def test_without_room_it_warns_and_the_last_one_stays(
     assert same(newest(tmp_path, TENSORS, 2, LOG), saved(3))
 
 
-@pytest.mark.expected_log("the checkpoint cannot be saved")
-def test_a_folder_that_is_a_file_warns(tmp_path: Path) -> None:
-    (tmp_path / "job").write_text("a file")
-    save(tmp_path / "job", saved(1))
-
-
-def test_a_place_through_json_is_the_same() -> None:
-    progress = saved(6).progress
-    text = json.dumps(schema.dump(progress))
-    assert schema.load(TrainingProgress, json.loads(text), "progress") == progress
-    assert len(text) < 2000
-
-
 CURVES = Curves(
     (
         Profile("host", "x86_64", (Point(2, 0.25, 1 << 20), Point(4, 0.375, 1 << 21))),
@@ -319,9 +287,7 @@ def test_curves_are_kept_with_the_job(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["curves.json"]
 
 
-@pytest.mark.parametrize("text", ['{"profiles": []}', '{"profiles": [], "batches": {"host": "x"}}'])
-def test_curves_of_another_kind_are_refused(tmp_path: Path, text: str) -> None:
-    artifacts.write(tmp_path, CURVES)
-    (tmp_path / "curves.json").write_text(text)
+def test_curves_of_another_kind_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "curves.json").write_text('{"profiles": [], "batches": {"host": "x"}}')
     with pytest.raises(ConfigError, match=r"curves\.json"):
         artifacts.read(tmp_path, Curves)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line itself: options behind the device, the fleet's variable, help, version, completion."""
+"""The command line itself: options behind the device, the fleet's variable, help, completion, imports."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from millpond.base.errors import RemoteError
-from millpond.base.version import VERSION
-from millpond.host.cli import exits
+from millpond.host.cli import app, exits
 from millpond.host.cli.remote import options_first
-from millpond.host.client.daemon_client import DaemonClient
 from millpond.linux import sockets
 
-from ..waiting import eventually
-from .commands import Command, command
-from .daemon_rig import Rig, open_rig, rig
-
-__all__ = ["command", "open_rig", "rig"]
+from .commands import Command
+from .daemon_rig import Rig
 
 
 @pytest.mark.parametrize(
@@ -112,10 +105,6 @@ def test_who_has_neither_a_home_nor_a_name_uses_the_installed_fleet() -> None:
     assert done.stderr.startswith("millpond: /var/lib/millpond")
 
 
-def test_the_version(command: Command) -> None:
-    assert command("--version") == (0, f"millpond {VERSION}\n", "")
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -175,25 +164,6 @@ def test_the_end_of_the_daemon_is_told_as_that(
     assert (code, err) == (1, "millpond: the host daemon has ended; jobs go on when it is back\n")
 
 
-def test_a_follower_of_a_job_is_told_that_the_daemon_has_ended(open_rig: Callable[[], Rig]) -> None:
-    rig = open_rig()
-    number = rig.submit()
-    told: list[str] = []
-
-    def follow() -> None:
-        with DaemonClient(rig.directory) as client, pytest.raises(RemoteError) as raised:
-            for _ in client.watch(number):
-                told.append("followed")
-        told.append(str(raised.value))
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    eventually(lambda: told, "the job is followed")
-    open_rig()
-    thread.join(20)
-    assert told[-1] == "the host daemon has ended; jobs go on when it is back"
-
-
 @pytest.mark.expected_log("was removed: there is a new one")
 def test_a_socket_that_was_removed_is_made_anew(rig: Rig) -> None:
     socket = rig.directory / "host.sock"
@@ -251,15 +221,12 @@ def test_odd_numbers_are_told_in_one_line(rig: Rig, arguments: tuple[str, ...], 
     ("arguments", "error"),
     [
         (("--version",), "standard output: No space left on device"),
-        (("--help",), "standard output: No space left on device"),
-        (("init", "--devices", "1"), "standard output: No space left on device"),
         (("init", "--devices", "1", "--format", "json"), "standard output: No space left on device"),
         (("jobs", "--format", "json"), "no host daemon runs"),
     ],
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_below_the_output_is_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], error: str, unbuffered: str
+    tmp_path: Path, arguments: tuple[str, ...], error: str
 ) -> None:
     (tmp_path / "fleet").mkdir()
     if arguments[0] == "jobs":
@@ -267,10 +234,7 @@ def test_a_full_disk_below_the_output_is_one_line(
     fleet = () if arguments[0].startswith("-") else ("--fleet", tmp_path / "fleet")
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "millpond.host.main", *arguments, *fleet]
-        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-        done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=environment
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and error in done.stderr
 
 
@@ -304,3 +268,54 @@ def test_a_folder_that_a_mount_has_made_does_not_outlive_its_failure(
         code, _, told = command("mount", *fleet, "csd9", str(places / name))
         assert code == 2 and "'csd9'" in told
     assert [each.name for each in places.iterdir()] == ["there"]
+
+
+RUNNING = """
+import sys, millpond.host.main
+sys.argv = ["millpond", *sys.argv[1:]]
+try:
+    millpond.host.main.main()
+finally:
+    print(*sys.modules)
+"""
+
+
+def loaded_by(*words: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", RUNNING, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and "holds no fleet" in done.stderr, done
+    return set(done.stdout.split())
+
+
+def test_ctrl_c_is_set_up_before_anything_that_takes_long_is_imported() -> None:
+    before = "import sys, millpond.host.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", before], capture_output=True, text=True, check=True)
+    found = {name for name in done.stdout.split() if name.startswith("millpond")}
+    assert found == {"millpond", "millpond.host", "millpond.host.main"}
+
+
+def test_a_command_loads_no_module_of_another(tmp_path: Path) -> None:
+    copying = loaded_by("cp", "--fleet", str(tmp_path), "a", "csd0:b")
+    assert "millpond.fs.client.remote_fs" in copying
+    assert not copying & {"rich", "millpond.host.api.daemon", "millpond.host.cli.jobs"}
+    listing = loaded_by("devices", "--fleet", str(tmp_path))
+    slow = {"cryptography", "numpy", "paramiko", "torch"}
+    assert not listing & {*slow, "millpond.fs.client", "millpond.host.cli.jobs", "millpond.host.daemon"}
+
+
+def test_a_command_is_added_by_one_file() -> None:
+    file = Path(app.__file__).with_name("greet.py")
+    text = [
+        "from millpond.host.cli.options import new_app",
+        "app = new_app()",
+        "@app.command()",
+        "def greet() -> None:",
+        '    """Greet the user."""',
+        "    print('hello')",
+    ]
+    try:
+        file.write_text("\n".join(text))
+        run = [sys.executable, "-m", "millpond.host.main"]
+        assert subprocess.check_output([*run, "greet"], text=True) == "hello\n"
+        assert "Greet the user." in subprocess.check_output([*run, "--help"], text=True)
+    finally:
+        file.unlink()

@@ -201,12 +201,6 @@ def test_what_is_no_file_is_left_out(sides: Sides) -> None:
     assert os.listdir(sides.there) == []  # noqa: PTH208
 
 
-def test_what_is_not_there_is_said(sides: Sides) -> None:
-    assert code(sides.copy, "none", "x") == errno.ENOENT
-    (sides.here / "f").touch()
-    assert code(sides.copy, "f", "none/x") == errno.ENOENT
-
-
 def test_what_is_there_already_is_not_copied_again(sides: Sides) -> None:
     (sides.here / "d" / "deep").mkdir(parents=True)
     (sides.here / "d" / "link").symlink_to("f")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``millpond data check``: a folder as a worker would see it."""
+"""``millpond data check``: a folder as a worker would see it, on the host and on a device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.forking import CLI, Result, server
+
+from millpond.host.remote.device_data import looking_at
+from millpond.train.job.check import check as check_job
+from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, SynchronousSpec
 
 TASK = """\
 import torch
@@ -133,3 +137,25 @@ def test_a_folder_of_nothing_known_says_how_to_go_on(tmp_path: Path) -> None:
     assert refused(tmp_path).startswith(
         f"missing data: {tmp_path} has no images.npy, no *-images-idx3-ubyte and no sub-"
     )
+
+
+DATA = DataSpec("private/digits", "/test", "public/digits", "images", ("cat", "dog"))
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "held_out"),
+    [
+        (EvaluationSpec(target=0.9), 0.0),
+        (EvaluationSpec(on=("host", "devices"), held_out=0.2, patience=3), 0.2),
+    ],
+)
+def test_it_has_what_the_device_needs_and_no_more(evaluate: EvaluationSpec, held_out: float) -> None:
+    devices = ("csd0", "csd2")
+    job = Job(
+        "own", DATA, ModelSpec("net:build"), synchronous=SynchronousSpec(), evaluate=evaluate, devices=devices
+    )
+    found = check_job(looking_at(job, "csd1", "private/other"), "check")
+    assert found.devices == ("csd1",)
+    assert found.data == DataSpec("private/other", format="images", classes=("cat", "dog"))
+    assert (found.total, found.synchronous) == (0, None)
+    assert (found.work.total, found.work.held_out, found.work.model) == (0, held_out, job.model)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +18,7 @@ from millpond.host.records.data_explanation import batch_wait, explanation, work
 from millpond.host.records.jobs import Round
 from millpond.host.terminal import data_table, printing, tables
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
-from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
-from millpond.train.update_bounds import UpdateBounds
+from millpond.train.protocol import DataTiming, StreamTiming, Update
 
 JOB = Job("digits", DataSpec("private/x"), ModelSpec("m:build"), train=TrainingSpec(epochs=2, prefetch=2))
 UPDATE = Update(1, 100, 100.0, 1.0, 1.0, 10.0, 0.0, 0, {"loss": (1.0, 100.0)})
@@ -86,23 +84,6 @@ def test_an_epoch_has_the_waiting_of_its_exchanges_among_its_metrics() -> None:
     assert epoch.metrics["waiting_share"] == pytest.approx(6 / 40)
     assert [own["waiting_share"] for own in epoch.by_worker.values()] == [pytest.approx(0.3), 0.0]
     assert epoch.data["csd0"].exchanges == 2
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"data": DataTiming(waited=101)},
-        {"data": DataTiming(waited=-1)},
-        {"data": DataTiming(reading=math.nan)},
-        {"data": DataTiming(samples=1 << 62)},
-        {"data": DataTiming(stream=StreamTiming(1, 1, math.inf, 0.0, 0.0, 0))},
-        {"seconds": -1.0},
-    ],
-)
-def test_figures_of_a_device_that_are_none_are_refused(said: dict[str, Any]) -> None:
-    bounds, request = UpdateBounds(), Work(1, 1, 1, (((0, 100),),))
-    assert bounds.refusal(request, UPDATE) == ""
-    assert bounds.refusal(request, replace(UPDATE, **said))
 
 
 def test_without_threads_that_read_ahead_all_reading_is_waited_for() -> None:

@@ -14,9 +14,8 @@ from millpond.base.errors import ConfigError
 from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.directory import DeviceConfig
 
-from .daemon_rig import Rig, open_rig, rig
+from .daemon_rig import Rig
 
-__all__ = ["open_rig", "rig"]
 NAMES = ("csd0", "csd1", "csd2")
 
 

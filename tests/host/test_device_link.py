@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's end of a device's tunnel, when other programs take its name, its address or its range."""
+"""The states of a device, and the host's end of its tunnel when programs take its name, address or range."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from millpond.base.errors import ConnectionLost, LocalError
 from millpond.host.fleet import device as devices
 from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.device import Device
+from millpond.host.fleet.lifecycle import DeviceEvent, DeviceState, after
 from millpond.host.store.store import Store
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
@@ -211,3 +212,13 @@ def test_an_agent_that_cannot_be_reached_is_told_once(
     finally:
         device.stop()
     assert [record.getMessage() for record in caplog.records] == ["csd0 is absent: No route to host"]
+
+
+S, E = DeviceState, DeviceEvent
+ANY = tuple(S)
+
+
+def test_only_a_device_that_connects_or_has_recovered_becomes_ready() -> None:
+    for state in set(ANY) - {S.CONNECTING, S.FAULTY}:
+        with pytest.raises(ValueError, match=f"{state}.*cannot see 'greeted'"):
+            after(state, E.GREETED)

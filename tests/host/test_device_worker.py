@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -16,7 +14,7 @@ from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.aggregate.rules import LEAST_RANGE
 from millpond.base.deadline import Deadline
-from millpond.base.errors import DeadlineExceeded, ProtocolError, RemoteError
+from millpond.base.errors import DeadlineExceeded, ProtocolError
 from millpond.host.fleet.device import Device
 from millpond.host.workers.worker import DeviceWorker
 from millpond.train.job.spec import ModelSpec, WorkSpec
@@ -37,7 +35,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
 from ..job_files import no_contents
-from .steps import zero_state
+from .steps import DialledDevice, zero_state
 
 SIZE = 2 * PART_VALUES + 10
 INT8, TOP = Encoding("int8"), Encoding("top-k", 0.1)
@@ -49,42 +47,20 @@ def soon() -> Deadline:
     return Deadline.after(30)
 
 
-class Sender:
+class Sender(DialledDevice):
     """A device whose update of exchange n has the values n, n + 1, ... It notes what is fetched, and sends
     no part from ``silent_from`` on. Its updates are encoded as ``encoding``, and then ``changed``.
     """
 
-    name = "csd0"
-
     def __init__(self, encoding: Encoding) -> None:
+        super().__init__()
         self.encoding, self.head_encoding = encoding, encoding.name
         self.changed: Callable[[bytearray], bytes] = bytes
         self.fetched: list[int] = []
         self.silent_from = SIZE
         self._exchange = 0
-        self._threads: list[threading.Thread] = []
 
-    def control(self, deadline: Deadline) -> Channel:
-        return self._served()
-
-    def bulk(self, token: bytes, tls: bool, deadline: Deadline) -> Channel:
-        return self._served()
-
-    def _served(self) -> Channel:
-        near, far = socket.socketpair()
-        self._threads.append(threading.Thread(target=self._run, args=(far,)))
-        self._threads[-1].start()
-        return Channel(near, self.name)
-
-    def _run(self, far: socket.socket) -> None:
-        with Channel(far, "the host") as host:
-            try:
-                while True:
-                    self._answer(host)
-            except RemoteError:
-                return
-
-    def _answer(self, host: Channel) -> None:
+    def answer(self, host: Channel) -> None:
         request = host.receive(soon()).message
         if isinstance(request, WarmUp):
             host.send(Ok(), soon())
@@ -109,11 +85,6 @@ class Sender:
         feedback = zeros if self.encoding.feeds_back else ()
         codec().encode(self.encoding, bytearray(part.tobytes()), out, *feedback)
         return self.changed(out)
-
-    def ended(self) -> bool:
-        for thread in self._threads:
-            thread.join(10)
-        return not any(thread.is_alive() for thread in self._threads)
 
 
 def values(exchange: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from millpond.base.errors import Refused
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
 from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec, TrainingSpec
-from millpond.train.protocol import Update, Work
+from millpond.train.protocol import DataTiming, Update, Work
 from millpond.train.update_bounds import BOUND, UpdateBounds
 
 from .steps import CountingWorker, zero_state
@@ -41,6 +41,7 @@ WORK = Work(1, 1, 1, (((0, SAMPLES),),))
 
 
 HELD_OUT = 4
+UPDATE = Update(1, SAMPLES, SAMPLES, 1.0, 1.0, 0.1, 0.0, 0, {"loss": (1.0, 1.0)})
 
 
 @pytest.fixture
@@ -48,12 +49,10 @@ def begin() -> Iterator[Begin]:
     """Dispatchers with a task for their workers, which end with the test."""
     made: list[Dispatcher] = []
 
-    def begin(
-        worker: CountingWorker, request: Work = WORK, most_count: float = 4.0
-    ) -> tuple[Dispatcher, queue.SimpleQueue[Event]]:
+    def begin(worker: CountingWorker) -> tuple[Dispatcher, queue.SimpleQueue[Event]]:
         events = queue.SimpleQueue[Event]()
-        made.append(Dispatcher(len(made), worker, events, UpdateBounds(most_count, HELD_OUT)))
-        made[-1].begin(Assignment(request, zero_state(SIZE)))
+        made.append(Dispatcher(len(made), worker, events, UpdateBounds(4.0, HELD_OUT)))
+        made[-1].begin(Assignment(WORK, zero_state(SIZE)))
         return made[-1], events
 
     yield begin
@@ -62,53 +61,49 @@ def begin() -> Iterator[Begin]:
         dispatcher.end()
 
 
-@pytest.mark.parametrize("largest", [0.0, 1.0, BOUND * SAMPLES])
-def test_a_head_within_the_bound_is_an_answer(begin: Begin, largest: float) -> None:
-    dispatcher, events = begin(Claiming(largest=largest, norm=1.0))
+def test_a_head_within_the_bounds_is_an_answer(begin: Begin) -> None:
+    dispatcher, events = begin(Claiming(norm=1.0))
     answer = events.get(timeout=10)
-    assert isinstance(answer, WorkerAnswer) and answer.dispatcher is dispatcher
-    assert answer.update.largest == largest and answer.seconds > 0
+    assert isinstance(answer, WorkerAnswer) and answer.dispatcher is dispatcher and answer.seconds > 0
     assert dispatcher.task is answer.task  # until who consumes the answer says otherwise
 
 
-@pytest.mark.parametrize(
-    ("largest", "norm"),
-    [
-        (BOUND * SAMPLES * 1.001, 1.0),
-        (math.inf, 1.0),
-        (math.nan, 1.0),
-        (-1e-3, 1.0),  # whatever the values are, none is within a negative bound
-        (-1e30, 1.0),
-        (-math.inf, 1.0),
-        (1.0, math.inf),
-        (1.0, math.nan),
-    ],
-)
-def test_a_head_beyond_the_bound_is_refused_for_good(begin: Begin, largest: float, norm: float) -> None:
-    _, events = begin(Claiming(largest=largest, norm=norm))
+def test_a_head_beyond_the_bounds_loses_the_worker_for_good(begin: Begin) -> None:
+    _, events = begin(Claiming(norm=math.inf))
     loss = events.get(timeout=10)
-    assert isinstance(loss, WorkerLoss) and loss.for_good
-    finite = math.isfinite(largest) and math.isfinite(norm)
-    fault = "beyond 65536 per sample" if finite else "not finite (NaN or infinite)"
-    assert loss.reason == f"update refused: a value is {fault} in step 1"
+    assert isinstance(loss, WorkerLoss) and loss.for_good and loss.reason == f"update refused: {INFINITE}"
 
 
-@pytest.mark.parametrize("most", [4.0, math.inf])
-def test_a_loss_may_count_so_much_per_sample(begin: Begin, most: float) -> None:
-    """Of tokens, for example: the values are sums over them."""
-    weight = 4.0 * SAMPLES
-    _, events = begin(Claiming(weight=weight, largest=BOUND * weight), most_count=most)
-    assert isinstance(events.get(timeout=10), WorkerAnswer)
+INFINITE = "a value is not finite (NaN or infinite) in step 1"
+BEYOND = "a value is beyond 65536 per sample in step 1"
+NAN = math.nan
+HEADS: list[tuple[dict[str, Any], str]] = [
+    ({"seconds": -1.0}, "its seconds are negative, or not finite"),
+    ({"data": DataTiming(waited=101)}, DataTiming(waited=101).fault),
+    ({"largest": 0.0}, ""),
+    ({"largest": BOUND * SAMPLES}, ""),
+    ({"largest": BOUND * SAMPLES * 1.001}, BEYOND),
+    *(({"largest": value}, BEYOND) for value in (-1e-3, -1e30)),  # whatever the values are, none is within
+    *(({"largest": value}, INFINITE) for value in (math.inf, NAN, -math.inf)),
+    *(({"norm": value}, INFINITE) for value in (math.inf, NAN)),
+    ({"weight": 4.0 * SAMPLES, "largest": 4.0 * BOUND * SAMPLES}, ""),  # tokens, for example
+    *(
+        ({"weight": value}, f"its loss counts {value:g} of {SAMPLES} samples (limits.most_count)")
+        for value in (4.1 * SAMPLES, -1.0, NAN, math.inf)
+    ),
+    *(  # the gradients of a NaN are NaN, too
+        (
+            {"metrics": {"loss": pair}, "largest": NAN, "norm": NAN},
+            f"its loss is not finite ({name}) in step 1",
+        )
+        for pair, name in (((NAN, 1.0), "NaN"), ((1.0, NAN), "NaN"), ((1.0, math.inf), "infinite"))
+    ),
+]
 
 
-@pytest.mark.parametrize("weight", [4.1 * SAMPLES, -1.0, math.nan, math.inf])
-def test_a_loss_that_counts_more_is_refused_for_good(begin: Begin, weight: float) -> None:
-    _, events = begin(Claiming(weight=weight))
-    loss = events.get(timeout=10)
-    assert isinstance(loss, WorkerLoss) and loss.for_good
-    assert loss.reason == (
-        f"update refused: its loss counts {weight:g} of {SAMPLES} samples (limits.most_count)"
-    )
+@pytest.mark.parametrize(("said", "refusal"), HEADS)
+def test_a_head_says_what_can_be(said: dict[str, Any], refusal: str) -> None:
+    assert UpdateBounds(4.0, HELD_OUT).refusal(WORK, replace(UPDATE, **said)) == refusal
 
 
 MODEL, TASK = ModelSpec("net:Net"), ModelSpec("mytask:Task")
@@ -151,19 +146,6 @@ def test_local_steps_are_bounded_by_those_that_are_possible(normalized: bool) ->
         assert refusal == f"it claims {steps:g} local steps; at most {most:g} are possible"
 
 
-@pytest.mark.parametrize(
-    ("pair", "name"), [((math.nan, 1.0), "NaN"), ((1.0, math.nan), "NaN"), ((1.0, math.inf), "infinite")]
-)
-def test_a_loss_that_is_not_finite_is_refused_and_called_that(
-    begin: Begin, pair: tuple[float, float], name: str
-) -> None:
-    """Before: 'a value is not finite, or beyond 65536 per sample', as the gradients of a NaN are NaN, too."""
-    _, events = begin(Claiming(metrics={"loss": pair}, largest=math.nan, norm=math.nan))
-    loss = events.get(timeout=10)
-    assert isinstance(loss, WorkerLoss) and loss.for_good
-    assert loss.reason == f"update refused: its loss is not finite ({name}) in step 1"
-
-
 @pytest.mark.parametrize(("job", "unit"), [(ROUNDS, "round"), (STEPS, "step")])
 def test_a_refused_update_is_told_with_its_round(job: Job, unit: str) -> None:
     bounds, update = UpdateBounds.of(job, 0), Update(1, SAMPLES, SAMPLES, math.nan, 1.0, 0.1, 0.0, 0)
@@ -182,18 +164,11 @@ def test_memory_is_the_workers_own_fault_only_at_its_own_limit(
     assert isinstance(loss, WorkerLoss) and loss.out_of_memory and loss.for_good is for_good
 
 
-@pytest.mark.parametrize("most", [4.0, math.inf])
-def test_a_score_has_no_values_and_no_weight(begin: Begin, most: float) -> None:
-    metrics = {"accuracy": (3.0, 4.0), "loss": (5.0, 4.0)}
-    claims = {"samples": 4, "weight": 0.0, "largest": 0.0, "norm": 0.0, "metrics": metrics}
-    _, events = begin(Claiming(**claims), Work(1, 1, 1, (), held_out=True), most)
-    answer = events.get(timeout=10)
-    assert isinstance(answer, WorkerAnswer) and answer.update.metrics == metrics
-
-
 @pytest.mark.parametrize(
-    ("samples", "metrics", "text"),
+    ("samples", "metrics", "refusal"),
     [
+        (4, {"accuracy": (3.0, 4.0), "loss": (5.0, 4.0)}, ""),
+        (4, {"loss": (math.nan, 4.0)}, ""),
         (5, {"loss": (1.0, 5.0)}, "its score is of 5 samples; it holds out 4"),
         (-1, {"loss": (1.0, 0.0)}, "its score is of -1 samples; it holds out 4"),
         (4, {"loss": (1.0, 4.0), "f1": (1.0, 17.0)}, "its f1 counts 17 of 4 samples (limits.most_count)"),
@@ -201,19 +176,11 @@ def test_a_score_has_no_values_and_no_weight(begin: Begin, most: float) -> None:
         (4, {"loss": (1.0, math.nan)}, "its loss counts nan of 4 samples (limits.most_count)"),
     ],
 )
-def test_a_score_of_more_than_a_worker_holds_out_is_refused(
-    begin: Begin, samples: int, metrics: dict[str, tuple[float, float]], text: str
+def test_a_score_is_of_what_a_worker_holds_out_without_values_and_weight(
+    samples: int, metrics: dict[str, tuple[float, float]], refusal: str
 ) -> None:
-    claims = {"samples": samples, "weight": 0.0, "largest": 0.0, "norm": 0.0, "metrics": metrics}
-    _, events = begin(Claiming(**claims), Work(1, 1, 1, (), held_out=True))
-    loss = events.get(timeout=10)
-    assert isinstance(loss, WorkerLoss) and loss.for_good and loss.reason.endswith(text)
-
-
-def test_a_score_may_be_not_finite(begin: Begin) -> None:
-    claims = {"samples": 4, "weight": 0.0, "largest": 0.0, "norm": 0.0, "metrics": {"loss": (math.nan, 4.0)}}
-    _, events = begin(Claiming(**claims), Work(1, 1, 1, (), held_out=True))
-    assert isinstance(events.get(timeout=10), WorkerAnswer)
+    said = replace(UPDATE, samples=samples, weight=0.0, largest=0.0, norm=0.0, metrics=metrics)
+    assert UpdateBounds(4.0, HELD_OUT).refusal(Work(1, 1, 1, (), held_out=True), said) == refusal
 
 
 def test_who_is_abandoned_is_lost_with_the_reason(begin: Begin) -> None:

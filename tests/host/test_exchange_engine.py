@@ -75,21 +75,6 @@ def test_workers_are_told_behind_which_exchange_a_host_may_resume(make: Make) ->
         assert [(work.recorded, work.records) for work in worker.asked] == told
 
 
-def test_at_its_deadline_a_step_goes_on_without_who_is_late(make: Make) -> None:
-    team, _ = late_in_first_exchange(make)
-    assert [dispatcher.rank for dispatcher in team.engine.outstanding()] == [1]
-    assert set(team.counted) <= set(range(100))
-
-
-def test_a_step_without_any_answer_goes_on_beyond_its_deadline(make: Make) -> None:
-    team = make(100, 100)
-    first, second = team.workers[0].hold_at(1), team.workers[1].hold_at(1)
-    team.on_wait = first.set
-    outcome = team.run(Given(4, 10, deadline=0.01))
-    assert outcome.counted == {0: 4}
-    second.set()
-
-
 def test_a_state_is_held_until_all_that_are_at_it_have_answered(make: Make) -> None:
     team, held = late_in_first_exchange(make)
     assert team.roster.states_in_use == {team.states[0]}
@@ -243,13 +228,6 @@ def test_where_late_updates_do_not_count_they_are_dropped_and_their_samples_aske
     assert (outcome.counted, outcome.late, outcome.missing) == ({0: 4, 1: 10}, 0, [])
     assert [request.exchange for request in team.workers[1].asked] == [1, 2]
     assert team.counted == {place: 2 if place < 4 else 1 for place in range(14)}
-
-
-def test_where_late_updates_do_not_count_an_exchange_ends_at_its_deadline_without_any(make: Make) -> None:
-    team = make(4, late=LatePolicy(counts=False))
-    team.workers[0].hold_at(1)
-    outcome = team.run(Given(4, deadline=0.01))
-    assert (outcome.samples, outcome.missing) == (0, [0])
 
 
 def test_a_worker_that_is_lost_after_its_answer_was_dropped_gives_nothing_back(make: Make) -> None:

@@ -287,16 +287,6 @@ def test_the_ports_of_a_launch_are_closed_to_other_networks_and_other_users(tmp_
     in_namespace(body)
 
 
-def test_other_ports_are_as_without_a_launch(tmp_path: Path) -> None:
-    def body(wires: Wires) -> None:
-        guard = Forwarding(fleet(tmp_path))
-        with listeners(), guard.between([], host=True) as opened:
-            opened.reserve(HIGH)
-            assert wires.reaches(UNGUARDED, LOW) and not wires.reaches(UNGUARDED, HIGH)
-
-    in_namespace(body)
-
-
 def test_a_device_that_is_refused_is_told_so(tmp_path: Path) -> None:
     """Before: what it began was dropped, and it waited for minutes."""
 
@@ -325,33 +315,6 @@ def test_a_device_that_connects_before_the_port_is_opened_meets_it_at_its_next_t
                 assert wires.ask("tcp", HOST, str(LOW), "20") == "refused"  # once it was tried again
         assert wires.ask("tcp", HOST, str(LOW)) == "refused"  # at once
         guard.close()
-
-    in_namespace(body)
-
-
-def test_who_tries_more_than_is_remembered_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nftables, "_MOST_TRIED", 1)
-
-    def body(wires: Wires) -> None:
-        guard = Forwarding(fleet(tmp_path))
-        with guard.between(["csd0"], host=True):
-            assert wires.ask("tcp", HOST, str(LOW)) == "no"  # not within SECONDS
-            assert wires.ask("tcp", HOST, str(LOW)) == "refused"
-        guard.close()
-
-    in_namespace(body)
-
-
-def test_the_next_daemon_replaces_what_a_killed_one_left(tmp_path: Path) -> None:
-    def body(wires: Wires) -> None:
-        left = Forwarding(fleet(tmp_path)).between(["csd0"], host=True)
-        left.__enter__()
-        with services():
-            assert wires.reaches(HOST, HIGH)
-            Forwarding(fleet(tmp_path))
-            assert not wires.reaches(HOST, HIGH)
 
     in_namespace(body)
 

@@ -31,9 +31,8 @@ from millpond.images.format import locate, seed
 from millpond.images.format.manifest import Manifest, SeedPlace, dumps
 
 from ..waiting import eventually
-from .commands import Command, Done, command
+from .commands import Command, Done
 
-__all__ = ["command"]
 MIB = 1 << 20
 SIZE = 8 * MIB
 VOLUME = "/dev/disk/by-id/nvme-ACME_S4XN0042"

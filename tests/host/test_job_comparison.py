@@ -19,9 +19,7 @@ from millpond.train.job.spec import (
     TrainingSpec,
 )
 
-from .daemon_rig import Rig, open_rig, rig
-
-__all__ = ["open_rig", "rig"]
+from .daemon_rig import Rig
 
 JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", arguments={"width": 3}))
 ROUND = Round(1, {"host": {"accuracy": 0.5}}, 2.0, 10, {"csd0": 10}, {}, {"csd0": (1, 2), "csd1": (3, 4)})

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of many jobs, and the following of jobs with many rounds and lines."""
+"""The list of many jobs, the following of long jobs, and the logs of jobs on a device."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
 
 from millpond.host.api.daemon import MOST_LISTED
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.jobs import job_log
 from millpond.host.jobs.job_log import MOST_BYTES, MOST_LINES
 from millpond.host.jobs.service import MOST_ROUNDS
+from millpond.host.remote import job_log as remote_log
 
-from .daemon_rig import Rig, open_rig, rig
-
-__all__ = ["open_rig", "rig"]
+from .daemon_rig import Rig
 
 
 def copy_job(rig: Rig, count: int) -> None:
@@ -80,3 +83,44 @@ def test_a_long_log_is_read_in_parts(rig: Rig) -> None:
     (part,), position, more = job_log.read(path, 0, 0)
     assert (len(part), position, more) == (MOST_BYTES, MOST_BYTES, True)
     assert job_log.read(path, 0, position) == ((), MOST_BYTES, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (
+            ("--device", "csd0", "1"),
+            "only root of csd0 can read that log: there it is /flash/private/.millpond-logs/a.b.log",
+        ),
+        (("--device", "csd9", "1"), "no device 'csd9' in this fleet; it has csd0, csd1, csd2"),
+        (("--device", "csd0", "99"), "there is no job 99"),
+        (("--device", "csd0", "launch-a.py"), "there it is /flash/private/.millpond-logs/launch-a.py.log"),
+        (("--device", "csd0", "launch-/../a"), "'launch-/../a' is no job's number"),
+        (
+            ("--device", "csd0", "csd1"),
+            "'csd1' is no job's number, such as in: millpond logs --device csd0 3",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(rig: Rig, arguments: tuple[str, ...], error: str) -> None:
+    rig.submit("--set", "name=a.b")
+    code, out, err = rig.command("logs", *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1) and error in err
+
+
+@pytest.mark.parametrize("config", ['name = "csd0"\nflash = "{}/own"\n[link]\n', ""])
+def test_the_log_is_in_the_private_part_of_the_flash(tmp_path: Path, config: str) -> None:
+    folder = tmp_path / ("own" if config else "usual") / "private" / ".millpond-logs"
+    folder.mkdir(parents=True)
+    (tmp_path / "agent.toml").write_text(config.format(tmp_path))
+    script = remote_log._SCRIPT.format(
+        config=tmp_path / "agent.toml", flash=tmp_path / "usual", name="'a b'", no_file=66, lines=2, follow=""
+    )
+
+    def run() -> tuple[int, str]:
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    assert run() == (66, "")
+    (folder / "a b.log").write_text("1\n2\n3\n")
+    assert run() == (0, "2\n3\n")

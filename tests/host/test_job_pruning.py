@@ -17,9 +17,8 @@ from millpond.host.fleet import directory
 from millpond.host.jobs.pruning import PruneRule, chosen
 from millpond.host.records.jobs import EndedJob, JobState
 
-from .daemon_rig import Rig, open_rig, rig
+from .daemon_rig import Rig
 
-__all__ = ["open_rig", "rig"]
 MIB = 1 << 20
 DAY = 86400.0
 ENDED = [
@@ -99,22 +98,6 @@ def test_at_the_end_of_a_job_older_ones_lose_their_files(open_rig: Callable[[], 
     assert rig.info(1).state == "failed"
 
 
-def test_the_job_that_has_just_ended_keeps_its_files_when_the_clock_is_set_back(
-    open_rig: Callable[[], Rig],
-) -> None:
-    rig = open_rig()
-    limit(rig, "keep = 1")
-    rig = open_rig()
-    rig.submit()
-    end_with_files(rig, 1)
-    with sqlite3.connect(rig.directory / "fleet.db") as database:  # as if it had been a day ahead
-        database.execute("UPDATE jobs SET ended = ended + 86400")
-    rig.submit()
-    end_with_files(rig, 2)
-    rig.wait_for_pruned(1)
-    assert numbers_of_folders(rig) == [2] and rig.info(2).pruned is None
-
-
 def test_a_job_whose_end_prunes_others_is_spared_itself(rig: Rig) -> None:
     for device in ("csd0", "csd1"):
         rig.submit("--devices", device)
@@ -136,17 +119,6 @@ def test_forgotten_jobs_leave_the_list_and_their_numbers_are_not_used_again(rig:
     assert [info.id for info in rig.jobs.infos()] == [3] and numbers_of_folders(rig) == [3]
     assert rig.store.rounds(1) == [] and rig.command("logs", "1")[2] == "millpond: there is no job 1\n"
     assert rig.submit() == 4
-
-
-def test_folders_beyond_a_size_go(open_rig: Callable[[], Rig]) -> None:
-    rig = open_rig()
-    limit(rig, "mib = 3")
-    rig = open_rig()
-    for number in (1, 2, 3):
-        rig.submit("--devices", "csd0")
-        end_with_files(rig, number, size=2 * MIB)
-    rig.wait_for_pruned(2)
-    assert numbers_of_folders(rig) == [3]
 
 
 def test_a_running_and_a_queued_job_keep_their_files(rig: Rig) -> None:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue of jobs: the decision alone, and in a daemon whose jobs train nothing."""
+"""The queue of jobs: the decision alone, in a daemon whose jobs train nothing, and lacks that pass."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
+import os
 import random
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +19,18 @@ from pathlib import Path
 
 import pytest
 
-from millpond.base.errors import Refused
-from millpond.host.jobs.queue import QueuedJob, decide, describe
+from millpond.base.errors import LocalError, Refused, RemoteError
+from millpond.host.jobs import service
+from millpond.host.jobs.context import JobFailed
+from millpond.host.jobs.queue import QueuedJob, decide
+from millpond.host.jobs.shortages import is_lack
 from millpond.host.records.jobs import JobState
+from millpond.host.store.store import Store
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
-from .daemon_rig import Rig, open_rig, rig
+from ..waiting import eventually
+from .daemon_rig import Rig
 from .stored import jobs_of
-
-__all__ = ["open_rig", "rig"]
 
 
 def job(number: int, devices: str, priority: int = 0) -> QueuedJob:
@@ -97,10 +103,6 @@ def test_jobs_that_run_share_no_device_and_all_run_in_the_end(seed: int) -> None
     assert sorted(ended) == list(range(1, 12))
 
 
-def test_what_a_job_waits_for_is_told() -> None:
-    assert [describe(waits) for waits in ((), (3,), (3, 5))] == ["", "waits for job 3", "waits for jobs 3, 5"]
-
-
 def test_jobs_take_turns_by_priority_and_age(rig: Rig) -> None:
     assert [rig.submit() for _ in range(3)] == [1, 2, 3]
     assert rig.submit("--priority", "5") == 4
@@ -136,9 +138,6 @@ def test_a_job_has_the_devices_that_it_names_and_no_others(rig: Rig) -> None:
         (("--devices", ","), "--devices: ',' names no device"),
         (("--devices", "csd0,csd0"), "job.toml with --set: devices: 'csd0' is named twice"),
         (("--set", "priority=high"), "job.toml with --set: priority: expected a whole number"),
-        (("--set", "seed"), "--set seed: expected a key and a value"),
-        (("--set", "federated.rouds=2"), "did you mean 'rounds'?"),
-        (("--set", "synchronous.epochs=2", "--set", "federated.fraction=0.5"), "either federated or synchro"),
     ],
 )
 def test_a_wrong_option_is_refused_and_no_job_is_queued(
@@ -147,22 +146,6 @@ def test_a_wrong_option_is_refused_and_no_job_is_queued(
     code, _, err = rig.command("train", str(rig.write_job("job")), *arguments)
     assert code == 2 and error in err and err.count("\n") == 1
     assert jobs_of(rig.store) == []
-
-
-def test_a_stored_job_is_the_one_that_was_set(rig: Rig) -> None:
-    number = rig.submit(
-        "--set",
-        "federated.rounds=5",
-        "--set",
-        "train.learning_rate=0.5",
-        "--set",
-        "seed=1",
-        "--set",
-        "seed=2",
-    )
-    row = jobs_of(rig.store)[number - 1]
-    assert (row.job.averaging.rounds, row.job.train.learning_rate, row.job.seed) == (5, 0.5, 2)
-    assert rig.info(number).rounds == 5
 
 
 def test_a_queued_job_is_stopped_and_holds_nobody_up(rig: Rig) -> None:
@@ -205,14 +188,6 @@ def test_queued_jobs_survive_the_daemon(open_rig: Callable[[], Rig]) -> None:
     after.finish(1)
     for number in (2, 3):
         after.wait_for(number, "running")
-
-
-def test_a_failed_job_gives_its_devices_back(rig: Rig) -> None:
-    rig.submit()
-    rig.submit()
-    rig.finish(1, "no data")
-    rig.wait_for(2, "running")
-    assert rig.info(1).error == "no data"
 
 
 def test_the_end_of_a_job_is_told_once_to_who_follows_it(rig: Rig) -> None:
@@ -279,3 +254,86 @@ def test_a_job_whose_device_is_gone_from_the_fleet_is_not_resumed(rig: Rig) -> N
     code, _, err = rig.command("resume", "1", "--detach")
     assert (code, err) == (2, "millpond: there is no device 'csd7'; the fleet has csd0, csd1, csd2\n")
     assert rig.info(1).state == "stopped"
+
+
+def told_from(cause: Exception) -> LocalError:
+    """Return an error of ours whose cause is told by no more than its text."""
+    try:
+        try:
+            raise cause
+        except (OSError, sqlite3.Error) as error:
+            raise LocalError(str(error)) from None
+    except LocalError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OSError(errno.ENOSPC, "full"), True),
+        (told_from(OSError(errno.EMFILE, "files")), True),
+        (RuntimeError("can't start new thread"), True),
+        (told_from(OSError(errno.EACCES, "denied")), False),
+        (JobFailed("fewer than 2 devices take part"), False),
+        (RemoteError("csd0: No space left on device"), False),
+        (RuntimeError("another"), False),
+    ],
+)
+def test_what_passes(error: Exception, passes: bool) -> None:
+    assert is_lack(error) == passes
+
+
+def test_a_database_that_another_process_has_locked_is_a_lack(tmp_path: Path) -> None:
+    store = Store(tmp_path / "fleet.db")
+    store._db.execute("PRAGMA busy_timeout = 10")
+    with contextlib.closing(sqlite3.connect(tmp_path / "fleet.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LocalError, match="locked") as caught:
+            store.prune_job(1)
+        assert is_lack(caught.value)
+    store.close()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STORE_RETRY_SECONDS", 0.2)
+
+
+def test_a_running_job_waits_and_goes_on(rig: Rig) -> None:
+    rig.submit()
+    rig.wait_for(1, "running")
+    first = rig.begun[1]
+    first.failure = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    first.end.set()
+    eventually(lambda: rig.begun[1] is not first, "it goes on", 20, 0.01)
+    assert rig.info(1).state == "running" and rig.info(1).reason == ""
+    rig.finish(1)
+    assert "the job waits, and goes on from its last checkpoint: [Errno 24]" in rig.command("logs", "1")[1]
+
+
+def test_a_job_that_waits_says_why_and_can_be_stopped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STORE_RETRY_SECONDS", 60.0)
+    rig.submit()
+    rig.wait_for(1, "running")
+    rig.begun[1].failure = told_from(OSError(errno.ENOSPC, "No space left on device"))
+    rig.begun[1].end.set()
+    eventually(lambda: rig.info(1).reason != "", "it waits", 20, 0.01)
+    assert rig.info(1).reason == "waits: [Errno 28] No space left on device"
+    assert rig.command("stop", "1")[0] == 0
+    assert rig.info(1).state == "stopped"
+
+
+@pytest.mark.expected_log(r"queued jobs cannot begin: job 1 cannot begin yet: .*Too many open files")
+def test_a_job_that_cannot_begin_for_a_lack_stays_queued(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, opened = [], service.JobLog
+
+    def fail_once(*arguments: object) -> service.JobLog:
+        made.append(arguments)
+        if len(made) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(service, "JobLog", fail_once)
+    rig.submit()
+    rig.wait_for(1, "running")
+    rig.finish(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Late updates, and asynchronous rounds, against a plain reference of FedBuff in float64."""
+"""Which answers of an exchange count, late updates and asynchronous rounds, against plain references."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
@@ -252,3 +254,37 @@ def test_a_carried_update_counts_less(scripts: list[Script]) -> None:
     assert second.counted == {0: 10, 1: 30, 2: 20} and second.ages == [0, 1, 1]
     expected = -RATE * np.arange(1, SIZE + 1) * (10 * 1 + 30 * 2 / math.sqrt(2) + 20 * 3 / math.sqrt(2)) / 60
     np.testing.assert_allclose(script.mean, expected, rtol=1e-6)
+
+
+RANKS = range(4)
+SOME = st.sets(st.sampled_from(RANKS))
+
+
+@given(st.booleans(), st.lists(st.tuples(SOME, SOME, SOME), max_size=12))
+def test_each_answer_counts_once_or_never(
+    late_counts: bool, exchanges: list[tuple[set[int], set[int], set[int]]]
+) -> None:
+    """Against a model: in which exchange each worker that owes an answer was asked."""
+    made, asked = Collection(late_counts=late_counts), dict[int, int]()
+    for number, (planned, answering, losing) in enumerate(exchanges):
+        made.begin(10.0)
+        for rank in planned:
+            made.plan(rank)
+        for rank in sorted(planned - asked.keys()):
+            made.ask(rank)
+            asked[rank] = number
+        found = 0
+        for rank in sorted(answering & asked.keys()):
+            counts = made.answered(rank)
+            assert counts is (late_counts or asked.pop(rank) == number)
+            asked.pop(rank, None)
+            found += counts
+        for rank in losing:
+            assert made.lost(rank) is (rank in asked and (late_counts or asked[rank] == number))
+            asked.pop(rank, None)
+        counting = sorted(rank for rank, began in asked.items() if late_counts or began == number)
+        assert made.owing == counting
+        waits = bool((planned - losing) & asked.keys())
+        assert made.is_over(0.0) is (not waits and (not asked or found > 0))
+        assert made.is_over(10.0) is (found > 0 or not late_counts or not asked)
+        assert made.end() == counting

@@ -15,10 +15,8 @@ from millpond.base.errors import Refused
 from millpond.host.client.daemon_client import DaemonClient
 
 from ..waiting import eventually
-from .daemon_rig import Rig, open_rig, rig
+from .daemon_rig import Rig
 from .stored import jobs_of
-
-__all__ = ["open_rig", "rig"]
 
 
 @pytest.fixture(autouse=True)

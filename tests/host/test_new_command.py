@@ -17,9 +17,8 @@ from packaging.utils import canonicalize_name
 from millpond.host.cli.new import ABOUT, Template, create
 from millpond.train.job import file, wheels
 
-from .commands import Command, command
+from .commands import Command
 
-__all__ = ["command"]
 OTHERS = (Template.TEXT, Template.IMAGES, Template.FINETUNE)
 DEVICES = ("csd0", "csd1", "csd2")
 

@@ -22,9 +22,8 @@ from millpond.wire.channel import Channel
 from millpond.wire.framing import PREFIX, PROTOCOL, Receiver
 from millpond.wire.messages import Failure
 
-from .daemon_rig import Rig, open_rig, rig
+from .daemon_rig import Rig
 
-__all__ = ["open_rig", "rig"]
 OWNER, ONE, OTHER = 7, 8, 9
 
 

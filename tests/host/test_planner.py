@@ -77,14 +77,6 @@ def test_all_take_as_long() -> None:
     assert made.plan.deadline == pytest.approx(max(1.1 * times.max(), times.max() + 0.1))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
-def test_the_order_in_which_workers_come_is_of_no_matter(order: tuple[int, ...]) -> None:
-    made = Planner(SynchronousSpec(), NAMES)
-    for rank in order:
-        made.join(rank, [HOST, *DEVICES][rank], PLENTY, PLENTY)
-    assert planned(made) == planned(planner())
-
-
 def test_the_order_is_of_no_matter_though_devices_of_a_kind_differ() -> None:
     """So that a job that measures its workers, and one that knows them, come to the same bits."""
     curves = [HOST, *(profile(name, 0.01 + 0.003 * n, kind="csd") for n, name in enumerate(NAMES[1:]))]
@@ -196,10 +188,6 @@ def test_a_global_batch_beyond_what_workers_like_is_had_as_far_as_they_can() -> 
     likes = sum(planned(planner()))
     assert sum(planned(planner(SynchronousSpec(global_batch=likes + 40)))) == likes + 40
     assert sum(planned(planner(SynchronousSpec(global_batch=100_000)))) == 4 * 64
-
-
-def test_a_global_batch_without_spreading_is_exact() -> None:
-    assert sum(planned(planner(SynchronousSpec(global_batch=31)))) == 31
 
 
 @pytest.mark.parametrize("name", get_args(PolicyName))

@@ -17,10 +17,8 @@ from millpond.base.errors import ConfigError, LocalError, RemoteError
 from millpond.host.program.fleet import FleetProgram
 from millpond.host.program.task_source import source_of
 
-from .daemon_rig import Rig, open_rig, rig
+from .daemon_rig import Rig
 from .stored import jobs_of
-
-__all__ = ["open_rig", "rig"]
 
 MODULE = """\
 class Sentiment:

@@ -17,10 +17,9 @@ from millpond.host.store.store import Store
 from millpond.linux.file_lock import locked
 from millpond.train.job.file import read as read_job
 
-from .commands import Command, command
-from .daemon_rig import JOB, Rig, open_rig, rig
+from .commands import Command
+from .daemon_rig import JOB, Rig
 
-__all__ = ["command", "open_rig", "rig"]
 Remove = Callable[[], tuple[int, str]]
 
 

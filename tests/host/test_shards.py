@@ -134,13 +134,6 @@ def test_a_checkpoint_counts_those_at_work_as_lost() -> None:
     assert whole(done + after)
 
 
-def test_what_is_given_back_is_dealt_next() -> None:
-    shards = team(1)
-    before = shards.deal([0, 10, 0, 0])[1]
-    shards.requeue(1)
-    assert shards.deal([0, 10, 0, 0])[1] == before
-
-
 def test_a_holder_with_another_count_is_refused_and_changes_nothing() -> None:
     shards = team(0, 1)
     place, left = shards.epoch_position, shards.left

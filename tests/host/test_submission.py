@@ -1,33 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's files on their way from a command to the daemon, over its socket."""
+"""A job's files and test data on their way from a command to the daemon: sent, laid out, refused, removed."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, LocalError, Refused, RemoteError
+from millpond.base.errors import ConfigError, ConnectionLost, LocalError, Refused, RemoteError
 from millpond.host.api import daemon
+from millpond.host.api.launch import StartLaunch
 from millpond.host.client import submission
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.daemon.server import DaemonServer
-from millpond.host.fleet import directory
+from millpond.host.fleet import directory, worker_user
 from millpond.host.fleet.directory import Fleet
+from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.linux import sockets
 from millpond.train.job.file import describe
 from millpond.train.job.file_cache import FileCache
 from millpond.train.job.files import JobFile
+from millpond.train.job.folder import FolderManifest, manifest_of
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 from millpond.train.protocol import FileContents, MissingFiles
 from millpond.wire.channel import Channel
-from millpond.wire.messages import Ok
+from millpond.wire.messages import Message, Ok
 
 from ..job_files import described, written
+from .daemon_rig import Rig
+from .stored import jobs_of
+
+__all__ = ["fleet", "jobs"]
 
 JOB = Job("job", DataSpec("private", str(Path(__file__).parent)), ModelSpec("net:build"))
 OTHER_UID = 4711
@@ -176,3 +184,241 @@ def test_a_payload_of_another_message_ends_the_connection(fleet: Fleet, jobs: Jo
         channel.send(daemon.GetJobs(), soon(), b"payload")
         with pytest.raises(ConnectionLost):
             channel.receive(soon())
+
+
+TEST_DATA: dict[str, str | bytes] = {
+    "images.npy": os.urandom(3 << 20),
+    "labels.npy": "labels",
+    "again": "labels",
+}
+
+
+@pytest.fixture
+def other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are of another user than the daemon."""
+    monkeypatch.setattr(sockets, "peer_uid", lambda _sock: OTHER_UID)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = written(TEST_DATA, tmp_path / "own" / "data")
+    (folder / "empty").mkdir()
+    return folder
+
+
+def job_on(folder: Path) -> Job:
+    return replace(JOB, data=DataSpec("private", str(folder)))
+
+
+def submit(fleet: Fleet, job: Job) -> int:
+    with DaemonClient(fleet.directory) as client:
+        return client.submit(job, {})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_the_daemon_of_the_same_user_reads_the_folder_in_its_place(
+    fleet: Fleet, jobs: Jobs, data: Path
+) -> None:
+    submit(fleet, job_on(data))
+    assert jobs.jobs == [job_on(data)] and jobs.owners == [os.geteuid()]
+    assert not fleet.test_data.exists()
+
+
+def test_the_folder_of_another_user_is_sent_once(
+    fleet: Fleet, jobs: Jobs, data: Path, other_user: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Path] = []
+    send = DaemonClient._send_file
+    monkeypatch.setattr(DaemonClient, "_send_file", lambda *given: (sent.append(given[2]), send(*given)))
+    for _ in range(2):
+        submit(fleet, job_on(data))
+    assert data / "images.npy" in sent and len(sent) == 3  # the contents of two files, and the manifest
+    assert jobs.owners == [OTHER_UID] * 2
+    first, second = (Path(job.data.test) for job in jobs.jobs)
+    assert first == second and first.parent == fleet.test_data / str(OTHER_UID)
+    assert contents(first) == contents(data) and (first / "empty").is_dir()
+    data.joinpath("labels.npy").write_text("others")
+    submit(fleet, job_on(data))
+    third = Path(jobs.jobs[-1].data.test)
+    assert third != first and contents(third) == contents(data) != contents(first)
+
+
+def test_a_folder_that_the_daemon_sees_otherwise_is_sent(
+    fleet: Fleet, jobs: Jobs, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root's home is hidden from the installed daemon, and another /tmp lies over that of users."""
+    found = data.stat()
+    with raw(fleet) as channel:
+        for path, inode, seen in (
+            (data, found.st_ino, True),
+            (data, found.st_ino + 1, False),
+            (data / "nowhere", found.st_ino, False),
+            (Path("/a\0b"), found.st_ino, False),
+        ):
+            request = daemon.LookForFolder(str(path), found.st_dev, inode)
+            assert channel.call(request, daemon.FolderSeen, soon()) == daemon.FolderSeen(seen)
+
+
+def test_no_path_of_another_user_is_opened_or_told_of(
+    fleet: Fleet, jobs: Jobs, data: Path, other_user: None
+) -> None:
+    found = data.stat()
+    with raw(fleet) as channel:
+        request = daemon.LookForFolder(str(data), found.st_dev, found.st_ino)
+        assert channel.call(request, daemon.FolderSeen, soon()) == daemon.FolderSeen(False)
+        with pytest.raises(Refused, match="data: test: the daemon opens no folder for another user"):
+            channel.call(daemon.Submit(job_on(data), {}), daemon.Submitted, soon())
+    assert jobs.jobs == []
+
+
+@pytest.mark.parametrize("digest", ["../files", "x", "0" * 64, "0" * 63 + "/"])
+def test_test_data_that_were_not_sent_are_refused(fleet: Fleet, jobs: Jobs, data: Path, digest: str) -> None:
+    with raw(fleet) as channel, pytest.raises(Refused, match=r"no digest of a folder|are not here"):
+        channel.call(daemon.Submit(job_on(data), {}, digest), daemon.Submitted, soon())
+    assert jobs.jobs == []
+
+
+def test_test_data_are_for_the_user_who_has_sent_them(
+    fleet: Fleet, jobs: Jobs, data: Path, other_user: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(fleet, job_on(data))
+    digest = Path(jobs.jobs[0].data.test).name
+    size = len(manifest_of(data, "").data)
+    with raw(fleet) as channel:
+        channel.call(daemon.Submit(job_on(data), {}, digest), daemon.Submitted, soon())
+        monkeypatch.setattr(sockets, "peer_uid", lambda _sock: OTHER_UID + 1)
+        with pytest.raises(Refused, match="the test data are not here"):
+            channel.call(daemon.Submit(job_on(data), {}, digest), daemon.Submitted, soon())
+        announced = channel.call(daemon.AnnounceFolder(JobFile(digest, size)), MissingFiles, soon())
+        assert announced.digests == (digest,)
+        with pytest.raises(Refused, match="the contents of 'list' are not here"):  # it names all contents
+            files = {"list": JobFile(digest, size)}
+            channel.call(daemon.Submit(JOB, files), daemon.Submitted, soon())
+
+
+def test_another_user_is_not_told_where_the_test_data_are(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.submit()
+    with DaemonClient(rig.directory) as client:
+        assert client.job(1).job.data.test
+        monkeypatch.setattr(sockets, "peer_uid", lambda _sock: OTHER_UID)
+        assert client.job(1).job.data.test == ""
+
+
+def test_a_signature_of_many_bytes_is_refused_before_a_job_has_it(rig: Rig) -> None:
+    rig.write_job("signed", "synchronous = {}\n")
+    text = (
+        rig.directory.joinpath("signed.toml")
+        .read_text()
+        .replace('digits_cnn" }', 'digits_cnn", signature = "s" }')
+    )
+    rig.directory.joinpath("signed.toml").write_text(text)
+    rig.directory.joinpath("s").write_bytes(bytes(1 << 20))
+    code, _, err = rig.command("train", str(rig.directory / "signed.toml"), "--detach")
+    assert (code, err) == (2, "millpond: signed: signature: 1048576 bytes are no signature of a job's code\n")
+    assert jobs_of(rig.store) == []
+
+
+@pytest.mark.skipif(not worker_user.is_separate(), reason="only root starts workers of another user")
+@pytest.mark.parametrize("closed", ["images.npy", "empty", "."])
+def test_what_the_jobs_user_cannot_read_is_handed_over(
+    fleet: Fleet, jobs: Jobs, data: Path, closed: str
+) -> None:
+    (data / closed).chmod(0o700 if (data / closed).is_dir() else 0o600)
+    submit(fleet, job_on(data))
+    handed = Path(jobs.jobs[0].data.test)
+    assert handed.parent == fleet.test_data / str(os.geteuid())
+    assert contents(handed) == contents(data) and worker_user.can_read(handed)
+
+
+def test_what_members_of_the_group_may_not_do(fleet: Fleet, jobs: Jobs, other_user: None) -> None:
+    forbidden: tuple[tuple[Message, str], ...] = (
+        (daemon.RemoveDevice("csd0"), "the removal of a device"),
+        (daemon.PruneJobs(), "the removal of jobs' files"),
+        (StartLaunch("a.py", (), {}, (), True, 0, False, (), ""), "a launch"),
+    )
+    with raw(fleet) as channel:
+        for request, what in forbidden:
+            with pytest.raises(Refused, match=f"{what} is for the daemon's own user alone"):
+                channel.call(request, Ok, soon())
+
+
+class Laid:
+    """A cache with contents, and the folders over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache = FileCache(folder / "files")
+        self.folder = folder / "test-data"
+        self.folders = HandedFolders(self.folder, self.cache)
+
+    def add(self, files: dict[str, str | bytes]) -> None:
+        for name, file in described(files).items():
+            content = files[name]
+            self.cache.add(file, [content.encode() if isinstance(content, str) else content])
+
+    def manifest(self, manifest: FolderManifest) -> JobFile:
+        self.add({"manifest": manifest.data})
+        return described({"manifest": manifest.data})["manifest"]
+
+
+@pytest.fixture
+def laid(tmp_path: Path) -> Laid:
+    return Laid(tmp_path)
+
+
+def test_a_folder_is_there_whole_or_not_at_all(laid: Laid) -> None:
+    manifest = laid.manifest(FolderManifest(described({"a": "1", "b": "2"})))
+    laid.add({"a": "1"})
+    with pytest.raises(LocalError, match="the stored contents of 'b' are damaged or gone"):
+        laid.folders.lay_out(manifest, 7)
+    assert not laid.folders.has(manifest.sha256, 7)
+    laid.add({"b": "2"})
+    for _ in range(2):
+        laid.folders.lay_out(manifest, 7)
+    assert [path.name for path in (laid.folder / "7").iterdir()] == [manifest.sha256]
+    assert contents(laid.folders.path(manifest.sha256, 7)) == {"a": b"1", "b": b"2"}
+
+
+def test_a_manifest_that_is_none_is_refused(laid: Laid) -> None:
+    for text in ("no manifest", '{"files": {"../x": {"sha256": "' + "0" * 64 + '", "size": 0}}}'):
+        laid.add({"manifest": text})
+        with pytest.raises(ConfigError, match="the test data"):
+            laid.folders.lay_out(described({"manifest": text})["manifest"], 7)
+    with pytest.raises(LocalError, match="manifest"):
+        laid.folders.lay_out(JobFile("0" * 64, 1), 7)
+    assert not laid.folder.exists()
+
+
+def test_two_jobs_with_the_same_data_at_once(laid: Laid, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid.add({"a": "1"})
+    manifest = laid.manifest(FolderManifest(described({"a": "1"})))
+    link, again = FileCache.link, HandedFolders(laid.folder, laid.cache)
+
+    def beside(cache: FileCache, *given: Any) -> None:
+        monkeypatch.setattr(FileCache, "link", link)
+        again.lay_out(manifest, 7)
+        link(cache, *given)
+
+    monkeypatch.setattr(FileCache, "link", beside)
+    laid.folders.lay_out(manifest, 7)
+    assert contents(laid.folders.path(manifest.sha256, 7)) == {"a": b"1"}
+    assert [path.name for path in (laid.folder / "7").iterdir()] == [manifest.sha256]
+
+
+def test_folders_of_no_job_go(laid: Laid) -> None:
+    laid.folders.keep(())
+    laid.add({"a": "1", "b": "2"})
+    made = [laid.manifest(FolderManifest(described({name: text}))) for name, text in (("a", "1"), ("b", "2"))]
+    for manifest in made:
+        laid.folders.lay_out(manifest, 7)
+    written({"half": "done"}, laid.folder / ".new-x" / "folder")
+    laid.cache.keep(())
+    laid.folders.keep({made[1].sha256})
+    assert [path.name for path in (laid.folder / "7").iterdir()] == [made[1].sha256]
+    assert contents(laid.folders.path(made[1].sha256, 7)) == {"b": b"2"}  # without the cache, too

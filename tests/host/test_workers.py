@@ -8,8 +8,6 @@ import mmap
 import os
 import queue
 import signal
-import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,7 @@ import psutil
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, Refused, RemoteError
+from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, RemoteError
 from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.workers import worker as workers
@@ -50,7 +48,7 @@ from millpond.wire.messages import Failure, Message, Ok
 
 from ..job_files import no_contents, written
 from ..waiting import eventually
-from .steps import zero_state
+from .steps import DialledDevice, zero_state
 
 SIZE = 6
 WORK = WorkSpec("steps", ModelSpec("net:build", ("net.py",)))
@@ -71,56 +69,24 @@ def soon() -> Deadline:
     return Deadline.after(60)
 
 
-class Board:
-    """A device as ``DeviceWorker`` dials it. It says ``says`` to each Work, and ``parts`` to each Fetch."""
-
-    name = "csd0"
+class Board(DialledDevice):
+    """A device that says ``says`` to each Work, and ``parts`` to each Fetch."""
 
     def __init__(self, says: Saying, parts: Callable[[Channel, Fetch], None]) -> None:
+        super().__init__()
         self._says, self._parts = says, parts
-        self._threads: list[threading.Thread] = []
 
-    def control(self, deadline: Deadline) -> Channel:
-        return self._served(self._prepare)
-
-    def bulk(self, token: bytes, tls: bool, deadline: Deadline) -> Channel:
-        assert token == b"the token" and not tls
-        return self._served(self._exchange)
-
-    def _served(self, serve: Callable[[Channel], None]) -> Channel:
-        near, far = socket.socketpair()
-
-        def run() -> None:
-            with Channel(far, "the host") as host:
-                try:
-                    while True:
-                        serve(host)
-                except RemoteError:
-                    return
-
-        self._threads.append(threading.Thread(target=run))
-        self._threads[-1].start()
-        return Channel(near, self.name)
-
-    def _prepare(self, host: Channel) -> None:
-        request = host.receive(soon()).message
-        host.send(Ok() if isinstance(request, WarmUp) else MissingFiles(()), soon())
-        if not isinstance(request, WarmUp):
-            host.send(Ready((10,), token=b"the token"), soon())
-
-    def _exchange(self, host: Channel) -> None:
+    def answer(self, host: Channel) -> None:
         request = host.receive(soon()).message
         if isinstance(request, Fetch):
             self._parts(host, request)
-            return
-        assert isinstance(request, Work)
-        host.receive_payload(4 * SIZE, soon())
-        self._says(host, request)
-
-    def ended(self) -> bool:
-        for thread in self._threads:
-            thread.join(10)
-        return not any(thread.is_alive() for thread in self._threads)
+        elif isinstance(request, Work):
+            host.receive_payload(4 * SIZE, soon())
+            self._says(host, request)
+        else:
+            host.send(Ok() if isinstance(request, WarmUp) else MissingFiles(()), soon())
+            if not isinstance(request, WarmUp):
+                host.send(Ready((10,), token=b"the token"), soon())
 
 
 VALUES = np.arange(SIZE, dtype=np.float32)
@@ -414,14 +380,6 @@ def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.SharedB
 def test_a_process_that_dies_while_it_prepares_names_its_log(start: Start, tmp_path: Path) -> None:
     with pytest.raises(ConnectionLost, match=f"died; {tmp_path / 'host.log'} may say why"):
         start("exit").prepare(soon())
-
-
-def test_another_model_than_the_hosts_is_refused(start: Start, tmp_path: Path) -> None:
-    worker = start()
-    request = replace(worker._request, tensors=NET_TENSORS[:1])
-    worker._request = request
-    with pytest.raises(Refused, match="host builds another model than the host"):
-        worker.prepare(soon())
 
 
 @pytest.fixture
