@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root and its serial: the builder's environment, umask and account change nothing of them."""
+"""What the builder makes of a tree: the root, its programs and Python, kernel modules, the boot program."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 from millpond.base.errors import LocalError
 from millpond.images import boards
 from millpond.images.build import __main__ as builder
-from millpond.images.build import python, root
+from millpond.images.build import kernel, python, root
+from millpond.images.build.boot import command_line, take_time_away
 from millpond.images.build.context import Context
+from millpond.images.build.verity import VerifiedRoot
 
 NEWEST = 1_700_000_000
 
@@ -106,3 +109,123 @@ def test_what_is_made_is_for_all_users_whatever_the_builders_umask(
     modes = {path.relative_to(last): stat.S_IMODE(path.stat().st_mode) for path in last.rglob("*")}
     wanted = {path: 0o755 if (last / path).is_dir() or path.parent.name == "bin" else 0o644 for path in modes}
     assert modes == wanted and len(modes) == 8
+
+
+HEAD = "  Type           Offset   VirtAddr           PhysAddr           FileSiz  MemSiz   Flg Align\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "good"),
+    [
+        (
+            "  LOAD           0x000000 0x0000000000000000 0x0000000000000000 0x01000 0x01000 R E 0x10000\n",
+            True,
+        ),
+        (
+            "  LOAD           0x0200a8 0x00000000000300a8 0x00000000000300a8 0x01000 0x01000 RW  0x10000\n",
+            True,
+        ),
+        (
+            "  LOAD           0x0010a8 0x00000000000300a8 0x00000000000300a8 0x01000 0x01000 RW  0x10000\n",
+            False,
+        ),
+        ("  DYNAMIC        0x001000 0x0000000000030000 0x0000000000030000 0x00100 0x00100 RW  0x8\n", False),
+    ],
+)
+def test_what_no_loader_takes_is_noticed(lines: str, good: bool) -> None:
+    assert python.loadable(HEAD + lines) is good
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    folder = tmp_path / "6.1.0-made-up"
+    folder.mkdir()
+    lines = [
+        "kernel/nvme/nvme.ko.xz: kernel/drivers/nvme/host/nvme-core.ko.xz kernel/lib/crc64.ko.xz",
+        "kernel/drivers/nvme/host/nvme-core.ko.xz: kernel/lib/crc64.ko.xz",
+        "kernel/lib/crc64.ko.xz:",
+        "kernel/fs/squashfs/squashfs.ko:",
+        "kernel/drivers/virtio/virtio_blk.ko.zst:",
+    ]
+    (folder / "modules.dep").write_text("\n".join(lines) + "\n")
+    (folder / "modules.builtin").write_text(
+        "kernel/fs/ext4/ext4.ko\nkernel/arch/arm64/crypto/aes-ce-blk.ko\n"
+    )
+    return folder
+
+
+def names(found: list[str]) -> list[str]:
+    return [Path(path).name.partition(".")[0] for path in found]
+
+
+def test_what_others_need_comes_first(modules: Path) -> None:
+    assert names(kernel.in_order(modules, ["nvme"])) == ["crc64", "nvme-core", "nvme"]
+
+
+def test_nothing_comes_twice(modules: Path) -> None:
+    found = names(kernel.in_order(modules, ["crc64", "nvme_core", "nvme", "nvme-core", "squashfs", "nvme"]))
+    assert found == ["crc64", "nvme-core", "nvme", "squashfs"]
+
+
+def test_what_is_built_in_has_no_file(modules: Path) -> None:
+    assert kernel.in_order(modules, ["ext4", "aes_ce_blk", "aes-ce-blk"]) == []
+
+
+def test_dashes_and_underscores_are_the_same(modules: Path) -> None:
+    assert kernel.in_order(modules, ["virtio-blk"]) == ["kernel/drivers/virtio/virtio_blk.ko.zst"]
+
+
+def test_an_unknown_module_is_refused(modules: Path) -> None:
+    with pytest.raises(LocalError, match=r"the kernel 6\.1\.0-made-up has no module nvmee"):
+        kernel.in_order(modules, ["nvme", "nvmee"])
+
+
+def test_a_program_goes_with_all_its_libraries(tmp_path: Path) -> None:
+    """Programs of the first file system are found there with the libraries of their libraries."""
+    folder = tmp_path / "usr/lib/aarch64-linux-gnu"
+    folder.mkdir(parents=True)
+    needs = {"dmsetup": ["liba.so.1", "libc.so.6"], "liba.so.1": ["libc.so.6"], "libc.so.6": ["ld.so.1"]}
+    for name in ("liba.so.1", "libc.so.6", "ld.so.1"):
+        (folder / name).touch()
+    found = kernel.libraries(folder, folder / "dmsetup", lambda path: needs.get(path.name, []))
+    assert found == {name: folder / name for name in ("liba.so.1", "libc.so.6", "ld.so.1")}
+    with pytest.raises(LocalError, match="libz"):
+        kernel.libraries(folder, folder / "x", lambda _path: ["libz.so.1"])
+
+
+def test_readelf_tells_the_libraries() -> None:
+    text = """
+Dynamic section at offset 0x2fd68 contains 30 entries:
+  Tag        Type                         Name/Value
+ 0x0000000000000001 (NEEDED)             Shared library: [libdevmapper.so.1.02.1]
+ 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]
+ 0x000000000000000c (INIT)               0x4000
+"""
+    assert kernel.needed(text) == ["libdevmapper.so.1.02.1", "libc.so.6"]
+
+
+def test_a_program_does_not_say_when_it_was_made(tmp_path: Path) -> None:
+    def made(time: int) -> Path:
+        dos = b"MZ".ljust(0x3C, b"\1") + struct.pack("<I", 0x80) + b"stub".ljust(0x40, b"\2")
+        coff = b"PE\0\0" + struct.pack("<HHIIIHH", 0xAA64, 4, time, 0, 0, 240, 0x206)
+        optional = struct.pack("<H62xI", 0x20B, 0x1234 + time).ljust(240, b"\3")
+        path = tmp_path / f"{time}.efi"
+        path.write_bytes(dos + coff + optional + b"sections")
+        return path
+
+    first, second = made(1_700_000_000), made(1_700_000_256)
+    before = first.read_bytes()
+    assert before != second.read_bytes()
+    for path in (first, second):
+        take_time_away(path)
+    after = first.read_bytes()
+    assert after == second.read_bytes()
+    zeros = bytes(4)
+    assert after == before[:0x88] + zeros + before[0x8C:0xD8] + zeros + before[0xDC:]
+
+
+def test_the_command_line_vouches_for_the_root() -> None:
+    """The first program reads these two words, and maps no other root."""
+    words = command_line(boards.read("qemu-virt"), VerifiedRoot(32768, "0f" * 32).argument).split()
+    assert words.count(f"millpond.verity=32768,{'0f' * 32}") == 1
+    assert words[0] == "console=ttyAMA0"
