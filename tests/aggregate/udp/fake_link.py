@@ -67,7 +67,7 @@ def exact_mean(vectors: Sequence[Vector], heads: Sequence[ClientHead], scale: fl
 
 
 class FakeLink:
-    """An aggregator and clients. A client is dead once it has sent ``lives[client]`` datagrams with values. With
+    """An aggregator and clients. A client is dead once it has sent ``lives[client]`` datagrams of values. With
     ``leaving`` a client hears nothing once it has the mean, as one whose call has returned.
     """
 

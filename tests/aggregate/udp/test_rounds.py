@@ -97,7 +97,9 @@ def test_what_is_sent_again_is_counted() -> None:
 def test_a_client_that_leaves_with_the_mean_is_not_lost() -> None:
     vectors, lost = some_vectors(2, 10), dict[int, str]()
     for seed in range(200):
-        link = FakeLink(VectorPlan(1, 10, 10), vectors, heads_of(vectors), Faults(0.2), seed=seed, leaving=True)
+        link = FakeLink(
+            VectorPlan(1, 10, 10), vectors, heads_of(vectors), Faults(0.2), seed=seed, leaving=True
+        )
         link.run()
         lost |= link.aggregator.lost
     assert not lost
