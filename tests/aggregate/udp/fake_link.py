@@ -67,8 +67,8 @@ def exact_mean(vectors: Sequence[Vector], heads: Sequence[ClientHead], scale: fl
 
 
 class FakeLink:
-    """An aggregator and clients. A client is dead once it has sent ``lives[client]`` datagrams of values. With
-    ``leaving`` a client hears nothing once it has the mean, as one whose call has returned.
+    """An aggregator and clients. A client is dead once it has sent ``lives[client]`` datagrams of values.
+    With ``leaving`` a client hears nothing once it has the mean, as one whose call has returned.
     """
 
     def __init__(
