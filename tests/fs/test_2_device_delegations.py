@@ -103,24 +103,9 @@ def test_new_locks_wait_until_hosts_have_reclaimed_theirs(
     assert guard.is_settled() and server.accepted == 2  # with the one that has waited
 
 
-def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceDelegationBreaker) -> None:
-    manager, client = server.manager, server.client()
-    manager.grant_read(client, F)
-    doing = Doing(changed, guard, D, inodes=(F,))
-    assert manager.next_recall(client, SOON)[0] == {F}
-    assert not doing.done
-    other = Doing(changed, guard, D + 1, inodes=(G,))  # of other files, in another thread
-    other.result()
-    assert give_up(manager, client) == {F}
-    doing.result()
-
-
 def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBreaker) -> None:
     manager, client = server.manager, server.client()
     manager.grant_read(client, F)
-    with pytest.raises(WouldBlock):
-        Doing(changed, guard, D, inodes=(F,), may_wait=False).result()
-    eventually(lambda: manager.grant_read(client, D), "no change has begun")  # nothing has begun
 
     def revoke() -> None:
         with guard.write_intent(D + 1) as change:
@@ -237,52 +222,6 @@ def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     made.__exit__()
 
 
-def test_a_refusal_says_why(
-    server: Listening, guard: DeviceDelegationBreaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(*_: object, **_more: object) -> None:
-        raise OSError(errno.ETIMEDOUT, "they never gave it up")
-
-    monkeypatch.setattr(server.manager, "add", late)
-    assert errno_of(changed, guard, D) == errno.ETIMEDOUT
-
-
-def test_what_the_kernel_writes_is_granted_to_nobody(
-    server: Listening, guard: DeviceDelegationBreaker
-) -> None:
-    manager, client = server.manager, server.client()
-    for inode in (F, F, G):
-        with guard.write_intent(inodes=(inode,)):
-            assert guard.begin_writing(inode)
-    eventually(lambda: manager.grant_read(client, D), "the change has ended")
-    assert manager.grant_read(client, F) == 0 and not manager.opened(client, F)
-    guard.end_writing(F)
-    guard.end_writing(G)
-    eventually(
-        lambda: manager.grant_read(client, G), "the kernel writes the file no more"
-    )  # and so the manager has heard of F as well
-    assert manager.grant_read(client, F) == 0
-    guard.end_writing(F)
-    eventually(lambda: manager.grant_read(client, F), "the kernel writes the file no more")
-
-
-def test_the_kernel_may_not_write_what_a_client_keeps_or_has_open(
-    server: Listening, guard: DeviceDelegationBreaker
-) -> None:
-    manager, client = server.manager, server.client()
-    manager.opened(client, F)
-    with guard.write_intent(inodes=(F,)):
-        assert not guard.begin_writing(F)
-    manager.closed(client, F)
-    manager.grant_read(client, G)
-    doing = Doing(changed, guard, inodes=(G,))
-    give_up(manager, client, (G,))  # it was opened without a word
-    doing.result()
-    assert not guard.begin_writing(G)
-    assert guard.begin_writing(F)
-    eventually(lambda: manager.grant_read(client, G), "the change has ended")
-
-
 def test_a_mount_that_dies_leaves_nothing(server: Listening, path: Path) -> None:
     manager, client = server.manager, server.client()
     channel = Channel(socket.socket(socket.AF_UNIX), "the manager")
@@ -319,15 +258,6 @@ def test_a_master_that_was_started_again_is_told_what_is_written(
     again.kill()
 
 
-def test_a_master_that_never_heard_of_a_mount_grants_nothing(path: Path) -> None:
-    server = Listening(path, device=True)
-    client = server.client()
-    assert server.manager.grant_read(client, F) == 0 == server.manager.grant_data(client, F)
-    with DeviceDelegationBreaker(path, lease=LONG_LEASE):
-        assert server.manager.grant_read(client, F)
-    server.kill()
-
-
 def test_a_mount_that_lost_its_connection_arrives_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Listening(path, device=True)
     manager, client = server.manager, server.client()
@@ -347,21 +277,6 @@ def test_a_mount_that_lost_its_connection_arrives_again(path: Path, monkeypatch:
         assert give_up(manager, client) == {F}
         assert manager.grant_read(client, F) == 0
     server.kill()
-
-
-def test_a_change_is_announced_to_a_master_that_was_started_again(
-    server: Listening, guard: DeviceDelegationBreaker, path: Path
-) -> None:
-    changed(guard, D)
-    server.kill()
-    again = Listening(path)
-    client = again.client()
-    with guard.write_intent(D) as change:
-        assert again.manager.grant_read(client, D) == 0
-        change.recall(F)
-        assert again.manager.grant_read(client, F) == 0
-    eventually(lambda: again.manager.grant_read(client, D), "the change has ended")
-    again.kill()
 
 
 def test_a_change_in_the_middle_of_which_the_master_is_started_again(
@@ -392,22 +307,6 @@ def test_a_master_that_is_away_is_waited_for(
     again.kill()
 
 
-def test_a_master_that_does_not_come_back_is_waited_for_as_long_as_a_lease(
-    server: Listening, path: Path
-) -> None:
-    lease = 0.5
-    start = time.monotonic()
-    with DeviceDelegationBreaker(path, lease=lease) as guard:
-        changed(guard, D)
-        server.kill()
-        changed(guard, D, inodes=(F,))
-        assert time.monotonic() - start >= lease
-        with guard.write_intent(D) as change:
-            change.recall(F)
-        assert guard.begin_writing(F)
-        guard.end_writing(F)
-
-
 def test_nobody_is_waited_for_where_there_never_was_a_master(path: Path) -> None:
     with DeviceDelegationBreaker(path, lease=1000.0) as guard:
         changed(guard, D, inodes=(F,))
@@ -428,4 +327,7 @@ def test_a_master_that_ends_after_a_quiet_time_is_waited_for(server: Listening, 
             eventually(lambda: guard._presence_channel is None, "the mount knows that its manager has ended")
             now[0] += 0.9 * lease
         now[0] += 0.2 * lease
-        Doing(changed, guard, inodes=(F,), may_wait=False).result()
+        with guard.write_intent(D) as change:
+            change.recall(F)
+        assert guard.begin_writing(F)
+        guard.end_writing(F)
