@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.deadline import Deadline
+from millpond.base.errors import DeadlineExceeded
 from millpond.fs.client import callbacks as recalling
 from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.remote_fs import RemoteFs
@@ -53,9 +54,7 @@ def shared(top: Path, lease: float, leases: int = -1) -> Iterator[Server]:
     with brisk(lease):
         made = Server(top, public=b"public", lease=lease, leases=leases)
         yield made
-        made.drop()
-        made.sessions.close()
-        os.close(made.root)
+        made.close()
 
 
 class Kernel:
@@ -84,16 +83,19 @@ class Kernel:
 
 
 class Gate:
-    """Holds back one reply on its way to the client: of what it is called, from when it is shut."""
+    """Holds back one reply on its way to the client: of what it is called, from when it is shut. One that is
+    ``lost`` does not come before its deadline.
+    """
 
     def __init__(self) -> None:
         self._name: str | None = None
+        self._lost = False
         self._reached, self._open = threading.Event(), threading.Event()
 
-    def shut(self, name: str) -> None:
+    def shut(self, name: str, *, lost: bool = False) -> None:
         self._reached.clear()
         self._open.clear()
-        self._name = name
+        self._name, self._lost = name, lost
 
     def reached(self) -> None:
         """Return once the reply has come there."""
@@ -102,11 +104,12 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
-    def pass_through(self, name: str) -> None:
+    def pass_through(self, name: str, deadline: Deadline) -> None:
         if self._name == name:
             self._name = None  # this one alone
             self._reached.set()
-            assert self._open.wait(4 * SOON)
+            if not self._open.wait(deadline.remaining() if self._lost else 4 * SOON):
+                raise DeadlineExceeded("it never came")
 
 
 class _Gated(Cutting):
@@ -114,7 +117,7 @@ class _Gated(Cutting):
 
     def receive(self, deadline: Deadline) -> Head:
         head = super().receive(deadline)
-        self.gate.pass_through(head.message.NAME)
+        self.gate.pass_through(head.message.NAME, deadline)
         return head
 
 
@@ -150,6 +153,13 @@ class Client:
 
     def inode(self, node: Node) -> int:
         return self.tree.getattr(node).attributes.inode
+
+    def asked(self, *kinds: str) -> int:
+        """How many requests of these kinds the server has answered; of all but those that come at any time,
+        if none are named.
+        """
+        known = self.tree.rpc.meter.kinds
+        return sum(sum(known.get(kind, ())) for kind in kinds or known.keys() - {"fs.hello", "fs.statfs"})
 
     def size(self, node: Node) -> int:
         return self.tree.getattr(node).attributes.size

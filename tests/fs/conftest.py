@@ -3,186 +3,34 @@
 
 from __future__ import annotations
 
-import gc
+import functools
+import inspect
 import os
-import signal
-import socket
-import sys
-import threading
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from millpond.base.deadline import Deadline
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.coherence.device_server import accept_all
-from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases, open_leases
-from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.mount import device
-from millpond.fs.mount.host import mount_and_serve
-from millpond.fs.server.connection import serve
-from millpond.fs.server.sessions import SessionTable
-from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.coherence.lease_file import open_leases
 from millpond.fs.store.layout import prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux import syscalls
-from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
-from millpond.wire.channel import Channel
 
-from .support import SOON, Cutting, Server, listening
+from .support import SOON, Server
+from .world import World
 
 InNamespace = Callable[[Callable[[], None]], None]
+WithBoth = Callable[..., None]
+Test = Callable[..., None]
 settings.register_profile(
     "volume",
     deadline=None,  # a machine that is busy is no failure
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("volume")
-
-
-def forked(body: Callable[[int], int]) -> tuple[int, str]:
-    """A process that runs ``body``, and the first line that it writes to the pipe that it is given."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            gc.freeze()  # or the first collection copies all that pytest has in memory
-            os.close(reading)
-            code = body(writing)
-        except BaseException:  # noqa: BLE001 - shown, and the exit code tells
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        return pid, pipe.readline()
-
-
-def served(serve: Callable[[Callable[[], None]], None]) -> int:
-    """A process that serves something, once it has said that it is ready."""
-
-    def body(pipe: int) -> int:
-        def ready() -> None:
-            os.write(pipe, b"ready\n")
-            os.close(pipe)
-
-        serve(ready)
-        return 0
-
-    pid, said = forked(body)
-    assert said == "ready\n"
-    return pid
-
-
-@dataclass
-class World:
-    """A device and its host: the volume's directory, where each of the two sees it, their processes."""
-
-    backing: Path
-    device: Path
-    host: Path
-    listener: Path
-    locks: Path
-    binding: str = "auto"
-    host_binding: str = "auto"
-    lease: float = LEASE_SECONDS
-    timeout: float = 10.0
-    server_uid: int = 65534
-    how: str = ""
-    device_pid: int = 0
-    server_pid: int = 0
-    host_pid: int = 0
-    leases: int = -1
-    storage: bytes = b"\1" * 16
-
-    def mount_device(self, *, as_command: bool = False) -> None:
-        """Mount by ``python -m millpond.fs.mount.device``, or by a fork that calls its ``main``: an
-        interpreter takes longer to start than all else that a test mounts.
-        """
-        argv = [*map(str, (self.backing, self.device)), "--name", "csd0"]
-        argv += ["--binding", self.binding, "--locks", str(self.locks)]
-
-        def body(pipe: int) -> int:
-            if as_command:
-                os.dup2(pipe, 1)
-                os.execv(sys.executable, [sys.executable, "-m", "millpond.fs.mount.device", *argv])
-            sys.stdout = os.fdopen(pipe, "w")
-            return device.main(argv)
-
-        self.device_pid, self.how = forked(body)
-        assert self.how.startswith("ready: ")
-
-    def start_server(self) -> None:
-        """The confined server: another user, a root that holds the public part and no network."""
-        server, locks = listening(self.listener), listening(self.locks)
-
-        def body() -> int:
-            root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-            leases = PersistentLeases(self.leases, self.lease)
-            manager = DelegationManager(self.lease, device=True, leases=leases)
-            sessions = SessionTable(BackingFs(root, public=b"public"), manager, storage=self.storage)
-            threading.Thread(target=accept_all, args=(locks, sessions.delegations), daemon=True).start()
-            while True:
-                channel = Channel(server.accept()[0], "the host")
-                threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()
-
-        public = Bind(self.backing / "public", Path("/volume/public"), read_only=False)
-        self.server_pid = spawn(Sandbox(binds=(public,), own_network=True, uid=self.server_uid), body)
-        server.close()
-        locks.close()
-
-    def dial(self, deadline: Deadline) -> Channel:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(deadline.remaining())
-        try:
-            sock.connect(str(self.listener))
-        except OSError:
-            sock.close()
-            raise
-        return Channel(sock, "csd0")
-
-    @property
-    def numbers(self) -> Path:
-        """Where the host's mounts tell their numbers."""
-        return self.backing.with_name("n")
-
-    def mount_host(
-        self,
-        read_only: bool = False,
-        *,
-        at: Path | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-    ) -> int:
-        """The process that serves it."""
-
-        def serve(ready: Callable[[], None]) -> None:
-            mount_and_serve(
-                self.dial,
-                at or self.host,
-                name="csd0",
-                allow_other=True,
-                read_only=read_only,
-                binding=self.host_binding,
-                timeout=self.timeout,
-                numbers=self.numbers,
-                uid=uid,
-                gid=gid,
-                on_ready=lambda _: ready(),
-            )
-
-        pid = served(serve)
-        self.host_pid = self.host_pid if at else pid
-        return pid
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 @pytest.fixture
@@ -198,7 +46,7 @@ def world(fuse_usable: None, tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def with_both(world: World, in_namespace: InNamespace) -> Callable[[Callable[[], None]], None]:
+def with_both(world: World, in_namespace: InNamespace) -> WithBoth:
     """Run a function where the volume is mounted on the device and on the host."""
 
     def run(body: Callable[[], None], size: str | None = None) -> None:
@@ -217,6 +65,35 @@ def with_both(world: World, in_namespace: InNamespace) -> Callable[[Callable[[],
     return run
 
 
+def within(around: str, test: Test, *, size: str | None = None, **settings: object) -> Test:
+    """Have a test run by the fixture ``around``, with these settings of its world."""
+    own = inspect.signature(test).parameters
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        for name, value in settings.items():
+            setattr(fixtures["world"], name, value)
+        body = functools.partial(test, **{name: fixtures[name] for name in own})
+        fixtures[around](body, **({"size": size} if size else {}))
+
+    names = {**dict.fromkeys(own), around: None, "world": None}
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def mounted(**settings: Any) -> Callable[[Test], Test]:
+    """Have a test run where the volume is mounted on the device and on the host, on a flash of this ``size``,
+    with these other settings of its world.
+    """
+    return lambda test: within("with_both", test, **settings)
+
+
+def in_own_mounts(test: Test) -> Test:
+    """Have a test run in a process with mounts and pids of its own."""
+    return within("in_namespace", test)
+
+
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     """A volume's directory, beside something that it must not lead to."""
@@ -230,11 +107,7 @@ def top(tmp_path: Path) -> Path:
 def server(top: Path) -> Iterator[Server]:
     made = Server(top)
     yield made
-    Cutting.cut_before = Cutting.cut_after = Cutting.cut_after_that = Cutting.lose = None
-    Cutting.then = staticmethod(lambda: None)
-    made.drop()
-    made.sessions.close()
-    os.close(made.root)
+    made.close()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Handle
 
 from .caching_client import Client, Device, make, shared
-from .support import Cutting, Server
+from .support import Server
 
 LEASE = 1.5
 
@@ -26,7 +26,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     leases = open_leases(tmp_path / "leases")
     with shared(tmp_path, LEASE, leases) as made:
         yield made
-        Cutting.cut_after = None
     os.close(leases)
 
 
@@ -60,10 +59,6 @@ def written(client: Client, name: bytes = b"f", data: bytes = b"data") -> tuple[
     node, handle = make(client, name)
     assert client.gather(node, data)
     return node, handle
-
-
-def sent(client: Client, kind: str = "fs.write") -> int:
-    return sum(client.tree.rpc.meter.kinds.get(kind, ()))
 
 
 def close(client: Client, handle: Handle) -> None:

@@ -24,6 +24,7 @@ from millpond.fs.server.connection import serve
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import ROOT, may_block
+from millpond.fs.vfs.path_api import os_error
 from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
@@ -144,14 +145,82 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
         return ours, listener.accept()[0]
 
 
+class Flash(BackingFs):
+    """A flash at which a test has something done ``before`` and ``after`` some operations, by their names."""
+
+    def __init__(self, root: int, *, public: bytes | None = None, limit: int | None = None) -> None:
+        super().__init__(root, public=public, limit=limit)
+        self.before: dict[str, Callable[[], object]] = {}
+        self.after: dict[str, Callable[[], object]] = {}
+
+    def once(self, name: str, does: Callable[[], object]) -> None:
+        """Have this done before the operation is next performed."""
+
+        def first() -> None:
+            del self.before[name]
+            does()
+
+        self.before[name] = first
+
+    @contextmanager
+    def refusing(self, code: int, name: str = "write") -> Iterator[None]:
+        """Fail this operation during the block."""
+
+        def refuse() -> NoReturn:
+            raise os_error(code)
+
+        self.before[name] = refuse
+        yield
+        del self.before[name]
+
+
+def _watched(name: str) -> Callable[..., Any]:
+    def operation(flash: Flash, *arguments: Any, **more: Any) -> Any:
+        flash.before.get(name, int)()
+        found = getattr(BackingFs, name)(flash, *arguments, **more)
+        flash.after.get(name, int)()
+        return found
+
+    return operation
+
+
+for _name in ("create", "create_unnamed", "fsync", "getattr", "setattr", "statfs", "unlink", "write"):
+    setattr(Flash, _name, _watched(_name))
+
+
+class Held:
+    """An operation of a flash that is held up, before or ``after`` it is performed, until ``go_on``."""
+
+    def __init__(self, flash: Flash, name: str, *, after: bool = False) -> None:
+        self._begun, self.go_on = threading.Event(), threading.Event()
+        (flash.after if after else flash.before)[name] = self._wait
+
+    def _wait(self) -> None:
+        self._begun.set()
+        assert self.go_on.wait(8 * SOON)
+
+    def begun(self) -> None:
+        """Return once somebody is in the middle of it."""
+        assert self._begun.wait(SOON)
+        self._begun.clear()
+
+
 class Server:
-    """A server with a thread for each connection. ``leases`` is the file of leases, -1 for none."""
+    """A server with a thread for each connection. ``leases`` is the file of leases, -1 for none; ``limit`` is
+    the quota.
+    """
 
     def __init__(
-        self, top: Path, *, public: bytes | None = None, lease: float = LEASE_SECONDS, leases: int = -1
+        self,
+        top: Path,
+        *,
+        public: bytes | None = None,
+        lease: float = LEASE_SECONDS,
+        leases: int = -1,
+        limit: int | None = None,
     ) -> None:
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-        self.tree = BackingFs(self.root, public=public)
+        self.tree = Flash(self.root, public=public, limit=limit)
         self._lease, self._leases = lease, leases
         self.storage = os.urandom(16)
         self.sessions = self._sessions()
@@ -185,6 +254,14 @@ class Server:
         """Cut all connections, and wait until the server has cleaned up."""
         self.cut()
         self.join()
+
+    def close(self) -> None:
+        """End it and all of its clients."""
+        Cutting.cut_before = Cutting.cut_after = Cutting.cut_after_that = Cutting.lose = None
+        Cutting.then = staticmethod(lambda: None)
+        self.drop()
+        self.sessions.close()
+        os.close(self.root)
 
     def cut(self) -> None:
         """Cut all connections, from the server's side."""

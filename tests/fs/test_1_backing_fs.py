@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -155,12 +154,6 @@ def test_creating(tree: BackingFs, top: Path, narrow_umask: None) -> None:
     assert (top / "fifo").is_fifo()
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not has_many_uids(), reason="only real root makes device files")
-def test_device_files(tree: BackingFs) -> None:
-    made = tree.mknod(ROOT, b"null", stat.S_IFCHR | 0o666, os.makedev(1, 3), Owner(0, 0)).attributes
-    assert (stat.S_ISCHR(made.mode), made.rdev) == (True, os.makedev(1, 3))
-
-
 def test_attributes_are_changed_together(tree: BackingFs, top: Path) -> None:
     node = put(tree, ROOT, b"a", b"0123456789")
     changed = tree.setattr(node, SetAttr(mode=0o4711, size=4, atime=-(10**9) + 5, mtime=7)).attributes
@@ -204,37 +197,6 @@ def test_a_listing_with_attributes_looks_up_what_fits(tree: BackingFs) -> None:
     assert tree._refs.keys() == known.keys()
 
 
-def test_directories_are_listed_from_any_offset(tree: BackingFs) -> None:
-    for number in range(5):
-        put(tree, ROOT, b"%d" % number)
-    tree.mkdir(ROOT, b"d", 0o755, None)
-    handle = tree.opendir(ROOT)
-    first = list(tree.readdir(handle, 0))
-    by_name = {entry.name: entry for entry in first}
-    assert by_name["."].inode == by_name[".."].inode == tree.getattr(ROOT).attributes.inode
-    assert by_name.keys() == {".", "..", "0", "1", "2", "3", "4", "d"} and len(first) == 8
-    assert stat.S_ISDIR(by_name["d"].mode) and stat.S_ISREG(by_name["0"].mode)
-    other = tree.opendir(ROOT)
-    for number, entry in enumerate(first, 1):
-        assert list(tree.readdir(other, entry.offset)) == first[number:]
-    tree.release(other)
-    tree.unlink(ROOT, b"3")
-    expected = [entry for entry in first if entry.name != "3"]
-    assert [entry.name for entry in tree.readdir(handle, 0)] == [entry.name for entry in expected]
-    below = tree.opendir(tree.lookup(ROOT, b"d").node)
-    here, above = sorted(tree.readdir(below, 0), key=lambda entry: entry.name)
-    assert (here.inode, above.inode) == (
-        tree.lookup(ROOT, b"d").attributes.inode,
-        tree.getattr(ROOT).attributes.inode,
-    )
-    tree.release(below)
-    tree.fsync(handle, False)
-    tree.release(handle)
-    assert errno_of(tree.opendir, tree.lookup(ROOT, b"0").node) == errno.ENOTDIR
-    assert errno_of(tree.rmdir, ROOT, b"0") == errno.ENOTDIR
-    tree.rmdir(ROOT, b"d")
-
-
 def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
     tree = BackingFs(root, chown_new=True)
@@ -250,30 +212,3 @@ def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert os.listdir(top) == []  # noqa: PTH208
     os.close(root)
-
-
-@pytest.mark.parametrize("which", ["file", "directory"])
-def test_who_is_forgotten_while_it_gets_a_name_is_not_taken_for_another(
-    tree: BackingFs, top: Path, which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    victim = top / "victim"
-    victim.mkdir(mode=0o700)
-    status = victim.stat()
-    directory = tree.mkdir(ROOT, b"d", 0o755, None).node
-    found, handle = tree.create_unnamed(directory)
-    link, instead = os.link, []
-
-    def forgotten_meanwhile(*arguments: Any, **more: Any) -> None:
-        if which == "file":
-            tree.release(handle)
-        tree.forget(found.node if which == "file" else directory, 1)
-        instead.extend(os.open(victim, os.O_PATH) for _ in range(3))  # under the numbers that are free now
-        link(*arguments, **more)
-
-    monkeypatch.setattr(os, "link", forgotten_meanwhile)
-    errno_of(tree.link, found.node, directory, b"f")
-    for descriptor in instead:
-        os.close(descriptor)
-    after = victim.stat()
-    assert (after.st_mode, after.st_mtime_ns) == (status.st_mode, status.st_mtime_ns)
-    assert not list(victim.iterdir()) and not (top / "f").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of blocks around random reads."""
+"""The cache of blocks around random reads, and the buffers of replies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 from millpond.fs.client.cache.blocks import BLOCK, Block, BlockCache
 from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.reply_buffers import ReplyBuffers
 from millpond.fs.vfs.inode_api import ROOT, Node
 
 
@@ -43,3 +44,14 @@ def test_a_file_that_is_gone_leaves_nothing() -> None:
     for number in range(10_000):
         cache.changed(inode(number))
     assert held(cache) == before
+
+
+def test_buffers_are_used_again_once_nobody_has_a_view() -> None:
+    buffers = ReplyBuffers(spare=1)
+    views = [buffers.take(5) for _ in range(4)]
+    assert len({id(view.obj) for view in views}) == 4
+    last = id(views[3].obj)
+    del views[3]
+    assert id(buffers.take(7).obj) == last
+    views.clear()
+    assert len({id(view.obj) for view in [buffers.take(5) for _ in range(2)]}) == 2

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,6 +90,12 @@ NODES: dict[str, tuple[bytes, Any, str, Callable[[BackingFs, Node], object]]] = 
     "lookup": (b"da", os, "open", lambda tree, node: tree.lookup(node, b"f") and None),
     "unlink": (b"da", os, "unlink", lambda tree, node: tree.unlink(node, b"f")),
     "mkdir": (b"da", os, "mkdir", lambda tree, node: tree.mkdir(node, b"new", 0o700, None) and None),
+    "link": (
+        b"da",
+        os,
+        "link",
+        lambda tree, node: errno_of(tree.link, tree.create_unnamed(node)[0].node, node, b"new"),
+    ),
     "rename": (b"da", os, "rename", lambda tree, node: tree.rename(node, b"f", node, b"g")),
     "opendir": (
         b"da",
@@ -97,7 +104,7 @@ NODES: dict[str, tuple[bytes, Any, str, Callable[[BackingFs, Node], object]]] = 
         lambda tree, node: [entry.name for entry in tree.readdir(tree.opendir(node), 0)] and None,
     ),
 }
-EXPECTED = {"getattr": ONE, "setattr": 0o604, "truncate": 3, "open": b"text of a"}
+EXPECTED = {"getattr": ONE, "setattr": 0o604, "truncate": 3, "open": b"text of a", "link": errno.ESTALE}
 
 
 @pytest.mark.parametrize("operation", NODES)
@@ -119,7 +126,7 @@ def test_a_node_that_is_forgotten_meanwhile(
     assert (directory / "b").stat().st_mode & 0o777 == OTHER
     assert (directory / "b").read_text() == "text of b"
     assert [path.name for path in (directory / "db").iterdir()] == ["f"]
-    more = {"open": 1, "lookup": 1, "mkdir": 1, "opendir": 1}.get(operation, 0)
+    more = {"open": 1, "lookup": 1, "mkdir": 1, "link": 2, "opendir": 1}.get(operation, 0)
     assert descriptors() == before + more  # that of the other file instead of the forgotten one's
 
 

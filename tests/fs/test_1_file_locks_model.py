@@ -20,8 +20,6 @@ from millpond.fs.store.file_locks import FileLocks
 from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, Mode
 
-from .support import errno_of
-
 BYTES = 8
 OWNERS = (0, 1, (1 << 64) - 1)
 Holder = tuple[int, int]
@@ -161,10 +159,3 @@ def test_a_lock_that_a_dead_process_may_have_released_is_not_kept(tree: BackingF
     assert other.lock(node, Family.POSIX, Lock(1, Mode.WRITE)) == errno.EAGAIN
     assert locks.lock(node, Family.POSIX, Lock(1, Mode.UNLOCK)) == 0 and len(asked) == 2
     locks.close()
-
-
-def test_what_no_lock_can_be(tree: BackingFs) -> None:
-    for start, end in ((-1, 4), (5, 4), (0, 1 << 63)):
-        assert errno_of(Lock, 1, Mode.WRITE, start, end) == errno.EINVAL
-    node = tree.lookup(ROOT, b"f").node
-    assert errno_of(tree.locks.first_conflict, node, Lock(1, Mode.UNLOCK)) == errno.EINVAL

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import struct
 from collections.abc import Iterator
 from typing import cast
@@ -14,25 +13,9 @@ import pytest
 
 from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, LockBody
-from millpond.fs.fuse.directories import EntryBuffer, list_names
-from millpond.fs.vfs.inode_api import InodeFs, Node
-from millpond.fs.vfs.ownership import OwnerMap
-from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle
-
-ATTRIBUTES = Attributes(
-    0x1122334455667788,
-    0o100644,
-    2,
-    1000,
-    1001,
-    7 << 33,
-    9,
-    4096,
-    -1,
-    10**9 + 5,
-    3 * 10**9 + 999_999_999,
-    0x0801,
-)
+from millpond.fs.fuse.directories import list_names
+from millpond.fs.vfs.inode_api import InodeFs
+from millpond.fs.vfs.path_api import DirectoryEntry, Handle
 
 
 def request(code: int, body: bytes = b"", size: int | None = None) -> memoryview:
@@ -68,23 +51,6 @@ def test_names_end_with_nul() -> None:
             abi.names(memoryview(data), count)
 
 
-def test_attributes() -> None:
-    packed = abi.pack_attributes(ATTRIBUTES)
-    assert len(packed) == 104
-    assert struct.unpack_from("=QII", packed) == (0, 0, 0)
-    inode, size, blocks, atime, mtime, ctime, *rest = struct.unpack_from("=QQQqqqIIIIIIIIII", packed, 16)
-    assert (inode, size, blocks) == (0x1122334455667788, 7 << 33, 9)
-    assert (atime, mtime, ctime) == (-1, 1, 3)
-    assert rest == [999_999_999, 5, 999_999_999, 0o100644, 2, 1000, 1001, 0x0801, 4096, 0]
-
-
-def test_an_entry_is_a_node_and_its_attributes() -> None:
-    packed = abi.pack_entry(9, ATTRIBUTES)
-    assert len(packed) == 128
-    assert struct.unpack_from("=QQQQII", packed) == (9, 0, 0, 0, 0, 0)
-    assert packed[40:] == abi.pack_attributes(ATTRIBUTES)[16:]
-
-
 class Listed:
     """Just the listing of a tree."""
 
@@ -118,27 +84,6 @@ def test_a_listing_holds_whole_entries_only() -> None:
         assert listed(size) == whole[:held]
 
 
-def test_entries_with_attributes_are_laid_out_as_the_kernel_has_them() -> None:
-    answer = EntryBuffer(400, OwnerMap().ids, caches_names=True)
-    assert answer.add(b"seven77", 9, Node(5), ATTRIBUTES.fields(), 2.5, 1.25)
-    assert answer.add(b"eight888", 10, Node(6), ATTRIBUTES.fields(), 0.0, 1.25)
-    packed = answer.packed()
-    assert not answer.add(b"n", 11, Node(7), ATTRIBUTES.fields(), 0.0, 0.0)
-    assert answer.packed() == packed and len(packed) == (128 + 24 + 8) * 2
-    head = abi.pack_entry(5, ATTRIBUTES, 2.5, 1.25)
-    assert packed[:128] == head
-    assert struct.unpack_from("=QQII", packed, 128) == (ATTRIBUTES.inode, 9, 7, 8)
-    assert packed[152:160] == b"seven77\0" and packed[160:288] == abi.pack_entry(6, ATTRIBUTES, 0.0, 1.25)
-    uncached = EntryBuffer(400, OwnerMap().ids, caches_names=False)
-    assert uncached.add(b"seven77", 9, Node(5), ATTRIBUTES.fields(), 2.5, 1.25)
-    assert uncached.packed()[:128] == abi.pack_entry(5, ATTRIBUTES, 2.5, 0.0)
-
-
-def test_notices_about_names_and_nodes() -> None:
-    assert abi.pack_inval_entry(5, b"name") == struct.pack("=QII5s", 5, 4, 0, b"name\0")
-    assert abi.pack_prune([7, 8]) == struct.pack("=IIQQQ", 2, 0, 0, 7, 8)
-
-
 @pytest.mark.parametrize(("flags", "flock"), [(0, False), (1, True), (2, False), (3, True)])
 def test_a_lock_that_is_asked_for(flags: int, flock: bool) -> None:
     owner, last = 0xFEDCBA9876543210, (1 << 63) - 1
@@ -149,17 +94,3 @@ def test_a_lock_that_is_asked_for(flags: int, flock: bool) -> None:
     for wrong in (body[:-1], body + b"\0", b""):
         with pytest.raises(OSError, match="Input/output error"):
             abi.parse_lock(memoryview(wrong))
-
-
-def test_the_lock_that_is_in_the_way() -> None:
-    packed = abi.pack_lock(7, 1 << 40, fcntl.F_RDLCK, 42)
-    assert packed == struct.pack("=QQII", 7, 1 << 40, 0, 42)
-    assert len(packed) == 24
-
-
-def test_who_gives_up_locks() -> None:
-    owner = 0xFEDCBA9876543210
-    assert abi.FLUSH.unpack(struct.pack("=QIIQ", 3, 0, 0, owner)) == (3, owner)
-    released = struct.pack("=QIIQ", 3, os.O_RDWR, 1 << 1, owner)
-    assert abi.RELEASE.unpack(released) == (3, os.O_RDWR, abi.RELEASE_FLOCK_UNLOCK, owner)
-    assert abi.INTERRUPT.unpack(struct.pack("=Q", 78)) == (78,)

@@ -68,16 +68,6 @@ def test_a_recall_that_comes_late_leaves_what_was_granted_since(cache: InodeCach
     assert file.attributes and file.attributes.size == 5
 
 
-def test_a_change_of_a_files_data_leaves_replies_about_others(cache: InodeCache) -> None:
-    written = found(cache, b"w", 9, granted=1)
-    since = cache.changes
-    cache.change(written)
-    file = found(cache, b"f", 10, granted=2, named=3, since=since)
-    assert known(cache, file) and cache.lookup(cache.root, b"f", NOW) is file
-    again = found(cache, b"w", 9, granted=4, size=77, since=since)
-    assert again is written and written.attributes and written.attributes.size != 77
-
-
 def test_a_file_that_was_changed_and_forgotten_is_not_learnt_from_before(cache: InodeCache) -> None:
     written = found(cache, b"w", 9, granted=1)
     since = cache.changes
@@ -146,21 +136,6 @@ def test_what_nobody_uses_is_kept_for_a_while(cache: InodeCache, monkeypatch: py
     assert errno_of(cache.file, files[-1].node) == errno.ESTALE and cache.file(again.node) is again
 
 
-def test_what_is_found_while_the_server_is_told_to_forget_it_is_not_kept(cache: InodeCache) -> None:
-    for inode in (10, 11):
-        found(cache, b"%d" % inode, inode, used=0)
-    since = cache.changes
-    cache.forget_idle()
-    assert cache.take_forgets() == (1010, 1011) and cache.to_forget == []
-    file = found(cache, b"10", 10, granted=5, named=6)
-    assert known(cache, file) is None and file.verifier == 0  # it is to be found again
-    assert cache.lookup(cache.root, b"10", NOW) is file
-    cache.forgets_done((1010, 1011), others_ask=True)
-    late = found(cache, b"11", 11, granted=7, since=since)
-    assert known(cache, late) is None
-    assert known(cache, found(cache, b"10", 10, granted=8)) and file.verifier == 7
-
-
 def test_a_directory_stays_while_files_in_it_are_used(cache: InodeCache) -> None:
     outer = found(cache, b"outer", 10)
     inner = found(cache, b"inner", 11, parent=outer)
@@ -175,39 +150,6 @@ def test_a_directory_stays_while_files_in_it_are_used(cache: InodeCache) -> None
     assert sorted(cache.to_forget) == [1010, 1011, 1012]
 
 
-def test_places(cache: InodeCache) -> None:
-    directory = found(cache, b"d", 10, granted=1)
-    file = found(cache, b"f", 11)
-    deep = found(cache, b"x/y", 12, parent=directory)
-    assert cache.path(cache.root) == ()
-    assert (cache.path(file), cache.path(deep)) == ((b"f",), (b"d", b"x", b"y"))
-    assert cache.last_known(cache.root, b"f") is file and cache.last_known(cache.root, b"none") is None
-    cache.set_location(file, directory, b"moved")
-    assert cache.path(file) == (b"d", b"moved")
-    assert cache.last_known(cache.root, b"f") is None and cache.last_known(directory, b"moved") is file
-    cache.set_location(directory, cache.root, b"e")
-    assert (cache.path(file), cache.path(deep)) == ((b"e", b"moved"), (b"e", b"x", b"y"))
-    cache.set_location(file, None, b"")
-    assert errno_of(cache.path, file) == errno.ESTALE
-    again = found(cache, b"h", 11)  # under another name
-    assert again is file and cache.path(file) == (b"h",)
-    replaced = found(cache, b"h", 13)
-    assert cache.last_known(cache.root, b"h") is replaced
-    cache.set_location(file, None, b"")  # whose place another has taken
-    assert cache.last_known(cache.root, b"h") is replaced
-
-
-def test_directories_that_are_in_each_other_have_no_path(cache: InodeCache) -> None:
-    one = found(cache, b"one", 10)
-    other = found(cache, b"other", 11, parent=one)
-    found(cache, b"loop", 10, parent=other)  # only a server that lies says so
-    assert errno_of(cache.path, one) == errno.ESTALE
-    found(cache, b"itself", 12, parent=found(cache, b"x", 12))
-    for file in list(cache._files.values()):
-        cache.forget(file.node, 9)
-    cache.forget_idle()
-
-
 def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away(cache: InodeCache) -> None:
     gone, kept = found(cache, b"gone", 10, granted=1, named=2), found(cache, b"kept", 11, granted=3, named=4)
     cache.forget(gone.node, 1)
@@ -219,14 +161,3 @@ def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away
     cache.learn(kept, replace(PLAIN, inode=11, links=2), 6, since=cache.changes)
     cache.remove_name(cache.root, b"never found", None)
     assert kept.attributes is None
-
-
-def test_a_file_that_was_removed_is_not_found_again_by_its_number_in_another_session(
-    cache: InodeCache,
-) -> None:
-    file = found(cache, b"f", 10, granted=1, named=2)
-    cache.remove_name(cache.root, b"f", file)
-    assert found(cache, b"g", 10, granted=3, named=4) is file  # a hard link
-    cache.remove_name(cache.root, b"g", file)
-    cache.invalidate_all(8)
-    assert found(cache, b"h", 10, granted=1, named=2) is not file

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from millpond.fs.vfs.kernel_memory import KernelMemory
 
 from ..waiting import eventually
 from .caching_client import Kernel
-from .support import SOON, Doing, errno_of, lasts
+from .support import SOON, Doing, lasts
 
 
 class Remembering(Kernel):
@@ -54,35 +53,6 @@ def test_the_least_needed_are_forgotten_until_there_is_room(monkeypatch: pytest.
     kernel.may.set()
     eventually(lambda: not memory._lock.locked(), "the round is over")
     assert kernel.known == [(Node(number), ROOT, b"") for number in range(31, 102)] and kernel.rounds == 3
-
-
-def test_files_that_are_all_in_use_are_tried_again() -> None:
-    kernel, tried = Remembering(3), list[int]()
-
-    def in_use() -> tuple[KnownFile, ...]:
-        tried.append(len(kernel.known))
-        return ((Node(99), ROOT, b""),)
-
-    memory = KernelMemory(2, lambda: len(kernel.known), in_use)
-    memory.check(3)
-    assert not tried, "no mount is up yet"
-    memory.start(kernel)
-    for rounds in (1, 2):
-        memory.check(3)
-        eventually(lambda: not memory._lock.locked(), "the round is over")
-        assert len(tried) == kernel.rounds == rounds
-
-
-def test_a_lookup_without_a_descriptor_has_the_kernel_forget(tmp_path: Path) -> None:
-    (tmp_path / "f").touch()
-    root = os.open(tmp_path, os.O_PATH)
-    tree, kernel = BackingFs(root), Remembering(3)
-    tree.last_descriptor = -1
-    nobody = tmp_path / "no manager"
-    mount = DeviceFs(tree, DeviceDelegationBreaker(nobody), memory_of(kernel, 3))
-    assert errno_of(mount.lookup, ROOT, b"f") == errno.EMFILE
-    eventually(lambda: not kernel.known, "the kernel is told")
-    os.close(root)
 
 
 class Slow(Remembering):

@@ -124,14 +124,6 @@ def test_files_that_take_long_to_count_are_not_counted_again_soon() -> None:
     assert files.counts == 2
 
 
-def test_without_a_limit_nothing_is_counted() -> None:
-    files = Files()
-    quota = Quota(None, files.count)
-    quota.require(1 << 60)
-    assert quota.clipped(FLASH) == FLASH
-    assert (files.counts, quota.used) == (0, 0)
-
-
 FLASH = Statistics(4096, 1024, 1000, 500, 400, 300, 200, 255)
 
 

@@ -24,20 +24,6 @@ def memfd() -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_both_ends_see_the_same_marks() -> None:
-    bitmap = SharedBitmap()
-    bitmap.add(5)
-    view = SharedBitmapView(os.dup(bitmap.descriptor()))
-    assert view.has(5) and not view.has(6)
-    bitmap.add(6)
-    bitmap.remove(5)
-    assert view.has(6) and not view.has(5)
-    bitmap.add_all()
-    assert view.has(5) and view.has(6)
-    bitmap.remove_all()
-    assert view.has(6) and not view.has(5)
-
-
 @pytest.mark.parametrize("size", [0, mmap.PAGESIZE, 1 << 20])
 def test_the_size_of_the_memory_cannot_be_changed(size: int) -> None:
     """A page that is truncated away would kill the device's mount (SIGBUS) when it looks at its marks."""

@@ -16,15 +16,14 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import file_ops as p
-from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import BackingBulk
 from millpond.fs.vfs.bulk_api import MAX_STORED, SMALL_BYTES, BulkFs, SmallFile
-from millpond.fs.vfs.inode_api import ROOT, InodeFs, Node
+from millpond.fs.vfs.inode_api import ROOT, InodeFs
 from millpond.fs.vfs.path_api import MAX_TRANSFER, attributes
 
 from .caching_client import Client, Device
 from .recall_clients import client, device, lease, server
-from .support import Server, Talk, errno_of
+from .support import Flash, Server, Talk, errno_of
 
 __all__ = ["client", "device", "lease", "server"]
 
@@ -36,8 +35,8 @@ def small(name: bytes, data: bytes = b"data", mode: int = 0o640) -> SmallFile:
 class Bulk:
     """A tree, its bulk operations, and its public directory, where it lies and by node."""
 
-    def __init__(self, tree: InodeFs, bulk: BulkFs, top: Path) -> None:
-        self.tree, self.bulk, self.folder = tree, bulk, top / "public"
+    def __init__(self, tree: InodeFs, bulk: BulkFs, flash: Flash, top: Path) -> None:
+        self.tree, self.bulk, self.flash, self.folder = tree, bulk, flash, top / "public"
         self.node = tree.walk(ROOT, [b"public"]).node
 
 
@@ -48,18 +47,17 @@ def bulk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bulk]:
     (tmp_path / "private").mkdir()
     if request.param == "local":
         root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
-        tree = BackingFs(root)
-        yield Bulk(tree, BackingBulk(tree), tmp_path)
+        tree = Flash(root)
+        yield Bulk(tree, BackingBulk(tree), tree, tmp_path)
         assert not tree._open
         os.close(root)
         return
     server = Server(tmp_path, public=b"public")
     remote = RemoteFs(server.dial)
-    yield Bulk(remote, remote.bulk, tmp_path)
+    yield Bulk(remote, remote.bulk, server.tree, tmp_path)
     assert not server.open_files
     remote.close()
-    server.drop()
-    os.close(server.root)
+    server.close()
 
 
 def test_files_are_stored_whole_with_mode_and_times(bulk: Bulk) -> None:
@@ -124,21 +122,14 @@ def test_small_files_are_read_and_others_left_out(bulk: Bulk) -> None:
     assert found[b"7"].attributes.mtime == (bulk.folder / "7").stat().st_mtime_ns
 
 
-def test_without_unnamed_files_it_says_so(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_tree: BackingFs, _parent: Node) -> None:
-        raise OSError(errno.EISDIR, "an old kernel")
-
-    monkeypatch.setattr(BackingFs, "create_unnamed", refuse)
-    assert list(bulk.bulk.store(bulk.node, [small(b"a")])) == [errno.EOPNOTSUPP]
-    assert not list(bulk.folder.iterdir())
-
-
-def test_what_is_not_on_the_flash_gets_no_name(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(tree: BackingFs, handle: int, data_only: bool) -> None:
-        raise OSError(errno.EIO, "the flash")
-
-    monkeypatch.setattr(BackingFs, "fsync", fail)
-    assert list(bulk.bulk.store(bulk.node, [small(b"a")])) == [errno.EIO]
+@pytest.mark.parametrize(
+    ("operation", "code", "told"),
+    [("create_unnamed", errno.EISDIR, errno.EOPNOTSUPP), ("fsync", errno.EIO, errno.EIO)],
+    ids=["an old kernel", "a bad flash"],
+)
+def test_what_is_not_on_the_flash_gets_no_name(bulk: Bulk, operation: str, code: int, told: int) -> None:
+    with bulk.flash.refusing(code, operation):
+        assert list(bulk.bulk.store(bulk.node, [small(b"a")])) == [told]
     assert not list(bulk.folder.iterdir())
 
 
@@ -162,8 +153,7 @@ def test_pages_go_on_behind_their_cookie(tmp_path: Path) -> None:
         _, found = page(talk, c.ReadDirectoryPlus(ROOT, delegated=True))
         (node,) = (entry.node for entry in found if entry.name == b"d")
         assert node == talk.find(b"d") and sum(entry.node > 0 for entry in found) == 1
-    server.drop()
-    os.close(server.root)
+    server.close()
 
 
 def page(talk: Talk, request: c.ReadDirectoryPlus) -> tuple[bool, list[c.EntryPlus]]:
@@ -191,8 +181,7 @@ def test_the_private_part_is_neither_listed_nor_read(tmp_path: Path) -> None:
         assert reply == f.Fetched(2)
         files = c.pack_files([small(b"new")])
         assert talk.ask(c.StoreFiles(ROOT), files) == p.Error(errno.EROFS)
-    server.drop()
-    os.close(server.root)
+    server.close()
 
 
 @pytest.mark.parametrize("cut", [1, 20, -1, -5])
@@ -206,8 +195,7 @@ def test_malformed_files_end_the_connection(tmp_path: Path, cut: int) -> None:
         answer = talk.ask(c.StoreFiles(ROOT), c.pack_files([small(b"a")])[:cut])
         assert answer.NAME == "failure"
     assert not list(tmp_path.iterdir())
-    server.drop()
-    os.close(server.root)
+    server.close()
 
 
 def test_an_impossible_page_is_refused(tmp_path: Path) -> None:
@@ -232,12 +220,3 @@ def test_a_host_learns_of_files_that_others_store(client: Client, device: Device
     assert client.read(client.find(b"f")) == b"stored"
     assert client.read(client.find(b"more")) == b"x"
     other.close()
-
-
-def test_entries_survive_a_server_that_lists_for_ever(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    if isinstance(bulk.bulk, BackingBulk):
-        pytest.skip("only a server can")
-    monkeypatch.setattr(c.Page, "packed", lambda _page: b"")
-    monkeypatch.setattr(c.Page, "has_room", lambda *_: False)
-    (bulk.folder / "f").touch()
-    assert errno_of(lambda: list(bulk.bulk.list(ROOT, [b"public"]))) == errno.EIO

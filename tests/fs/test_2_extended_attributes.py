@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,38 +15,20 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.xattr_names import MAX_VALUE
 
-from .caching_client import LONG_LEASE, Client, Device, shared
+from .caching_client import Client, Device
+from .recall_clients import client, device, lease, server
 from .support import Cutting, Doing, Server, errno_of
 from .test_2_listings import listed
 
+__all__ = ["client", "device", "lease", "server"]
 _MANY = 300
 OTHERS = (b"security.capability", b"security.selinux", b"trusted.x", b"system.posix_acl_access")
 
 
 @pytest.fixture
 def node(tree: RemoteFs, top: Path) -> Node:
-    (top / "f").touch()
-    return tree.lookup(ROOT, b"f").node
-
-
-@pytest.fixture
-def volume(top: Path) -> Iterator[Server]:
-    with shared(top, LONG_LEASE) as made:
-        (top / "public" / "f").touch()
-        yield made
-
-
-@pytest.fixture
-def client(volume: Server) -> Iterator[Client]:
-    made = Client(volume)
-    made.await_lease()
-    yield made
-    made.close()
-
-
-def asked(tree: RemoteFs, kind: type[p.Message]) -> int:
-    """How many requests of this kind the server has answered."""
-    return sum(tree.rpc.meter.kinds.get(kind.NAME, ()))
+    (top / "public" / "f").touch()
+    return tree.walk(ROOT, [b"public", b"f"]).node
 
 
 def test_values_that_no_file_takes(tree: RemoteFs, node: Node) -> None:
@@ -63,18 +44,18 @@ def test_other_namespaces_cost_no_message(tree: RemoteFs, node: Node) -> None:
         assert errno_of(tree.extended.get, node, name) == errno.EOPNOTSUPP
         assert errno_of(tree.extended.set, node, name, b"1", 0) == errno.EOPNOTSUPP
         assert errno_of(tree.extended.remove, node, name) == errno.EOPNOTSUPP
-    assert not any(asked(tree, kind) for kind in (x.GetXattr, x.SetXattr, x.RemoveXattr))
+    assert not any(tree.meter.kinds.get(kind.NAME) for kind in (x.GetXattr, x.SetXattr, x.RemoveXattr))
 
 
 def test_a_hostile_host_sets_no_other_either(server: Server, top: Path) -> None:
-    (top / "f").touch()
+    (top / "public" / "f").touch()
     with server.talk() as talk:
-        file = talk.find(b"f")
+        file = talk.find(b"public", b"f")
         for name in (*OTHERS, b"user", b"", b"user.\0", b"user." + b"n" * 300):
             answer = talk.call(x.SetXattr(file, name), p.Error, b"\1\0\0\2" + bytes(16))
             assert answer.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ERANGE), name
         assert talk.call(x.SetXattr(file, b"user.a"), p.Error, bytes(MAX_VALUE + 1)).errno == errno.E2BIG
-    assert os.listxattr(top / "f") == []
+    assert os.listxattr(top / "public" / "f") == []
 
 
 def test_a_repeated_request(tree: RemoteFs, node: Node, top: Path) -> None:
@@ -84,27 +65,7 @@ def test_a_repeated_request(tree: RemoteFs, node: Node, top: Path) -> None:
     assert tree.extended.get(node, b"user.a") == b"1"
     Cutting.cut_after = x.RemoveXattr.NAME
     tree.extended.remove(node, b"user.a")
-    assert os.listxattr(top / "f") == []
-
-
-def test_a_change_recalls_what_others_cache(volume: Server, client: Client) -> None:
-    device, node = Device(volume), client.find(b"f")
-    before = client.tree.getattr(node)
-    assert before.seconds and client.tree.extended.names(node) == ()
-    device.tree.extended.set(device.find(b"f"), b"user.a", b"1", 0)
-    assert client.tree.getattr(node).attributes.ctime > before.attributes.ctime
-    assert client.tree.extended.names(node) == (b"user.a",)
-    device.tree.extended.remove(device.find(b"f"), b"user.a")
-    assert errno_of(client.tree.extended.get, node, b"user.a") == errno.ENODATA
-
-
-def test_a_change_of_its_own_is_seen(client: Client) -> None:
-    node, extended = client.find(b"f"), client.tree.extended
-    before = client.tree.getattr(node).attributes
-    assert extended.names(node) == ()
-    extended.set(node, b"user.a", b"1", 0)
-    assert client.tree.getattr(node).attributes.ctime > before.ctime
-    assert extended.names(node) == (b"user.a",) and extended.get(node, b"user.a") == b"1"
+    assert os.listxattr(top / "public" / "f") == []
 
 
 def test_what_a_file_has_not_is_asked_for_once(client: Client) -> None:
@@ -112,11 +73,11 @@ def test_what_a_file_has_not_is_asked_for_once(client: Client) -> None:
     for _ in range(5):
         assert extended.names(node) == ()
         assert errno_of(extended.get, node, b"user.a") == errno.ENODATA
-    assert (asked(client.tree, x.ListXattrs), asked(client.tree, x.GetXattr)) == (1, 0)
+    assert (client.asked(x.ListXattrs.NAME), client.asked(x.GetXattr.NAME)) == (1, 0)
 
 
 @pytest.fixture
-def files(volume: Server, client: Client, top: Path) -> dict[bytes, Node]:
+def files(client: Client, top: Path) -> dict[bytes, Node]:
     """As a listing has shown them; one of them has an attribute."""
     folder = top / "public" / "d"
     folder.mkdir()
@@ -144,12 +105,12 @@ def test_listed_files_are_asked_for_many_at_once(client: Client, files: dict[byt
     assert {name for name in names if names[name]} == {b"007"} and len(names) == _MANY
     assert errno_of(extended.get, files[b"006"], b"user.a") == errno.ENODATA
     assert extended.get(files[b"007"], b"user.a") == b"1"
-    assert asked(client.tree, x.FindBare) <= 10 and asked(client.tree, x.ListXattrs) == 1
+    assert client.asked(x.FindBare.NAME) <= 10 and client.asked(x.ListXattrs.NAME) == 1
     assert client.tree.rpc.inodes.count == before and len(client.tree.rpc.inodes.listed) == _MANY - 1
 
 
-def test_a_change_of_a_listed_file_is_seen(volume: Server, client: Client, files: dict[bytes, Node]) -> None:
-    device, extended = Device(volume), client.tree.extended
+def test_a_change_of_a_listed_file_is_seen(device: Device, client: Client, files: dict[bytes, Node]) -> None:
+    extended = client.tree.extended
     one, two, three = neighbours(files)
     assert not any(extended.names(files[name]) for name in (one, two, three))
     theirs = device.tree.walk(device.public, (b"d", one)).node
@@ -162,9 +123,9 @@ def test_a_change_of_a_listed_file_is_seen(volume: Server, client: Client, files
 
 @pytest.mark.parametrize("whose", ["device", "own"])
 def test_a_late_answer_does_not_count_for_a_file_that_has_changed(
-    volume: Server, client: Client, files: dict[bytes, Node], whose: str
+    device: Device, client: Client, files: dict[bytes, Node], whose: str
 ) -> None:
-    device, extended, (one, two, _) = Device(volume), client.tree.extended, neighbours(files)
+    extended, (one, two, _) = client.tree.extended, neighbours(files)
     client.gate.shut(x.BareAre.NAME)
     asking = Doing(extended.names, files[one])
     client.gate.reached()
@@ -180,10 +141,10 @@ def test_a_late_answer_does_not_count_for_a_file_that_has_changed(
 
 
 def test_a_late_answer_does_not_count_for_a_later_grant(
-    volume: Server, client: Client, files: dict[bytes, Node]
+    device: Device, client: Client, files: dict[bytes, Node]
 ) -> None:
     """The kernel and the client forget a file, it changes, and a listing brings it again."""
-    device, extended, (one, two, _) = Device(volume), client.tree.extended, neighbours(files)
+    extended, (one, two, _) = client.tree.extended, neighbours(files)
     client.gate.shut(x.BareAre.NAME)
     asking = Doing(extended.names, files[one])
     client.gate.reached()
@@ -198,10 +159,10 @@ def test_a_late_answer_does_not_count_for_a_later_grant(
 
 
 def test_a_hostile_host_asks_for_names_that_no_file_has(server: Server, top: Path) -> None:
-    (top / "f").touch()
+    (top / "public" / "f").touch()
     with server.talk() as talk:
-        root = talk.find(b"f") and ROOT
+        public = talk.find(b"public")
         for name in (b"../secret", b"/etc/passwd", b".", b"..", b"", b"f\0"):
-            assert talk.call(x.FindBare(root, (b"f", name)), p.Error).errno == errno.EINVAL, name
-        inode = (top / "f").stat().st_ino
-        assert talk.call(x.FindBare(root, (b"f", b"none")), x.BareAre).inodes == (inode,)
+            assert talk.call(x.FindBare(public, (b"f", name)), p.Error).errno == errno.EINVAL, name
+        inode = (top / "public" / "f").stat().st_ino
+        assert talk.call(x.FindBare(public, (b"f", b"none")), x.BareAre).inodes == (inode,)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.file_locks import RemoteLocks
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.delegation_table import DEVICE
-from millpond.fs.coherence.lease_file import LEASE_SECONDS, open_leases
-from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.coherence.lease_file import open_leases
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.store.file_locks import FileLocks
@@ -26,9 +24,12 @@ from millpond.fs.vfs.path_api import os_error
 from ..waiting import eventually
 from . import caching_client
 from .caching_client import Client
-from .support import SOON, Cutting, Doing, Server, errno_of, lasts
+from .recall_clients import client, device, lease, other, server
+from .support import Cutting, Doing, Server, errno_of
 
+__all__ = ["client", "device", "lease", "other", "server"]
 WRITE, READ, UNLOCK = Mode.WRITE, Mode.READ, Mode.UNLOCK
+LOCKING = (r.SetLock.NAME, r.ReleaseLocks.NAME, r.GetLock.NAME)
 FAMILIES = pytest.mark.parametrize("family", Family)
 LOST = pytest.mark.expected_log("a file lock was lost")
 BIG = (1 << 64) - 1
@@ -39,96 +40,41 @@ def lock(mode: Mode, start: int = 0, end: int = OFFSET_MAX, owner: int = BIG) ->
     return Lock(owner, mode, start, end, 77)
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Server]:
-    (tmp_path / "public").mkdir()
-    for name in ("f", "g"):
-        (tmp_path / "public" / name).write_bytes(bytes(100))
-    with caching_client.shared(tmp_path, LEASE_SECONDS) as made:
-        yield made
-
-
-@pytest.fixture
-def one(served: Server) -> Iterator[Client]:
-    made = Client(served)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def other(served: Server) -> Iterator[Client]:
-    made = Client(served)
-    yield made
-    made.close()
-
-
 def ask(client: Client, family: Family, wanted: Lock, name: bytes = b"f") -> int:
     return client.tree.locks.lock(client.find(name), family, wanted)
 
 
-def requests(client: Client) -> int:
-    """How many requests about locks it has sent."""
-    kinds = client.tree.rpc.meter.kinds
-    return sum(sum(classes) for name, classes in kinds.items() if name.startswith("fs.file-lock"))
-
-
-@FAMILIES
-def test_one_excludes_the_other(one: Client, other: Client, family: Family) -> None:
-    assert ask(one, family, lock(WRITE)) == 0
-    assert ask(other, family, lock(WRITE)) == errno.EAGAIN
-    assert ask(other, family, lock(UNLOCK)) == 0
-    assert ask(one, family, lock(READ)) == 0
-    assert ask(other, family, lock(READ)) == 0
-    assert ask(one, family, lock(WRITE)) == errno.EAGAIN
-    other.tree.locks.release(other.find(b"f"), family, BIG)
-    assert ask(one, family, lock(WRITE)) == 0
-    assert ask(one, family, lock(UNLOCK)) == 0
-    assert ask(other, family, lock(WRITE)) == 0
-
-
 @FAMILIES
 @pytest.mark.parametrize("how", ["leaves", "is gone"])
-def test_the_locks_of_a_host_end_with_it(one: Client, other: Client, family: Family, how: str) -> None:
-    assert ask(one, family, lock(WRITE)) == 0
+def test_the_locks_of_a_host_end_with_it(client: Client, other: Client, family: Family, how: str) -> None:
+    assert ask(client, family, lock(WRITE)) == 0
     assert ask(other, family, lock(WRITE)) == errno.EAGAIN
     if how == "leaves":
-        one.tree.close()
+        client.tree.close()
     else:
-        one.recalls.stop()
+        client.recalls.stop()
     eventually(lambda: ask(other, family, lock(WRITE)) == 0, "the lock is free")
 
 
-def test_what_is_in_the_way(one: Client, other: Client) -> None:
-    assert ask(one, Family.POSIX, lock(WRITE, 10, 19)) == 0
-    mine, others = (
-        each.tree.locks.first_conflict(each.find(b"f"), lock(READ, owner=1)) for each in (one, other)
-    )
-    assert mine and others
-    assert (others.mode, others.start, others.end, others.pid) == (WRITE, 10, 19, 0)
-    assert mine.pid == 77
-    assert one.tree.locks.first_conflict(one.find(b"f"), lock(WRITE)) is None  # its own
-    assert errno_of(one.tree.locks.first_conflict, one.find(b"f"), lock(UNLOCK)) == errno.EINVAL
-
-
 @pytest.mark.parametrize("mode", [WRITE, UNLOCK])
-def test_a_lock_is_told_after_what_was_written_under_it(one: Client, tmp_path: Path, mode: Mode) -> None:
-    found, handle = one.tree.create(one.public, b"new", os.O_RDWR, 0o644, None)
+def test_a_lock_is_told_after_what_was_written_under_it(client: Client, top: Path, mode: Mode) -> None:
+    found, handle = client.tree.create(client.public, b"new", os.O_RDWR, 0o644, None)
     if mode is UNLOCK:
-        assert one.tree.locks.lock(found.node, Family.POSIX, lock(WRITE)) == 0
-    assert one.gather(found.node, b"data")
-    assert one.tree.locks.lock(found.node, Family.POSIX, lock(mode)) == 0
-    assert (tmp_path / "public" / "new").read_bytes() == b"data"
-    one.tree.release(handle)
+        assert client.tree.locks.lock(found.node, Family.POSIX, lock(WRITE)) == 0
+    assert client.gather(found.node, b"data")
+    assert client.tree.locks.lock(found.node, Family.POSIX, lock(mode)) == 0
+    assert (top / "public" / "new").read_bytes() == b"data"
+    client.tree.release(handle)
 
 
-def test_what_cannot_be_written_costs_no_lock(one: Client, other: Client) -> None:
+def test_what_cannot_be_written_costs_no_lock(client: Client, other: Client) -> None:
     failing = False
 
     def flush(_file: CachedInode) -> None:
         if failing:
             raise os_error(errno.ENOSPC)
 
-    locks, node = RemoteLocks(one.tree.rpc, flush), one.find(b"f")
+    locks, node = RemoteLocks(client.tree.rpc, flush), client.find(b"f")
     for byte in (0, 5):
         assert locks.lock(node, Family.POSIX, lock(WRITE, byte, byte)) == 0
     failing = True
@@ -139,101 +85,89 @@ def test_what_cannot_be_written_costs_no_lock(one: Client, other: Client) -> Non
     assert answers == [errno.EAGAIN, 0, 0]
 
 
-def test_a_close_asks_nobody_if_there_is_nothing_to_unlock(one: Client) -> None:
-    assert ask(one, Family.POSIX, lock(WRITE)) == 0
-    assert ask(one, Family.POSIX, lock(UNLOCK)) == 0
-    before = requests(one)
+def test_a_close_asks_nobody_if_there_is_nothing_to_unlock(client: Client) -> None:
+    assert ask(client, Family.POSIX, lock(WRITE)) == 0
+    assert ask(client, Family.POSIX, lock(UNLOCK)) == 0
+    before = client.asked(*LOCKING)
     for family in Family:
-        one.tree.locks.release(one.find(b"f"), family, BIG)
-    assert ask(one, Family.POSIX, lock(UNLOCK)) == 0
-    assert requests(one) == before > 0
+        client.tree.locks.release(client.find(b"f"), family, BIG)
+    assert ask(client, Family.POSIX, lock(UNLOCK)) == 0
+    assert client.asked(*LOCKING) == before > 0
 
 
 @FAMILIES
 def test_a_server_that_forgot_all_is_asked_again(
-    one: Client, other: Client, served: Server, family: Family
+    client: Client, other: Client, server: Server, family: Family
 ) -> None:
-    assert ask(one, family, lock(WRITE)) == 0
-    assert ask(one, Family.POSIX, lock(READ, 5, 9), b"g") == 0
+    assert ask(client, family, lock(WRITE)) == 0
+    assert ask(client, Family.POSIX, lock(READ, 5, 9), b"g") == 0
     assert ask(other, family, lock(WRITE)) == errno.EAGAIN
-    served.forget()
-    served.cut()
-    one.await_lease()
+    server.forget()
+    server.cut()
+    client.await_lease()
     eventually(lambda: ask(other, family, lock(WRITE)) == errno.EAGAIN, "the lock is asked for again")
     assert ask(other, Family.POSIX, lock(WRITE, 0, 4), b"g") == 0
     assert ask(other, Family.POSIX, lock(WRITE, 9, 9), b"g") == errno.EAGAIN
-    one.tree.locks.release(one.find(b"f"), family, BIG)
+    client.tree.locks.release(client.find(b"f"), family, BIG)
     assert ask(other, family, lock(WRITE)) == 0
 
 
 @LOST
 @FAMILIES
 def test_what_somebody_else_has_got_meanwhile_is_lost(
-    one: Client, other: Client, served: Server, family: Family
+    client: Client, other: Client, server: Server, family: Family
 ) -> None:
-    node = one.find(b"f")
-    assert ask(one, family, lock(WRITE)) == 0
-    one.away = True
-    served.forget()
-    served.cut()
+    node = client.find(b"f")
+    assert ask(client, family, lock(WRITE)) == 0
+    client.away = True
+    server.forget()
+    server.cut()
     eventually(lambda: errno_of(ask, other, family, lock(WRITE)) is None, "the other has the lock")
-    one.tree.locks.require(node)
-    one.away = False
-    eventually(lambda: errno_of(one.tree.locks.require, node) == errno.EIO, "the loss of the lock is known")
-    assert ask(one, family, lock(READ)) == errno.EIO
-    assert ask(one, family, lock(UNLOCK)) == 0
-    one.tree.locks.release(node, family, BIG)
-    one.tree.locks.require(node)
-    assert ask(one, family, lock(READ)) == errno.EAGAIN
+    client.tree.locks.require(node)
+    client.away = False
+    eventually(
+        lambda: errno_of(client.tree.locks.require, node) == errno.EIO, "the loss of the lock is known"
+    )
+    assert ask(client, family, lock(READ)) == errno.EIO
+    assert ask(client, family, lock(UNLOCK)) == 0
+    client.tree.locks.release(node, family, BIG)
+    client.tree.locks.require(node)
+    assert ask(client, family, lock(READ)) == errno.EAGAIN
 
 
-@pytest.fixture
-def cut(served: Server) -> Iterator[RemoteFs]:
-    """A client whose connections can be cut."""
-    made = RemoteFs(served.dial, timeout=SOON)
-    yield made
-    made.close()
-
-
-def test_a_request_whose_reply_is_lost_is_done_once(
-    cut: RemoteFs, other: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = cut.walk(ROOT, [b"public", b"f"]).node
+def test_a_request_whose_reply_is_lost_is_done_once(tree: RemoteFs, other: Client) -> None:
+    node = tree.walk(ROOT, [b"public", b"f"]).node
     for mode, answer in ((WRITE, errno.EAGAIN), (UNLOCK, 0)):
-        with monkeypatch.context() as patch:
-            patch.setattr(Cutting, "cut_after", r.SetLock.NAME)
-            assert cut.locks.lock(node, Family.POSIX, lock(mode, 0, 0)) == 0
+        Cutting.cut_after = r.SetLock.NAME
+        assert tree.locks.lock(node, Family.POSIX, lock(mode, 0, 0)) == 0
         assert ask(other, Family.POSIX, lock(READ, 0, 0)) == answer
 
 
 @LOST
 def test_a_request_of_which_nothing_is_heard_costs_its_owner_his_locks_of_the_file(
-    cut: RemoteFs, other: Client, served: Server, monkeypatch: pytest.MonkeyPatch
+    tree: RemoteFs, other: Client, server: Server
 ) -> None:
-    f, g = (cut.walk(ROOT, [b"public", name]).node for name in (b"f", b"g"))
+    f, g = (tree.walk(ROOT, [b"public", name]).node for name in (b"f", b"g"))
     for node, owner in ((f, 1), (f, 2), (g, 1)):
-        assert cut.locks.lock(node, Family.POSIX, lock(WRITE, owner, owner, owner)) == 0
+        assert tree.locks.lock(node, Family.POSIX, lock(WRITE, owner, owner, owner)) == 0
 
-    def refuse() -> None:
-        served.refusing = True
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Cutting, "cut_after", r.SetLock.NAME)
-        patch.setattr(Cutting, "then", refuse)
-        assert errno_of(cut.locks.lock, f, Family.POSIX, lock(WRITE, 5, 5, 1)) in (errno.EIO, errno.ETIMEDOUT)
-    served.refusing = False
-    cut.statfs()  # what is posted goes with it
-    assert [errno_of(cut.locks.require, node) for node in (f, g)] == [errno.EIO, None]
-    assert cut.locks.lock(f, Family.POSIX, lock(READ, 7, 7, 1)) == errno.EIO
+    Cutting.then = staticmethod(lambda: setattr(server, "refusing", True))
+    Cutting.cut_after = r.SetLock.NAME
+    assert errno_of(tree.locks.lock, f, Family.POSIX, lock(WRITE, 5, 5, 1)) in (errno.EIO, errno.ETIMEDOUT)
+    Cutting.then = staticmethod(lambda: None)
+    server.refusing = False
+    tree.statfs()  # what is posted goes with it
+    assert [errno_of(tree.locks.require, node) for node in (f, g)] == [errno.EIO, None]
+    assert tree.locks.lock(f, Family.POSIX, lock(READ, 7, 7, 1)) == errno.EIO
     locked = [ask(other, Family.POSIX, lock(READ, byte, byte)) == errno.EAGAIN for byte in (1, 2, 5)]
     assert locked == [False, True, False]
     assert ask(other, Family.POSIX, lock(READ, 1, 1), b"g") == errno.EAGAIN
-    cut.locks.release(f, Family.POSIX, 1)
-    cut.locks.require(f)
+    tree.locks.release(f, Family.POSIX, 1)
+    tree.locks.require(f)
 
 
-def test_a_request_that_was_given_up_is_not_done_later(served: Server) -> None:
-    with served.talk() as talk:
+def test_a_request_that_was_given_up_is_not_done_later(client: Client, server: Server) -> None:
+    with server.talk() as talk:
         file, epoch = talk.find(b"public", b"f"), talk.call(r.GetLockEpoch(0), r.LocksDropped).epoch
         inode = talk.call(p.GetAttributes(file), p.AttributesAre).attributes.inode
         assert talk.ask(r.SetLock(file, epoch, 1, False, 1, WRITE)) == r.LockSet(0)
@@ -243,23 +177,6 @@ def test_a_request_that_was_given_up_is_not_done_later(served: Server) -> None:
         assert talk.ask(r.SetLock(file, epoch + 1, 4, False, 1, WRITE)) == r.LocksDropped(epoch)
         assert talk.ask(r.SetLock(file, epoch, 4, False, 1, WRITE)) == r.LockSet(0)
         assert talk.ask(r.GetLock(4711, 1, WRITE, 0, 1)) == p.Error(errno.ESTALE)
-
-
-def test_others_lock_once_a_host_that_is_back_has_reclaimed_its_locks() -> None:
-    now = [5.0]
-    manager = DelegationManager(10.0, lambda: now[0])
-    holder, other = manager.join(), manager.join()
-    manager.begin_lease(holder, lambda: False)
-    waiting = Doing(manager.await_locks, other)
-    assert lasts(lambda: not waiting.done, 0.1)
-    manager.await_locks(holder)  # for others alone
-    manager.restored_locks(holder)
-    waiting.result()
-    manager.begin_lease(holder, lambda: False)
-    late = Doing(manager.await_locks, DEVICE)
-    assert lasts(lambda: not late.done, 0.1)
-    now[0] += 10.1  # a host that does not come to it holds nobody up
-    late.result()
 
 
 def test_a_host_that_waits_for_another_to_reclaim_its_locks_keeps_its_lease(tmp_path: Path) -> None:

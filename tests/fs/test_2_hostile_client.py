@@ -164,11 +164,6 @@ def test_nobody_is_served_who_has_not_said_who_he_is(world: World) -> None:
                 assert isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
 
 
-def test_replies_are_no_requests(world: World) -> None:
-    for reply in REPLIES:
-        assert isinstance(world.say(reply), Failure)
-
-
 def _exactly(answer: Message) -> Message:
     return dataclasses.replace(answer, granted=0) if isinstance(answer, p.Error) else answer
 

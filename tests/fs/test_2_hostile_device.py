@@ -18,20 +18,21 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, ProtocolError
+from millpond.fs.client.cache.dir_page import DOTS_END
 from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.fuse.server import _HANDLERS, FuseServer
+from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import dirents
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.bulk_copy import UNANSWERED
 from millpond.fs.proto.validate import require_possible
 from millpond.fs.vfs.inode_api import ROOT, Node, WouldBlock, may_block
 from millpond.fs.vfs.lock_types import Family, Lock, Mode
-from millpond.fs.vfs.path_api import Owner
+from millpond.fs.vfs.path_api import Attributes, Owner
 from millpond.fs.vfs.xattr_names import MAX_VALUE
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
@@ -59,6 +60,7 @@ _ANSWERED_BY: dict[type[Message], type[Message]] = {
     r.SetLock: r.LockSet,
     p.SessionHello: p.SessionWelcome,
     p.ReadDirectory: p.Entries,
+    c.ReadDirectoryPlus: c.EntriesPlus,
     p.ReadLink: p.Link,
     p.Write: p.Written,
     p.Seek: p.OffsetIs,
@@ -95,7 +97,7 @@ class Device:
                 channel.receive_payload(1 << 20, Deadline.after(SOON))
                 if isinstance(head.message, p.Attend):
                     self._attended(channel)
-                elif not isinstance(head.message, UNANSWERED):
+                elif not isinstance(head.message, c.UNANSWERED):
                     answer, payload = self._answer(head.message)
                     channel.send(answer, Deadline.after(SOON), payload)
 
@@ -362,12 +364,38 @@ def test_listings_that_never_end(mounted: Mounted) -> None:
         _list(mounted, entry, errno.EIO, end=False)
 
 
-def _list(mounted: Mounted, packed: bytes, error: int, *, end: bool = True) -> None:
-    mounted.device.says[p.Entries] = p.Entries(end=end), packed
+def _list(mounted: Mounted, packed: bytes, error: int, *, end: bool = True, plus: bool = False) -> None:
+    kind: type[Message] = c.EntriesPlus if plus else p.Entries
+    mounted.device.says[kind] = c.EntriesPlus(end) if plus else p.Entries(end=end), packed
     handle = mounted.tree.opendir(mounted.directory)
     body = abi.READ.pack(handle, 0, 4096, 0, 0, 0, 0)
-    assert mounted.ask(Code.READDIR, body) == error
+    assert mounted.ask(Code.READDIRPLUS if plus else Code.READDIR, body) == error
     mounted.tree.release(handle)
+
+
+def _page(name: bytes = b"name", cookie: int = 5, attributes: Attributes = ATTRIBUTES) -> bytes:
+    page = c.Page(1000)
+    page.add(b"good", 4, ATTRIBUTES.fields())
+    page.add(name, cookie, attributes.fields())
+    return page.packed()
+
+
+def test_pages_with_attributes_that_cannot_be(mounted: Mounted) -> None:
+    bad = [_page(name) for name in (b"", b".", b"..", b"a/b", b"a\0b")]
+    for wrong in ({"mode": 0o7}, {"size": 1 << 63}, {"rdev": 1 << 32}):
+        bad.append(_page(attributes=replace(ATTRIBUTES, **wrong)))
+    for page in (*bad, _page(cookie=0), _page()[:-1], _page()[:20], bytes(1 << 20)):
+        _list(mounted, page, errno.EIO, plus=True)
+    _list(mounted, b"", errno.EIO, plus=True, end=False)
+    assert errno_of(lambda: list(mounted.tree.bulk.list(mounted.directory, []))) == errno.EIO
+    mounted.device.says[c.EntriesPlus] = c.EntriesPlus(False), _page()  # it begins anew for ever
+    handle = mounted.tree.opendir(mounted.directory)
+    asked = [
+        mounted.ask(Code.READDIRPLUS, abi.READ.pack(handle, at, 4096, 0, 0, 0, 0)) for at in (0, 5 + DOTS_END)
+    ]
+    assert asked[-1] == errno.EIO
+    mounted.tree.release(handle)
+    _list(mounted, _page(), 0, plus=True)
 
 
 def test_more_than_was_asked_for(mounted: Mounted) -> None:

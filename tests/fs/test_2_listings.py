@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from millpond.fs.client.cache import listed as listed_module
 from millpond.fs.client.listing import pages as dir_pages
-from millpond.fs.proto import bulk_copy as c
 from millpond.fs.store import directories
 from millpond.fs.vfs.inode_api import InodeFs, Node
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, attributes
+from millpond.fs.vfs.path_api import Handle, attributes
 
-from ..waiting import eventually
 from .caching_client import Client, Device
-from .support import errno_of
+from .support import Doing, errno_of
 from .test_2_recalls import client, device, lease, server
 
 __all__ = ["client", "device", "lease", "server"]
@@ -73,12 +70,6 @@ def part(tree: InodeFs, handle: Handle, offset: int, room: int = 1 << 30) -> lis
     return buffer.entries
 
 
-def asked(client: Client, *kinds: str) -> int:
-    """How many of these requests the server has answered."""
-    known = client.tree.rpc.meter.kinds
-    return sum(sum(known[kind]) for kind in kinds if kind in known)
-
-
 @pytest.fixture
 def folder(client: Client, device: Device, top: Path) -> Path:
     there = top / "public" / "many"
@@ -92,7 +83,7 @@ def test_entries_are_lookups_and_the_next_stat_costs_no_request(client: Client, 
     node = client.find(b"many")
     found = listed(client.tree, node, 50)
     assert len(found) == _MANY + 2 and [entry.node for entry in found[:2]] == [0, 0]
-    before = asked(client, "fs.walk", "fs.getattr")
+    before = client.asked("fs.walk", "fs.getattr")
     for entry in found[2:]:
         status = (folder / os.fsdecode(entry.name)).stat()
         assert tuple(entry.fields) == attributes(status).fields()
@@ -100,7 +91,7 @@ def test_entries_are_lookups_and_the_next_stat_costs_no_request(client: Client, 
         assert client.tree.getattr(entry.node).attributes == attributes(status)
         assert client.find(entry.name, node) == entry.node
         client.tree.forget(entry.node, 1)
-    assert asked(client, "fs.walk", "fs.getattr") == before
+    assert client.asked("fs.walk", "fs.getattr") == before
 
 
 def test_what_did_not_fit_is_not_looked_up(client: Client, folder: Path) -> None:
@@ -168,21 +159,6 @@ def test_a_change_between_page_and_use_is_seen(client: Client, device: Device, f
     client.tree.release(handle)
 
 
-def test_a_listed_file_is_recalled(client: Client, device: Device, folder: Path) -> None:
-    node = client.find(b"many")
-    found = {entry.name: entry for entry in listed(client.tree, node)}
-    there = device.tree.lookup(device.public, b"many").node
-    file = device.tree.lookup(there, b"007").node
-    writing = device.tree.open(file, os.O_WRONLY)
-    device.tree.write(writing, b"x", 5000)
-    device.tree.release(writing)
-    assert (found[b"007"].node, False) in client.kernel.dropped
-    assert client.size(found[b"007"].node) == 5001
-    device.tree.unlink(there, b"008")
-    assert node in client.kernel.awaited  # names that the kernel was about to take over are dropped, too
-    assert errno_of(client.tree.lookup, node, b"008") == errno.ENOENT
-
-
 def test_a_restarted_server_goes_on_behind_a_cookie(client: Client, folder: Path) -> None:
     node = client.find(b"many")
     handle = client.tree.opendir(node)
@@ -204,31 +180,6 @@ def listed_from(client: Client, handle: Handle, offset: int) -> list[Entry]:
     return found
 
 
-def test_a_listed_file_is_opened_read_and_renamed(client: Client, folder: Path) -> None:
-    node = client.find(b"many")
-    found = {entry.name: entry for entry in listed(client.tree, node)}
-    assert client.read(found[b"042"].node) == bytes(42)
-    client.tree.rename(node, b"043", node, b"other")
-    assert client.read(found[b"043"].node) == bytes(43)
-    client.tree.unlink(node, b"044")
-    assert errno_of(client.tree.lookup, node, b"044") == errno.ENOENT
-    assert {entry.name for entry in listed(client.tree, node)} == {
-        *(name for name in found if name not in (b"043", b"044")),
-        b"other",
-    }
-
-
-def test_too_many_known_files_are_forgotten_by_the_kernel(client: Client, folder: Path) -> None:
-    node = client.find(b"many")
-    found = {entry.name: entry for entry in listed(client.tree, node)}
-    with client.opened(found[b"001"].node):
-        client.recalls.memory.most = 100  # not before, or it might be chosen before it is open
-        eventually(lambda: len(client.kernel.pruned) >= _MANY - 100, "the kernel is told to forget")
-        forgotten = {file[0] for file in client.kernel.pruned}
-        assert found[b"001"].node not in forgotten and node not in forgotten
-        assert (found[b"002"].node, node, b"002") in client.kernel.pruned
-
-
 def test_a_program_that_lists_first_and_looks_then_costs_few_requests(client: Client, folder: Path) -> None:
     """The kernel asks for attributes in the first block alone (FUSE_READDIRPLUS_AUTO)."""
     node = client.find(b"many")
@@ -237,10 +188,10 @@ def test_a_program_that_lists_first_and_looks_then_costs_few_requests(client: Cl
     rest = list(client.tree.readdir(handle, first[-1].offset))
     client.tree.release(handle)
     assert len(first) + len(rest) == _MANY + 2
-    before = asked(client, "fs.walk", "fs.getattr", "fs.readdir", "fs.readdirplus")
+    before = client.asked("fs.walk", "fs.getattr", "fs.readdir", "fs.readdirplus")
     for entry in rest:
         assert client.tree.lookup(node, os.fsencode(entry.name)).seconds > 0
-    assert asked(client, "fs.walk", "fs.getattr", "fs.readdir", "fs.readdirplus") == before
+    assert client.asked("fs.walk", "fs.getattr", "fs.readdir", "fs.readdirplus") == before
 
 
 def test_files_that_nobody_looks_at_are_not_kept_for_ever(
@@ -276,68 +227,7 @@ def test_a_huge_directory_is_held_by_neither_side(
         assert client.tree.rpc.inodes.pages_held <= 6
     client.tree.release(handle)
     assert len(names) == len(set(names)) == _MANY + 2
-    assert asked(client, "fs.readdirplus") > 5
-
-
-@pytest.mark.parametrize(
-    "name", [b"", b".", b"..", b"a/b", b"a\0b"], ids=["empty", "dot", "dots", "slash", "nul"]
-)
-def test_pages_with_names_that_no_file_has(
-    client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
-) -> None:
-    bad = c.Page(1000)
-    bad.add(b"good", 5, attributes(folder.stat()).fields())
-    bad.add(name, 6, attributes(folder.stat()).fields())
-    said = bad.packed()
-    monkeypatch.setattr(c.Page, "packed", lambda _page: said)
-    assert errno_of(listed, client.tree, client.find(b"many")) == errno.EIO
-
-
-def test_pages_that_hold_what_cannot_be(
-    client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, node = attributes(folder.stat()), client.find(b"many")
-    pages = []
-    for wrong in (replace(good, mode=0o7), replace(good, size=1 << 63), replace(good, rdev=1 << 32)):
-        page = c.Page(1000)
-        page.add(b"name", 5, wrong.fields())
-        pages.append(page.packed())
-    page = c.Page(1000)
-    page.add(b"name", 0, good.fields())
-    for data in (*pages, page.packed(), pages[0][:-1], pages[0][:20], bytes(MAX_TRANSFER)):
-        monkeypatch.setattr(c.Page, "packed", lambda _page, data=data: data)
-        assert errno_of(listed, client.tree, node) == errno.EIO
-
-
-def test_a_listing_that_does_not_advance_ends(
-    client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server says for each page that there are more, and that they begin where this one began."""
-    page = c.Page(1000)
-    page.add(b"name", 77, replace(attributes(folder.stat()), mode=stat.S_IFREG).fields(), 0, 1)
-    said = page.packed()
-    monkeypatch.setattr(c.Page, "packed", lambda _page: said)
-    monkeypatch.setattr(c.Page, "has_room", lambda *_: False)
-    assert errno_of(listed, client.tree, client.find(b"many")) == errno.EIO
-
-
-def test_names_that_come_twice_are_two_lookups(
-    client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inodes, node, fields = client.tree.rpc.inodes, client.find(b"many"), attributes(folder.stat()).fields()
-    file = (fields[0] + (1 << 40), stat.S_IFREG, 1, *fields[3:])
-    page = c.Page(1000)
-    for number in range(3):
-        page.add(b"name", 77 + number, file, 0, 1 << 40)
-    said = page.packed()
-    monkeypatch.setattr(c.Page, "packed", lambda _page: said)
-    before = inodes.count
-    found = listed(client.tree, node)
-    assert len({entry.node for entry in found[2:]}) == 1 and inodes.count == before + 1
-    client.tree.forget(found[2].node, 2)
-    assert inodes.count == before + 1
-    client.tree.forget(found[2].node, 1)
-    assert inodes.count == before
+    assert client.asked("fs.readdirplus") > 5
 
 
 def test_two_programs_that_use_a_listed_file_first_at_once(client: Client, folder: Path) -> None:
@@ -355,11 +245,8 @@ def test_two_programs_that_use_a_listed_file_first_at_once(client: Client, folde
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=use) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for using in [Doing(use) for _ in range(2)]:
+            using.result()
     finally:
         sys.setswitchinterval(before)
     assert len(nodes) == 3000 + _MANY and set(found) == {None}

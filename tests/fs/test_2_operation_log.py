@@ -14,7 +14,7 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.fuse import operation_log
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.fuse.operation_log import OperationLog
-from millpond.fs.vfs.inode_api import ROOT, CachedAttributes, Node
+from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.path_api import causes, os_error
 
 from .support import Server
@@ -22,14 +22,7 @@ from .support import Server
 pytestmark = pytest.mark.expected_log("by process 77|more operations")
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+NOW = [1000.0]
 
 
 def path_of(node: Node) -> str:
@@ -38,76 +31,73 @@ def path_of(node: Node) -> str:
     return f"dir/file{node}"
 
 
-def header(code: Code, node: int = 5) -> Header:
-    return Header(0, code, 1, node, 0, 0, 77)
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def operations(clock: Clock, caplog: pytest.LogCaptureFixture) -> OperationLog:
+def operations(caplog: pytest.LogCaptureFixture) -> OperationLog:
     caplog.set_level(logging.INFO, operation_log.__name__)
-    return OperationLog(path_of, clock)
+    return OperationLog(path_of, lambda: NOW[0])
 
 
-def failed(code: int, cause: BaseException | None = None) -> OSError:
-    error = os_error(code)
-    error.__cause__ = cause
-    return error
-
-
-def test_an_error_that_a_program_sees_is_a_line(
-    operations: OperationLog, clock: Clock, caplog: pytest.LogCaptureFixture
+def answered(
+    operations: OperationLog, code: Code, error: int, took: float = 0.0, cause: object = None, node: int = 5
 ) -> None:
-    cause = RemoteError("csd0 closed the connection")
-    operations.answered(header(Code.FSYNC), errno.EIO, clock.now - 0.25, failed(errno.EIO, cause))
-    operations.answered(header(Code.READ, 9), errno.ETIMEDOUT, clock.now - 3, failed(errno.ETIMEDOUT))
-    assert caplog.messages == [
-        "fsync of 'dir/file5' by process 77: EIO, csd0 closed the connection, after 0.25 s",
-        "read of node 9 by process 77: ETIMEDOUT, Connection timed out, after 3 s",
-    ]
-    assert operations.errors == {("fsync", "EIO"): 1, ("read", "ETIMEDOUT"): 1}
+    failure: Exception | None = os_error(error) if error else None
+    if failure and isinstance(cause, RemoteError):
+        failure.__cause__ = cause
+    elif isinstance(cause, Exception):
+        failure = cause
+    operations.answered(Header(0, code, 1, node, 0, 0, 77), error, NOW[0] - took, failure)
 
 
-def test_what_is_no_failure_is_counted_alone(
-    operations: OperationLog, clock: Clock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("code", "error", "took", "cause", "node", "line"),
+    [
+        (
+            Code.FSYNC,
+            errno.EIO,
+            0.25,
+            RemoteError("it hung up"),
+            5,
+            "fsync of 'dir/file5': EIO, it hung up, after 0.25 s",
+        ),
+        (
+            Code.READ,
+            errno.ETIMEDOUT,
+            3,
+            None,
+            9,
+            "read of node 9: ETIMEDOUT, Connection timed out, after 3 s",
+        ),
+        (Code.READ, errno.EIO, 0, RuntimeError("a\nb"), 5, "read of 'dir/file5': EIO, a b, after 0 s"),
+        (Code.FSYNC, 0, 12, None, 5, "fsync of 'dir/file5': it succeeded, after 12 s"),
+        (Code.FSYNC, 0, 9.9, None, 5, ""),
+        (Code.LOOKUP, errno.ENOENT, 0, None, 5, ""),
+        (Code.CREATE, errno.ESTALE, 0, None, 5, ""),
+    ],
+)
+def test_what_fails_or_takes_long_is_a_line(
+    operations: OperationLog,
+    caplog: pytest.LogCaptureFixture,
+    code: Code,
+    error: int,
+    took: float,
+    cause: object,
+    node: int,
+    line: str,
 ) -> None:
-    operations.answered(header(Code.LOOKUP), errno.ENOENT, clock.now, failed(errno.ENOENT))
-    operations.answered(header(Code.CREATE), errno.ESTALE, clock.now, failed(errno.ESTALE))
-    operations.answered(header(Code.LOOKUP), 0, clock.now - 0.5)
-    assert caplog.messages == []
-    assert operations.errors == {("lookup", "ENOENT"): 1, ("create", "ESTALE"): 1}
-    assert sum(operations.latencies.kinds["lookup"]) == 2
+    answered(operations, code, error, took, cause, node)
+    assert caplog.messages == ([line.replace(":", " by process 77:", 1)] if line else [])
+    assert operations.errors == ({(code.name.lower(), errno.errorcode[error]): 1} if error else {})
+    assert sum(operations.latencies.kinds[code.name.lower()]) == 1
 
 
-def test_a_slow_operation_is_a_line(
-    operations: OperationLog, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    operations.answered(header(Code.FSYNC), 0, clock.now - 9.9)
-    operations.answered(header(Code.FSYNC), 0, clock.now - 12)
-    assert caplog.messages == ["fsync of 'dir/file5' by process 77: it succeeded, after 12 s"]
-
-
-def test_lines_are_limited(operations: OperationLog, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_are_limited(operations: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(100):
-        operations.answered(header(Code.READ), errno.EIO, clock.now, failed(errno.EIO))
+        answered(operations, Code.READ, errno.EIO)
     assert len(caplog.messages) == 20
-    clock.now += 11
-    operations.answered(header(Code.READ), errno.EIO, clock.now, failed(errno.EIO))
+    NOW[0] += 11
+    answered(operations, Code.READ, errno.EIO)
     assert caplog.messages[20] == "80 more operations failed or took long" and len(caplog.messages) == 22
     assert operations.errors == {("read", "EIO"): 101}
-
-
-def test_a_request_that_fails_in_other_ways_is_a_line_too(
-    operations: OperationLog, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    operations.answered(header(Code.READ), errno.EIO, clock.now, RuntimeError("line\nbreak"))
-    assert caplog.messages == ["read of 'dir/file5' by process 77: EIO, line break, after 0 s"]
-    operations.answered(header(Code.READ), errno.EIO, clock.now)
-    assert "no cause is known" in caplog.messages[1]
 
 
 def test_a_file_has_a_path_on_both_sides(tree: RemoteFs, server: Server, top: Path) -> None:
@@ -132,14 +122,8 @@ def test_an_error_has_its_cause_from_below(tree: RemoteFs, server: Server) -> No
 def test_a_file_that_stays_stale_says_whose_word_that_is(tree: RemoteFs, server: Server, top: Path) -> None:
     (top / "f").touch()
     node = tree.lookup(ROOT, b"f").node
-
-    def stale(_node: Node) -> CachedAttributes:
-        raise os_error(errno.ESTALE)
-
     server.restart()
-    server.tree.getattr = stale  # type: ignore[method-assign]
-    server.forget()
-    with pytest.raises(OSError, match="Stale") as caught:
+    with server.tree.refusing(errno.ESTALE, "getattr"), pytest.raises(OSError, match="Stale") as caught:
         tree.getattr(node)
     assert causes(caught.value) == "the device's server said so to 'fs.getattr'"
 

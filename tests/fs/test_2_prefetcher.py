@@ -14,7 +14,7 @@ from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.small_files import MOST
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import ROOT, SetAttr
+from millpond.fs.vfs.inode_api import SetAttr
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 
 from ..waiting import eventually
@@ -27,15 +27,6 @@ FIRST = 128
 """After so many reads of small files the rest is fetched."""
 
 
-def asked(client: Client, *kinds: str) -> int:
-    """How many requests of these kinds, or of all that a program's operation sends, the server has answered.
-    What tells it of FORGETs is sent at any time.
-    """
-    found = client.tree.meter.kinds
-    counted = kinds or found.keys() - {"fs.hello", "fs.statfs"}
-    return sum(sum(found[kind]) for kind in counted if kind in found)
-
-
 def read_some(client: Client, names: Sequence[bytes]) -> None:
     for name in names:
         assert client.read(client.find(name)) == name
@@ -43,7 +34,7 @@ def read_some(client: Client, names: Sequence[bytes]) -> None:
 
 def fetched(client: Client, times: int) -> None:
     """Return once the server has answered so many requests, and the last one's files are cached."""
-    eventually(lambda: asked(client, "fs.fetch") >= times, "files are fetched")
+    eventually(lambda: client.asked("fs.fetch") >= times, "files are fetched")
 
 
 @pytest.fixture
@@ -67,12 +58,12 @@ def fetching(samples: list[bytes], client: Client) -> list[bytes]:
 
 def test_the_rest_of_a_directory_of_which_much_was_read(samples: list[bytes], client: Client) -> None:
     read_some(client, samples[: FIRST - 1])
-    assert asked(client, "fs.fetch") == 0
+    assert client.asked("fs.fetch") == 0
     read_some(client, samples[FIRST - 1 : FIRST])
     fetched(client, 5)
-    before = asked(client)
+    before = client.asked()
     read_some(client, samples[FIRST:])
-    assert asked(client) - before < 50  # the last ones may still have been on their way
+    assert client.asked() - before < 50  # the last ones may still have been on their way
 
 
 def test_the_rest_is_as_new_as_what_was_read(samples: list[bytes], client: Client, device: Device) -> None:
@@ -95,7 +86,7 @@ def test_a_directory_that_is_too_long_to_be_listed(client: Client, top: Path) ->
         (top / "public" / f"{number:0200}").touch()
     read_some(client, [b"%04d" % number for number in range(FIRST)])
     client.tree.statfs()
-    assert asked(client, "fs.fetch") == 0
+    assert client.asked("fs.fetch") == 0
 
 
 @pytest.mark.parametrize("by", ["the device", "the client"])
@@ -124,9 +115,9 @@ def test_writes_to_other_files_spoil_nothing(fetching: list[bytes], client: Clie
         client.tree.setattr(client.find(b"g"), SetAttr(size=4))
         client.gate.open()
         fetched(client, 5)
-    before = asked(client)
+    before = client.asked()
     read_some(client, fetching[FIRST:])
-    assert asked(client) - before < 50
+    assert client.asked() - before < 50
     assert client.read(client.find(b"g")) == b"writ"
 
 
@@ -196,18 +187,6 @@ def test_closing_while_it_is_fetched(server: Server, samples: list[bytes]) -> No
     closing.result()
 
 
-def test_a_private_file_is_found_nowhere(server: Server, client: Client, top: Path) -> None:
-    (top / "private").mkdir()
-    (top / "private" / "secret").write_text("mine")
-    with server.talk() as talk:
-        public = talk.find(b"public")
-        for directory, name in ((public, b"../private"), (public, b"..")):
-            assert talk.call(f.FetchMany((directory,), ((name,),), MOST), f.Fetched) == f.Fetched(1)
-        assert talk.call(f.FetchMany((ROOT,), ((b"private",),), MOST), f.Fetched) == f.Fetched(1)
-        for unknown in (public + 1, (top / "private").stat().st_ino):
-            assert talk.ask(f.FetchMany((unknown,), ((b"secret",),), MOST)) == p.Error(errno.ESTALE)
-
-
 class TestPacking:
     ATTRIBUTES = Attributes(1 << 60, 0o100644, 2, 1000, 1001, 3, 9, 4096, -1, 10**18, 5, 0x0801)
 
@@ -224,10 +203,3 @@ class TestPacking:
         for cut in set(range(1, len(packed))) - {(len(packed) - 3) // 2 + 3}:
             with pytest.raises(ProtocolError):
                 list(f.unpack_found(packed[:cut]))
-
-    def test_room(self) -> None:
-        batch, count = f.Batch(), 0
-        while batch.has_room(MOST):
-            batch.add(count, p.FoundIs(7, self.ATTRIBUTES), bytes(MOST))
-            count += 1
-        assert count == 15 and len(batch.packed()) <= MAX_TRANSFER

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -13,11 +14,12 @@ import pytest
 from millpond.fs.coherence.delegation_table import DEVICE
 from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, SetAttr
 from millpond.fs.vfs.path_api import Handle
+from millpond.wire.channel import Channel
 
 from ..waiting import eventually
-from .caching_client import WHOLE, Client, Device
+from .caching_client import WHOLE, Client, Device, make
 from .recall_clients import LONG, client, device, lease, other, server
-from .support import SOON, Doing, Server
+from .support import SOON, Doing, Server, errno_of, lasts
 
 __all__ = ["client", "device", "lease", "other", "server"]
 
@@ -216,3 +218,54 @@ def test_a_server_that_forgot_a_client_is_asked_anew(client: Client, device: Dev
     client.await_lease()
     device.put(b"f", b"again")
     assert client.size(node) == 5
+
+
+@pytest.mark.parametrize("change", ["remove", "replace", "move"])
+def test_a_name_that_is_taken_away_counts_though_the_file_was_found_by_another(
+    client: Client, top: Path, change: str
+) -> None:
+    """Names are forgotten when a change of their directory fails; a kernel knows them still."""
+    tree, public, node = client.tree, client.public, client.find(b"f")
+    make(client, b"in it", tree.mkdir(public, b"d", 0o755, None).node)
+    tree.link(node, public, b"h")
+    assert errno_of(tree.rmdir, public, b"d") == errno.ENOTEMPTY
+    assert client.find(b"h") == node and tree.getattr(node).attributes.links == 2
+    if change == "remove":
+        tree.unlink(public, b"f")
+    else:
+        tree.rename(
+            public, b"g" if change == "replace" else b"f", public, b"f" if change == "replace" else b"new"
+        )
+    now, told = (top / "public" / "h").stat(), tree.getattr(node).attributes
+    assert (told.links, told.ctime) == (now.st_nlink, now.st_ctime_ns)
+
+
+def test_open_files_are_dropped_first(client: Client, server: Server) -> None:
+    read, opened, known = client.find(b"f"), client.find(b"g"), client.public
+    client.read(read)
+    with client.opened(opened):
+        callback = getattr(server.sessions.find(client.tree.rpc.client), "callback_channel", None)
+        assert isinstance(callback, Channel)
+        callback.shut_down()
+        eventually(lambda: len(client.kernel.dropped) > 3, "everything is dropped")
+    order = [node for node, _ in client.kernel.dropped]
+    assert order[:2] == [opened, read] and known in order[2:]
+
+
+@pytest.mark.parametrize("lease", [4.0])
+def test_a_lease_is_kept_up_and_everything_is_dropped_before_it_ends(
+    client: Client, device: Device, server: Server
+) -> None:
+    """What the kernel has mapped is read without asking, until it is dropped: in the lease's last quarter."""
+    node, known = client.find(b"f"), server.sessions.find(client.tree.rpc.client)
+    assert known
+    client.read(node)
+    assert lasts(lambda: client.kept(node) and not client.kernel.dropped, 5.0)
+    left = list[bool]()
+    client.kernel.before = lambda _node: left.append(server.sessions.delegations.has_lease(known.holder))
+    client.gate.shut("fs.recall", lost=True)
+    eventually(lambda: (node, True) in client.kernel.dropped, "the file is dropped")
+    assert left[0]
+    device.put(b"f", b"longer")
+    client.await_lease()
+    assert client.kept(node) and client.size(node) == 6

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,44 +13,25 @@ from pathlib import Path
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, MillpondError
+from millpond.base.errors import ConnectionLost
 from millpond.fs.client.cache import inodes
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server import client_state, sessions
 from millpond.fs.server.sessions import SessionTable
-from millpond.fs.vfs.inode_api import ROOT, may_block
+from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure
 
 from ..effort import scaled
 from ..waiting import eventually
-from .support import NAME, SLOT, SOON, Cutting, Server, errno_of
+from .support import NAME, SLOT, SOON, Cutting, Doing, Held, Server, errno_of
 
 SLOTS = sessions._MAX_SLOTS
 
 
 MOST_FILES = scaled(quick=300, full=4096)
-
-
-class Slow:
-    """An operation of the server's tree that takes its time: until ``go_on``."""
-
-    def __init__(self, server: Server, name: str) -> None:
-        self._does, self._begun, self.go_on = getattr(server.tree, name), threading.Event(), threading.Event()
-        setattr(server.tree, name, self)
-        server.forget()  # clients that come from now on have it
-
-    def __call__(self, *arguments: object) -> object:
-        self._begun.set()
-        assert self.go_on.wait(4 * SOON)
-        return self._does(*arguments)
-
-    def begun(self) -> None:
-        """Return once somebody is in the middle of it."""
-        assert self._begun.wait(SOON)
 
 
 def test_lost_between_two_operations(volume: PathAdapter, server: Server, top: Path) -> None:
@@ -229,26 +209,9 @@ def test_slots_are_conversations_over_the_same_files(server: Server, top: Path) 
     assert (top / "f").read_text() == "INside"
 
 
-def test_slots_do_not_wait_for_each_other(tree: RemoteFs, server: Server, top: Path) -> None:
-    (top / "f").touch()
-    slow = Slow(server, "statfs")
-    found: list[int | None] = []
-    thread = threading.Thread(target=lambda: found.append(errno_of(tree.statfs)))
-    thread.start()
-    slow.begun()
-    assert tree.lookup(ROOT, b"f").attributes.size == 0  # over this thread's slot
-    slow.go_on.set()
-    thread.join()
-    assert found == [None]
-
-
 def test_any_number_of_threads_one_after_the_other(tree: RemoteFs) -> None:
-    found: list[int | None] = []
     for _ in range(3 * SLOTS):
-        thread = threading.Thread(target=lambda: found.append(errno_of(tree.statfs)))
-        thread.start()
-        thread.join()
-    assert found == [None] * 3 * SLOTS
+        Doing(tree.statfs).result()
 
 
 def test_a_client_has_so_many_slots_and_no_more(server: Server) -> None:
@@ -286,7 +249,7 @@ def test_an_idle_client_forgets_all(
 
 def test_a_slot_that_waits_holds_up_nobody_else(server: Server, top: Path) -> None:
     """One that comes back while its last request is still being done, and another client meanwhile."""
-    slow = Slow(server, "statfs")
+    slow = Held(server.tree, "statfs")
     with Channel(server.raw(), "server") as channel, Channel(server.raw(), "server") as again:
         channel.call(p.SessionHello(NAME, SLOT), p.SessionWelcome, Deadline.after(SOON))
         channel.send(p.GetStatistics(), Deadline.after(SOON))
@@ -340,7 +303,7 @@ def test_a_client_that_ended_does_no_more_over_its_other_slots(server: Server, t
 
 
 def test_a_client_that_ends_in_the_middle_of_a_request_leaves_nothing_open(server: Server, top: Path) -> None:
-    slow = Slow(server, "create")
+    slow = Held(server.tree, "create")
     with server.talk(slot=b"the first slot's") as one, server.talk(slot=b"the second slot.") as two:
         two.channel.send(p.Create(ROOT, b"f", os.O_RDWR, 0o644), Deadline.after(SOON))
         slow.begun()
@@ -393,25 +356,3 @@ def test_lost_in_the_middle(volume: PathAdapter, server: Server, top: Path) -> N
     assert errno_of(volume.open, "x", os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EIO
     assert (top / "log").read_bytes() in (b"", b"once")
     assert volume.statfs().blocks > 0
-
-
-def test_who_may_not_wait_has_a_slot_of_his_own(tree: RemoteFs, server: Server) -> None:
-    tree.statfs()
-    tree.statfs()
-    may_block.set(False)
-    try:
-        tree.statfs()
-    finally:
-        may_block.set(True)
-    tree.statfs()
-    assert server.dialled == 2
-
-
-def test_nobody_attends_in_the_name_of_a_stranger(server: Server) -> None:
-    with server.talk() as talk:
-        assert talk.welcome.lease == LEASE_SECONDS
-    with server.dial(Deadline.after(SOON)) as channel:
-        channel.send(p.Attend(b"an unknown client"), Deadline.after(SOON))
-        assert channel.receive(Deadline.after(SOON)).message == p.Error(errno.ESTALE)
-        with pytest.raises(MillpondError):
-            channel.receive(Deadline.after(SOON))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from millpond.fs.vfs.path_api import Handle
 from ..waiting import eventually
 from .caching_client import WHOLE, Client, Device
 from .recall_clients import client, device, lease, other, server
-from .support import SOON, Doing, Server, errno_of
+from .support import Doing, Held, Server, errno_of
 
 __all__ = ["client", "device", "lease", "other", "server"]
 
@@ -131,18 +130,9 @@ def test_a_change_that_failed_nobody_knows_how_is_looked_at(device: Device, serv
     slow = Client(server, timeout=0.5)
     node = slow.find(b"f")
     assert slow.names() == {"f", "g"} and slow.size(node) == 3
-    go_on = threading.Event()
-    known = server.sessions.find(slow.tree.rpc.client)
-    assert known
-    unlink = known.handlers._coherent.unlink
-
-    def late(*arguments: object) -> None:
-        assert go_on.wait(4 * SOON)
-        unlink(*arguments)  # type: ignore[arg-type]
-
-    known.handlers._coherent.unlink = late  # type: ignore[method-assign, assignment]
+    unlinking = Held(server.tree, "unlink")
     assert errno_of(slow.tree.unlink, slow.public, b"f") == errno.ETIMEDOUT
-    go_on.set()
+    unlinking.go_on.set()
     named = Path(f"/proc/self/fd/{server.root}") / "public" / "f"
     eventually(lambda: not named.exists(), "the name is gone after all")
     eventually(lambda: slow.names() == {"g"}, "the client sees that the name is gone")

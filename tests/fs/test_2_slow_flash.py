@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,30 +24,18 @@ from millpond.fs.vfs.path_api import Handle
 from millpond.wire.channel import Channel
 
 from ..waiting import eventually
-from .support import NAME, SLOT, SOON, Doing, Server, _tcp_pair, errno_of, lasts
+from .support import NAME, SLOT, SOON, Doing, Held, Server, _tcp_pair, errno_of, lasts
 
 SILENCE = 0.4
 
 
-class Sync:
-    """The fsync of a server's flash, which takes until ``done``."""
-
-    def __init__(self, server: Server) -> None:
-        self.begun, self.done = threading.Event(), threading.Event()
-        server.tree.fsync = self  # type: ignore[method-assign, assignment]
-        server.forget()
-
-    def __call__(self, _handle: Handle, _data_only: bool) -> None:
-        self.begun.set()
-        assert self.done.wait(8 * SOON)
-
-
 @pytest.fixture
-def flash(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sync]:
+def flash(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Whose fsync takes until it is to go on."""
     monkeypatch.setattr(rpc_pool, "SILENT_SECONDS", SILENCE)
-    made = Sync(server)
+    made = Held(server.tree, "fsync")
     yield made
-    made.done.set()
+    made.go_on.set()
 
 
 def opened(tree: RemoteFs, name: bytes = b"f") -> Handle:
@@ -55,17 +44,17 @@ def opened(tree: RemoteFs, name: bytes = b"f") -> Handle:
     return handle
 
 
-def test_an_fsync_may_take_long_while_the_server_answers(server: Server, flash: Sync) -> None:
+def test_an_fsync_may_take_long_while_the_server_answers(server: Server, flash: Held) -> None:
     tree = RemoteFs(server.dial, timeout=8 * SOON)
     syncing = Doing(tree.fsync, opened(tree), False)
-    assert flash.begun.wait(SOON)
+    flash.begun()
     assert lasts(lambda: not syncing.done, 5 * SILENCE)
-    flash.done.set()
+    flash.go_on.set()
     syncing.result()
     tree.close()
 
 
-def test_a_server_that_says_nothing_has_stopped(server: Server, flash: Sync) -> None:
+def test_a_server_that_says_nothing_has_stopped(server: Server, flash: Held) -> None:
     """However long an operation may take."""
     tree = RemoteFs(server.dial, timeout=100 * SOON)
     handle = opened(tree)
@@ -75,51 +64,50 @@ def test_a_server_that_says_nothing_has_stopped(server: Server, flash: Sync) -> 
     tree.close()
 
 
-def test_another_operation_does_not_wait_for_one_that_was_given_up(server: Server, flash: Sync) -> None:
+def test_another_operation_does_not_wait_for_one_that_was_given_up(server: Server, flash: Held) -> None:
     """Its session slot still performs it: the next operation has another one."""
     tree = RemoteFs(server.dial, timeout=SILENCE)
     handle = opened(tree)
     assert errno_of(tree.fsync, handle, False) == errno.ETIMEDOUT
-    assert flash.begun.is_set() and not flash.done.is_set()
+    flash.begun()
     tree.statfs()  # over the same slot, as far as the client is concerned
     tree.write(handle, b"y", 1)
     assert tree.read(handle, 5, 0) == b"xy"
-    flash.done.set()
+    flash.go_on.set()
     tree.fsync(handle, False)
     tree.close()
 
 
-def test_an_interrupted_fsync_ends_at_once(server: Server, flash: Sync) -> None:
+def test_an_interrupted_fsync_ends_at_once(server: Server, flash: Held) -> None:
     tree = RemoteFs(server.dial, timeout=100 * SOON)
     handle, operation = opened(tree), Operation()
     syncing = Doing(_sync, tree, handle, operation)
-    assert flash.begun.wait(SOON)
+    flash.begun()
     assert lasts(lambda: not syncing.done)
     operation.interrupt()
     assert syncing.result() == errno.EINTR
     tree.statfs()
-    flash.done.set()
+    flash.go_on.set()
     tree.fsync(handle, False)
     tree.close()
 
 
 def test_requests_that_were_abandoned_delay_others_at_most(
-    server: Server, flash: Sync, monkeypatch: pytest.MonkeyPatch
+    server: Server, flash: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flash still performs them: with all slots of the client taken, another request waits for one."""
     monkeypatch.setattr(sessions, "_MAX_SLOTS", 4)
     tree = RemoteFs(server.dial, timeout=100 * SOON)
     handle = opened(tree)
     for _ in range(4):
-        flash.begun.clear()
         operation = Operation()
         syncing = Doing(_sync, tree, handle, operation)
-        assert flash.begun.wait(SOON)
+        flash.begun()
         operation.interrupt()
         assert syncing.result() == errno.EINTR
     asking = Doing(tree.statfs)
     assert lasts(lambda: not asking.done, 3 * SILENCE)  # the server answers keep-alives all the time
-    flash.done.set()
+    flash.go_on.set()
     asking.result()
     tree.close()
 
@@ -129,7 +117,7 @@ def _sync(tree: RemoteFs, handle: Handle, operation: Operation) -> int | None:
     return errno_of(tree.fsync, handle, False)
 
 
-def test_the_time_of_a_request_is_not_that_of_its_reply(server: Server, flash: Sync, top: Path) -> None:
+def test_the_time_of_a_request_is_not_that_of_its_reply(server: Server, flash: Held, top: Path) -> None:
     """The server gives a client so long to take a reply, however long it took to perform the request."""
     (top / "f").touch()
     ours, theirs = _tcp_pair()
@@ -143,9 +131,32 @@ def test_the_time_of_a_request_is_not_that_of_its_reply(server: Server, flash: S
         found = channel.call(p.Walk(ROOT, (b"f",)), p.FoundIs, deadline)
         handle = channel.call(p.Open(found.node, os.O_RDWR), p.Opened, deadline).handle
         channel.send(p.Sync(handle, False), deadline)
-        assert flash.begun.wait(SOON)
+        flash.begun()
         assert lasts(lambda: thread.is_alive(), 0.5)
-        flash.done.set()
+        flash.go_on.set()
         channel.expect(p.Done, deadline)
     thread.join(SOON)
     eventually(lambda: not thread.is_alive(), "the connection has ended")
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_create_that_is_interrupted_leaves_no_open_file(
+    tree: RemoteFs, server: Server, is_late: bool
+) -> None:
+    """Whether the flash is done before or after the next request."""
+    making_file, operation = Held(server.tree, "create", after=True), Operation(time.monotonic())
+
+    def make() -> None:
+        current.set(operation)
+        tree.create(ROOT, b"f", os.O_RDWR, 0o644, None)
+
+    making = Doing(errno_of, make)
+    making_file.begun()
+    operation.interrupt()
+    assert making.result() == errno.EINTR
+    if is_late:
+        tree.statfs()
+    making_file.go_on.set()
+    tree.statfs()
+    eventually(lambda: not server.open_files, "nothing is open")
+    assert tree.lookup(ROOT, b"f").attributes.size == 0

@@ -3,45 +3,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from millpond.fs.coherence.coherent_fs import CoherentFs
-from millpond.fs.server.handlers import RequestHandlers
-from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, may_block
+from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, may_block, page_writeback
 from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
-from .caching_client import Client, Device, shared
+from .caching_client import Client, Device
+from .recall_clients import client, device, lease, server
 from .support import Cutting, Doing, Server, errno_of
 
-LEASE = 2.0
+__all__ = ["client", "device", "lease", "server"]
 PART = 128 << 10
-
-
-@pytest.fixture
-def server(top: Path) -> Iterator[Server]:
-    with shared(top, LEASE) as made:
-        yield made
-
-
-@pytest.fixture
-def device(server: Server) -> Device:
-    made = Device(server)
-    made.put(b"f", b"one")
-    return made
-
-
-@pytest.fixture
-def client(server: Server, device: Device) -> Iterator[Client]:
-    made = Client(server)
-    made.await_lease()
-    yield made
-    made.close()
 
 
 def is_there(client: Client, name: bytes) -> bool:
@@ -52,33 +30,21 @@ def is_there(client: Client, name: bytes) -> bool:
     return True
 
 
-def before(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, does: Callable[[], object]) -> None:
-    """Something else is done before the method is next called."""
-    original = getattr(kind, method)
-
-    def first(*arguments: object) -> object:
-        monkeypatch.setattr(kind, method, original)
-        Doing(does).result()
-        return original(*arguments)
-
-    monkeypatch.setattr(kind, method, first)
-
-
 def test_what_the_device_makes_before_the_host_hears_that_the_name_is_free(
-    client: Client, device: Device, monkeypatch: pytest.MonkeyPatch
+    client: Client, device: Device, server: Server
 ) -> None:
     client.find(b"f")
-    before(monkeypatch, RequestHandlers, "_changed", lambda: device.put(b"f", b"another"))
+    server.tree.once("getattr", lambda: device.does(b"f", b"another").result())
     Doing(client.tree.unlink, client.public, b"f").result()
-    assert client.names() == {"f"} and is_there(client, b"f")
+    assert client.names() == {"f", "g"} and is_there(client, b"f")
 
 
 def test_what_the_device_removes_before_the_host_hears_that_it_was_made(
-    client: Client, device: Device, monkeypatch: pytest.MonkeyPatch
+    client: Client, device: Device, server: Server
 ) -> None:
-    before(monkeypatch, RequestHandlers, "_created_reply", lambda: device.tree.unlink(device.public, b"n"))
+    server.tree.once("getattr", lambda: Doing(device.tree.unlink, device.public, b"n").result())
     Doing(client.tree.create, client.public, b"n", os.O_RDWR, 0o644, None).result()
-    assert client.names() == {"f"} and not is_there(client, b"n")
+    assert client.names() == {"f", "g"} and not is_there(client, b"n")
 
 
 def test_what_was_read_ahead_from_an_earlier_server(client: Client, device: Device, server: Server) -> None:
@@ -106,22 +72,11 @@ def test_what_was_read_ahead_from_an_earlier_server(client: Client, device: Devi
     assert client.size(client.find(b"f")) == 2
 
 
-def test_a_write_of_a_client_that_is_ended_meanwhile(
-    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_of_a_client_that_is_ended_meanwhile(client: Client, server: Server) -> None:
     handle = client.tree.open(client.find(b"f"), os.O_RDWR)
-    original, ended = CoherentFs.write, threading.Event()
-
-    def write(*arguments: object, **more: object) -> int:
-        monkeypatch.setattr(CoherentFs, "write", original)
-        count: int = original(*arguments, **more)  # type: ignore[arg-type]
-        server.sessions.close()
-        ended.set()
-        return count
-
-    monkeypatch.setattr(CoherentFs, "write", write)
+    server.tree.once("getattr", server.sessions.close)  # for the reply
     errno_of(client.tree.write, handle, b"x", 0)
-    assert ended.is_set()
+    assert not server.tree.before
     assert bytes(client.tree.read(handle, 3, 0)) == b"xne"  # it is opened again
 
 
@@ -160,3 +115,27 @@ def _recalled_while_open(client: Client, device: Device, data: bytes) -> Handle:
     Doing(device.put, b"f", data).result()
     eventually(lambda: not device.written_by_kernel(b"f"), "the server was told that the file is open")
     return handle
+
+
+def test_dirty_pages_that_become_late_just_before_they_are_written(
+    client: Client, device: Device, server: Server, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f = client.find(b"f")
+    client.read(f)
+    known, original = server.sessions.find(client.tree.rpc.client), CoherentFs.write
+    assert known
+
+    def after_the_device(*arguments: object, **more: object) -> int:
+        monkeypatch.setattr(CoherentFs, "write", original)
+        device.does(b"f", b"the device's").result()
+        return original(*arguments, **more)  # type: ignore[arg-type]
+
+    def write_back() -> None:
+        page_writeback.set(True)
+        client.tree.write(handle, b"late", 0)
+
+    with client.opened(f, os.O_RDWR) as handle:
+        server.sessions.delegations.expire(known.holder)
+        monkeypatch.setattr(CoherentFs, "write", after_the_device)
+        assert errno_of(Doing(write_back).result) == errno.EIO
+    assert (top / "public" / "f").read_bytes() == b"the device's"

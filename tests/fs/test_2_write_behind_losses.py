@@ -3,52 +3,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from millpond.fs.client import write_behind
 from millpond.fs.client.rpc_pool import now
-from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import SetAttr
-from millpond.fs.vfs.path_api import Handle, os_error
+from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
 from .caching_client import Client, Device, make, restart
 from .gathering_clients import LEASE, client, close, device, patience, public, server, written
-from .support import SOON, Cutting, Doing, Server, errno_of, lasts
+from .support import Cutting, Doing, Held, Server, errno_of, lasts
 
 __all__ = ["client", "device", "patience", "public", "server"]
 LOST = pytest.mark.expected_log("are lost that did not reach")
-
-
-def refused(monkeypatch: pytest.MonkeyPatch, code: int, what: str = "write") -> None:
-    """Whatever is written on the flash, or what else it does."""
-
-    def fail(*_arguments: object, **_more: object) -> int:
-        raise os_error(code)
-
-    monkeypatch.setattr(BackingFs, what, fail)
 
 
 @LOST
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG])
 @pytest.mark.parametrize("how", ["close", "fsync", "write"])
 def test_the_reason_of_a_loss_is_told_once_for_each_open_file(
-    client: Client, public: Path, monkeypatch: pytest.MonkeyPatch, code: int, how: str
+    client: Client, server: Server, public: Path, code: int, how: str
 ) -> None:
     node, handle = make(client, b"f")
     second = client.tree.open(node, os.O_RDONLY)
     assert client.gather(node, b"data")
-    with monkeypatch.context() as full:
-        refused(full, code)
-        if how == "write":
+    if how == "write":
+        with server.tree.refusing(code):
             client.tree.write_behind.flush_all()
             assert not client.gather(node, b"more", 4)
     tries: dict[str, Callable[[Handle], object]] = {
@@ -56,9 +45,7 @@ def test_the_reason_of_a_loss_is_told_once_for_each_open_file(
         "fsync": lambda handle: client.tree.fsync(handle, False),
         "write": lambda handle: client.tree.write(handle, b"x", 0),
     }
-    with monkeypatch.context() as full:
-        if how != "write":
-            refused(full, code)
+    with server.tree.refusing(code) if how != "write" else contextlib.nullcontext():
         assert errno_of(tries[how], handle) == code
     assert errno_of(tries[how], handle) is None
     ends = [errno_of(client.tree.write_behind.close_descriptor, handle) for _ in range(2)]
@@ -66,20 +53,18 @@ def test_the_reason_of_a_loss_is_told_once_for_each_open_file(
     assert errno_of(client.tree.write_behind.close_descriptor, second) == code
     assert errno_of(client.tree.write_behind.close_descriptor, second) is None
     assert (public / "f").exists() and b"data" not in (public / "f").read_bytes()
-    assert not client.tree.write_behind._dirty and not client.tree.write_behind._bytes
     eventually(lambda: (node, True) in client.kernel.dropped, "the kernel drops what was lost")
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EIO, errno.ETIMEDOUT, errno.ESTALE])
 @pytest.mark.parametrize("how", ["close", "fsync"])
 def test_attributes_that_are_refused_are_told_and_lose_no_data(
-    client: Client, public: Path, monkeypatch: pytest.MonkeyPatch, code: int, how: str
+    client: Client, server: Server, public: Path, code: int, how: str
 ) -> None:
     node, handle = written(client)
     second = client.tree.open(node, os.O_RDONLY)
     assert client.gather(node, b"more", 4)
-    with monkeypatch.context() as refusing:
-        refused(refusing, code, "setattr")
+    with server.tree.refusing(code, "setattr"):
         assert client.tree.setattr(node, SetAttr(mode=0o604, mtime=5)).attributes.mtime == 5
         assert client.gather(node, b"!", 8)
         client.tree.write_behind.flush_all()
@@ -231,39 +216,53 @@ def test_who_could_not_send_it_when_it_was_recalled_overwrites_nothing_after_a_r
 
 
 def test_who_waits_for_the_server_when_it_is_recalled_keeps_nothing_past_the_lease(
-    server: Server, device: Device, patience: None, monkeypatch: pytest.MonkeyPatch
+    server: Server, device: Device, patience: None
 ) -> None:
-    client, answering, writing = Client(server, 100.0), threading.Event(), BackingFs.write
+    client = Client(server, 100.0)
     node, handle = written(client)
-
-    def write(*arguments: Any, **more: Any) -> int:
-        assert answering.wait(4 * SOON)
-        return writing(*arguments, **more)
-
-    monkeypatch.setattr(BackingFs, "write", write)
+    writing = Held(server.tree, "write")
     looking = Doing(device.find, b"f")
     eventually(lambda: (node, True) in client.kernel.dropped, "the kernel keeps nothing")
-    answering.set()
+    writing.go_on.set()
     assert looking.result()
     close(client, handle)
     client.close()
 
 
 @LOST
-def test_a_flash_that_hangs_holds_the_unmount_up_once_for_all_files(
-    server: Server, patience: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, answering, asked = Client(server, timeout=1.0), threading.Event(), list[object]()
+def test_a_flash_that_hangs_holds_the_unmount_up_once_for_all_files(server: Server, patience: None) -> None:
+    client = Client(server, timeout=1.0)
     for name in (b"f", b"g", b"h"):
         written(client, name)
-
-    def write(*_arguments: object, **_more: object) -> int:
-        asked.append(None)
-        assert answering.wait(4 * SOON)
-        raise os_error(errno.EIO)
-
-    monkeypatch.setattr(BackingFs, "write", write)
+    writing, before = Held(server.tree, "write"), time.monotonic()
     client.tree.write_behind.close()
-    answering.set()
-    assert len(asked) == 1 and not client.tree.write_behind._dirty
+    assert time.monotonic() - before < 2.0
+    writing.go_on.set()
     client.close()
+
+
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_RDONLY])
+def test_files_that_are_open_are_held_again_at_the_end_of_the_grace_period(
+    client: Client, server: Server, device: Device, public: Path, flags: int
+) -> None:
+    (public / "f").write_bytes(b"mine")
+    handle, number = client.tree.open(client.find(b"f"), flags), (public / "f").stat().st_ino
+    names = [f"g{count}" for count in range(20)]  # ext4 gives the first of them the number
+
+    def replace() -> None:
+        with device.write_intent(public.stat().st_ino, inodes=(number,)):
+            (public / "f").unlink()
+            for name in names:
+                (public / name).write_bytes(b"other")
+
+    server.refusing = True
+    server.crash()
+    replacing = Doing(replace)
+    server.refusing = False
+    replacing.result()
+    for name in names:
+        client.find(name.encode())
+    assert bytes(client.tree.read(handle, 9, 0)) == b"mine"
+    if flags == os.O_RDWR:
+        client.tree.write(handle, b"MINE", 0)
+    assert all((public / name).read_bytes() == b"other" for name in names)

@@ -17,7 +17,8 @@ from millpond.fs.fuse.server import FuseServer
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import CachedAttributes, FoundEntry, Node
 
-from .conftest import InNamespace, World
+from .conftest import InNamespace
+from .world import World
 
 NEW_SIZE = 7
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import pytest
 
 from millpond.base.errors import LocalError
 from millpond.fs.fuse.device import FuseDevice
-from millpond.fs.fuse.server import passthrough_refusal
+from millpond.fs.fuse.server import mount_and_serve, passthrough_refusal
+from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
@@ -24,25 +25,30 @@ from millpond.linux.syscalls import CLONE_NEWNS
 
 from ..effort import scaled
 from ..waiting import eventually
-from .conftest import InNamespace, World
-
-OnDevice = Callable[[Callable[[Path], None]], None]
+from .conftest import InNamespace, in_own_mounts, within
+from .support import errno_of
+from .world import World, served
 
 
 @pytest.fixture
-def on_device(world: World, in_namespace: InNamespace) -> OnDevice:
-    """Run a function on a directory of the device's mount."""
+def only_device(world: World, in_namespace: InNamespace) -> InNamespace:
+    """Run a function where the device's mount alone is."""
 
-    def run(body: Callable[[Path], None]) -> None:
+    def run(body: Callable[[], None]) -> None:
         def inside() -> None:
             prepare(world.backing)
             world.binding = "raw"
             world.mount_device()
-            body(world.device / "public")
+            body()
 
         in_namespace(inside)
 
     return run
+
+
+def on_device(test: Callable[..., None]) -> Callable[..., None]:
+    """Have a test run where the device's mount alone is."""
+    return within("only_device", test)
 
 
 @pytest.fixture
@@ -59,161 +65,163 @@ def passing_through(world: World, in_namespace: InNamespace, tmp_path: Path) -> 
         pytest.skip(complaint)
 
 
-def test_data_does_not_pass_the_daemon(passing_through: None, world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        assert "by the kernel itself" in world.how
-        with (top / "f").open("w+b", buffering=0) as file:
-            file.write(bytes(100))
-            os.kill(world.device_pid, signal.SIGSTOP)
-            try:
-                data = os.urandom(5_000_000)
-                written = os.pwrite(file.fileno(), data, 0)
-                found = os.pread(file.fileno(), len(data), 0)
-            finally:
-                os.kill(world.device_pid, signal.SIGCONT)
-            assert written == len(data) and found == data
-        assert (world.backing / "public" / "f").read_bytes() == data
-
-    on_device(body)
-
-
-def test_files_that_nobody_may_read(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        file = os.open(top / "f", os.O_RDWR | os.O_CREAT, 0)
-        os.write(file, b"mine")
-        assert os.pread(file, 4, 0) == b"mine"
-        os.ftruncate(file, 2)
-        assert os.fstat(file).st_size == 2 and stat.S_IMODE(os.fstat(file).st_mode) == 0
-        os.close(file)
-
-    on_device(body)
-
-
-def test_all_types_of_files(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        os.mkfifo(top / "fifo", 0o640)
-        os.mknod(top / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
-        assert (top / "null").stat().st_rdev == os.makedev(1, 3)
-        assert stat.S_ISFIFO((top / "fifo").stat().st_mode)
-        reader = os.open(top / "fifo", os.O_RDONLY | os.O_NONBLOCK)
-        with (top / "fifo").open("wb") as writer:
-            writer.write(b"through")
-        assert os.read(reader, 20) == b"through"
-        os.close(reader)
-        with pytest.raises(PermissionError):  # the mount knows no devices
-            os.open(top / "null", os.O_RDONLY)
-        names = {item.name: item.is_file() for item in os.scandir(top)}
-        assert names == {"fifo": False, "null": False}
-
-    on_device(body)
-
-
-def test_the_daemon_keeps_no_files_of_nobodys_interest(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        def held() -> int:
-            return len(os.listdir(f"/proc/{world.device_pid}/fd"))  # noqa: PTH208
-
-        top.stat()
-        before = held()
-        for number in range(200):
-            (top / str(number)).write_bytes(b"x")
-        assert held() >= before + 200
-        for number in range(200):
-            (top / str(number)).unlink()
-        eventually(lambda: held() <= before, "the daemon has closed the files")
-        assert held() == before
-
-    on_device(body)
-
-
-def test_without_passthrough_data_passes_the_daemon(world: World, in_namespace: InNamespace) -> None:
-    """As root of a user namespace, who may mount, but not hand files to the kernel."""
-
-    def body() -> None:
-        prepare(world.backing)
-        enter_user_namespace(0, CLONE_NEWNS)
-        complaint = passthrough_refusal(world.device, os.open(world.backing, os.O_PATH))
-        assert "refuses" in complaint or "cannot" in complaint
-        world.binding = "raw"
-        world.mount_device()
-        assert "by this process" in world.how
-        data = os.urandom(3_000_001)
-        (world.device / "public" / "f").write_bytes(data)
-        assert (world.device / "public" / "f").read_bytes() == data
-        with (
-            (world.device / "public" / "f").open("ab", buffering=0) as here,
-            (world.backing / "public" / "f").open("ab", buffering=0) as there,
-        ):
-            for number in range(3):
-                here.write(b"h%d" % number)
-                there.write(b"t%d" % number)
-        assert (world.backing / "public" / "f").read_bytes() == data + b"h0t0h1t1h2t2"
-
-    in_namespace(body)
-
-
-def test_a_flash_that_is_an_overlay(passing_through: None, world: World, in_namespace: InNamespace) -> None:
-    def body() -> None:
-        parts = [world.backing.parent / name for name in ("lower", "upper", "work")]
-        for path in (*parts, world.backing):
-            path.mkdir(exist_ok=True)
-        options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+@on_device
+def test_data_does_not_pass_the_daemon(passing_through: None, world: World) -> None:
+    top = world.device / "public"
+    assert "by the kernel itself" in world.how
+    with (top / "f").open("w+b", buffering=0) as file:
+        file.write(bytes(100))
+        os.kill(world.device_pid, signal.SIGSTOP)
         try:
-            syscalls.mount("overlay", world.backing, "overlay", 0, options)
-        except OSError:
-            pytest.skip("below it lies a file system that can carry no overlay")
-        prepare(world.backing)
-        world.binding = "raw"
-        world.mount_device()
-        with (world.device / "public" / "f").open("w+b") as file:
-            file.write(b"through")
-            file.flush()
-            if "by the kernel itself" in world.how:
-                with mmap.mmap(file.fileno(), 0) as view:
-                    assert view[:7] == b"through"
-
-    in_namespace(body)
+            data = os.urandom(5_000_000)
+            written = os.pwrite(file.fileno(), data, 0)
+            found = os.pread(file.fileno(), len(data), 0)
+        finally:
+            os.kill(world.device_pid, signal.SIGCONT)
+        assert written == len(data) and found == data
+    assert (world.backing / "public" / "f").read_bytes() == data
 
 
-def test_only_its_own_mount_is_taken_away(world: World, in_namespace: InNamespace) -> None:
-    def body() -> None:
-        prepare(world.backing)
-        syscalls.mount("tmpfs", world.device, "tmpfs", 0, "")
-        world.binding = "raw"
-        world.mount_device()
-        syscalls.unmount(world.device)
-        assert os.waitpid(world.device_pid, 0)[1] == 0
-        assert any(
-            line.split()[4] == str(world.device)
-            for line in Path("/proc/self/mountinfo").read_text().splitlines()
-        )
+@on_device
+def test_all_types_of_files(world: World) -> None:
+    top = world.device / "public"
+    os.mkfifo(top / "fifo", 0o640)
+    os.mknod(top / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    assert (top / "null").stat().st_rdev == os.makedev(1, 3)
+    assert stat.S_ISFIFO((top / "fifo").stat().st_mode)
+    reader = os.open(top / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    with (top / "fifo").open("wb") as writer:
+        writer.write(b"through")
+    assert os.read(reader, 20) == b"through"
+    os.close(reader)
+    with pytest.raises(PermissionError):  # the mount knows no devices
+        os.open(top / "null", os.O_RDONLY)
+    names = {item.name: item.is_file() for item in os.scandir(top)}
+    assert names == {"fifo": False, "null": False}
 
-    in_namespace(body)
+
+@on_device
+def test_the_daemon_keeps_no_files_of_nobodys_interest(world: World) -> None:
+    top = world.device / "public"
+
+    def held() -> int:
+        return len(os.listdir(f"/proc/{world.device_pid}/fd"))  # noqa: PTH208
+
+    top.stat()
+    before = held()
+    for number in range(200):
+        (top / str(number)).write_bytes(b"x")
+    assert held() >= before + 200
+    for number in range(200):
+        (top / str(number)).unlink()
+    eventually(lambda: held() <= before, "the daemon has closed the files")
+    assert held() == before
+
+
+@in_own_mounts
+def test_without_passthrough_data_passes_the_daemon(world: World) -> None:
+    """As root of a user namespace, who may mount, but not hand files to the kernel."""
+    prepare(world.backing)
+    enter_user_namespace(0, CLONE_NEWNS)
+    complaint = passthrough_refusal(world.device, os.open(world.backing, os.O_PATH))
+    assert "refuses" in complaint or "cannot" in complaint
+    world.binding = "raw"
+    world.mount_device()
+    assert "by this process" in world.how
+    data = os.urandom(3_000_001)
+    (world.device / "public" / "f").write_bytes(data)
+    assert (world.device / "public" / "f").read_bytes() == data
+    with (
+        (world.device / "public" / "f").open("ab", buffering=0) as here,
+        (world.backing / "public" / "f").open("ab", buffering=0) as there,
+    ):
+        for number in range(3):
+            here.write(b"h%d" % number)
+            there.write(b"t%d" % number)
+    assert (world.backing / "public" / "f").read_bytes() == data + b"h0t0h1t1h2t2"
+
+
+@in_own_mounts
+def test_a_flash_that_is_an_overlay(passing_through: None, world: World) -> None:
+    parts = [world.backing.parent / name for name in ("lower", "upper", "work")]
+    for path in (*parts, world.backing):
+        path.mkdir(exist_ok=True)
+    options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+    try:
+        syscalls.mount("overlay", world.backing, "overlay", 0, options)
+    except OSError:
+        pytest.skip("below it lies a file system that can carry no overlay")
+    prepare(world.backing)
+    world.binding = "raw"
+    world.mount_device()
+    with (world.device / "public" / "f").open("w+b") as file:
+        file.write(b"through")
+        file.flush()
+        if "by the kernel itself" in world.how:
+            with mmap.mmap(file.fileno(), 0) as view:
+                assert view[:7] == b"through"
+
+
+@pytest.mark.parametrize("complaint", ["", "it shall not"])
+@in_own_mounts
+def test_who_writes_to_a_program_takes_its_set_id_bits(world: World, complaint: str) -> None:
+    """Whether the kernel writes the file or the daemon."""
+
+    def serve(ready: Callable[[], None]) -> None:
+        def mounted(kernel: FuseDevice) -> None:
+            kernel.passthrough_refusal = kernel.passthrough_refusal or complaint
+            ready()
+
+        root = os.open(world.backing / "public", os.O_PATH)
+        mount_and_serve(BackingFs(root), world.device, name="csd0", backing=root, on_ready=mounted)
+
+    prepare(world.backing)
+    served(serve)
+    file = world.device / "f"
+    file.touch()
+    file.chmod(0o6777)
+    written = os.open(file, os.O_RDWR)
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(2345)
+        os.setuid(1234)
+        os._exit(os.pwrite(written, b"x", 0))
+    assert os.waitpid(pid, 0)[1] == 1 << 8
+    assert subprocess.check_output(["stat", "-c", "%a", file], text=True) == "777\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o777
+
+
+@in_own_mounts
+def test_only_its_own_mount_is_taken_away(world: World) -> None:
+    prepare(world.backing)
+    syscalls.mount("tmpfs", world.device, "tmpfs", 0, "")
+    world.binding = "raw"
+    world.mount_device()
+    syscalls.unmount(world.device)
+    assert os.waitpid(world.device_pid, 0)[1] == 0
+    assert any(
+        line.split()[4] == str(world.device) for line in Path("/proc/self/mountinfo").read_text().splitlines()
+    )
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_two_signals_at_once_end_it_clean(
-    world: World, in_namespace: InNamespace, first: signal.Signals
-) -> None:
-    def body() -> None:
-        prepare(world.backing)
-        world.binding = "raw"
-        for _ in range(scaled(quick=2, full=5)):
-            world.mount_device(as_command=True)
-            os.kill(world.device_pid, first)
-            os.kill(world.device_pid, signal.SIGTERM)
-            assert os.waitpid(world.device_pid, 0)[1] == 0
-            assert list(world.device.iterdir()) == []
-
-    in_namespace(body)
-
-
-def test_a_mount_ends_when_somebody_unmounts_it(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        subprocess.run(["umount", top], check=True)
+@in_own_mounts
+def test_two_signals_at_once_end_it_clean(world: World, first: signal.Signals) -> None:
+    prepare(world.backing)
+    world.binding = "raw"
+    for _ in range(scaled(quick=2, full=5)):
+        world.mount_device(as_command=True)
+        os.kill(world.device_pid, first)
+        os.kill(world.device_pid, signal.SIGTERM)
         assert os.waitpid(world.device_pid, 0)[1] == 0
+        assert list(world.device.iterdir()) == []
 
-    on_device(body)
+
+@on_device
+def test_a_mount_ends_when_somebody_unmounts_it(world: World) -> None:
+    top = world.device / "public"
+    subprocess.run(["umount", top], check=True)
+    assert os.waitpid(world.device_pid, 0)[1] == 0
 
 
 def test_what_cannot_be_mounted_says_why(fuse_usable: None, tmp_path: Path) -> None:
@@ -222,6 +230,20 @@ def test_what_cannot_be_mounted_says_why(fuse_usable: None, tmp_path: Path) -> N
     (tmp_path / "file").touch()
     with pytest.raises(LocalError, match="empty directory"):
         passthrough_refusal(tmp_path, -1)
-    command = [sys.executable, "-m", "millpond.fs.mount.device", tmp_path, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+
+
+@in_own_mounts
+def test_more_files_are_walked_over_than_there_are_descriptors(world: World) -> None:
+    """Before: each time that the descriptors had run out, one look at a file failed with EMFILE."""
+    prepare(world.backing)
+    world.start_server()
+    flash, few = world.backing / "public" / "d", max(map(int, os.listdir("/proc/self/fd"))) + 140  # noqa: PTH208
+    flash.mkdir()
+    for number in range(5 * few):
+        (flash / str(number)).touch()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+    world.mount_device()
+    if "kernel itself" not in world.how:
+        pytest.skip("a mount without passthrough holds no descriptors of files that are not open")
+    top = world.device / "public" / "d"
+    assert [errno_of(os.stat, top / str(number)) for number in range(5 * few)] == [None] * (5 * few)

@@ -26,8 +26,9 @@ from millpond.fs.vfs.operation import about_to_wait, current
 from millpond.fs.vfs.path_api import Handle, os_error
 
 from ..waiting import eventually
-from .conftest import InNamespace, World
+from .conftest import in_own_mounts
 from .support import Doing, errno_of
+from .world import World
 
 LONG = 60.0
 _BACKGROUND = 4  # threads: recalls, fetching, file locks, interrupts
@@ -108,158 +109,121 @@ def make_slow(tree: Waits, top: Path, names: int) -> list[Path]:
     return paths
 
 
-def test_requests_overlap(world: World, in_namespace: InNamespace) -> None:
-    def body() -> None:
-        with served(world) as (tree, top):
-            paths = make_slow(tree, top, 40)
-            (top / "quick").touch()
-            looking = [Doing(os.stat, path) for path in paths]
-            eventually(lambda: tree.waiting == len(paths), "all wait at once")
-            assert (top / "quick").stat().st_size == 0
-            tree.go.set()
-            for each in looking:
-                each.result()
-
-    in_namespace(body)
+@in_own_mounts
+def test_more_than_the_bound_wait_their_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in threads.RequestKind:
+        monkeypatch.setattr(kind, "limit", 3)
+    with served(world) as (tree, top):
+        looking = [Doing(os.stat, path) for path in make_slow(tree, top, 20)]
+        eventually(lambda: tree.waiting == 3, "as many wait as there may be")
+        tree.go.set()
+        for each in looking:
+            each.result()
 
 
-def test_more_than_the_bound_wait_their_turn(
-    world: World, in_namespace: InNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def body() -> None:
-        for kind in threads.RequestKind:
-            monkeypatch.setattr(kind, "limit", 3)
-        with served(world) as (tree, top):
-            looking = [Doing(os.stat, path) for path in make_slow(tree, top, 20)]
-            eventually(lambda: tree.waiting == 3, "as many wait as there may be")
-            tree.go.set()
-            for each in looking:
-                each.result()
-
-    in_namespace(body)
+@in_own_mounts
+def test_a_wait_of_which_nothing_is_said_holds_up_nobody(world: World) -> None:
+    with served(world) as (tree, top):
+        tree.says = False
+        looking = [Doing(os.stat, path) for path in make_slow(tree, top, 5)]
+        (top / "quick").touch()
+        eventually(lambda: tree.waiting == 5, "all wait at once")
+        assert (top / "quick").stat().st_size == 0
+        tree.go.set()
+        for each in looking:
+            each.result()
 
 
-def test_a_wait_of_which_nothing_is_said_holds_up_nobody(world: World, in_namespace: InNamespace) -> None:
-    def body() -> None:
-        with served(world) as (tree, top):
-            tree.says = False
-            looking = [Doing(os.stat, path) for path in make_slow(tree, top, 5)]
-            (top / "quick").touch()
-            eventually(lambda: tree.waiting == 5, "all wait at once")
-            assert (top / "quick").stat().st_size == 0
-            tree.go.set()
-            for each in looking:
-                each.result()
-
-    in_namespace(body)
-
-
-def test_recalls_and_the_flash_have_threads_of_their_own(world: World, in_namespace: InNamespace) -> None:
+@in_own_mounts
+def test_recalls_and_the_flash_have_threads_of_their_own(world: World) -> None:
     """Neither takes those of the other, nor of all others."""
-
-    def body() -> None:
-        with served(world) as (tree, top):
-            tree.recalls = True
-            paths = make_slow(tree, top, 2 * threads.RequestKind.RECALL.limit)
-            looking = [Doing(os.stat, path) for path in paths]
-            eventually(
-                lambda: tree.waiting == threads.RequestKind.RECALL.limit, "as many wait as there may be"
-            )
-            files = [os.open(top / f"f{number}", os.O_RDWR | os.O_CREAT) for number in range(20)]
-            syncing = [Doing(os.fsync, file) for file in files]
-            both = threads.RequestKind.RECALL.limit + threads.RequestKind.SYNC.limit
-            eventually(lambda: tree.waiting == both, "the flash is waited for, too")
-            (top / "quick").touch()
-            tree.go.set()
-            for each in (*looking, *syncing):
-                each.result()
-            for file in files:
-                os.close(file)
-
-    in_namespace(body)
+    with served(world) as (tree, top):
+        tree.recalls = True
+        paths = make_slow(tree, top, 2 * threads.RequestKind.RECALL.limit)
+        looking = [Doing(os.stat, path) for path in paths]
+        eventually(lambda: tree.waiting == threads.RequestKind.RECALL.limit, "as many wait as there may be")
+        files = [os.open(top / f"f{number}", os.O_RDWR | os.O_CREAT) for number in range(20)]
+        syncing = [Doing(os.fsync, file) for file in files]
+        both = threads.RequestKind.RECALL.limit + threads.RequestKind.SYNC.limit
+        eventually(lambda: tree.waiting == both, "the flash is waited for, too")
+        (top / "quick").touch()
+        tree.go.set()
+        for each in (*looking, *syncing):
+            each.result()
+        for file in files:
+            os.close(file)
 
 
 @pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGKILL])
-def test_a_signal_ends_a_wait(world: World, in_namespace: InNamespace, number: signal.Signals) -> None:
-    def body() -> None:
-        with served(world) as (tree, top):
-            (path, other) = make_slow(tree, top, 2)
-            program = subprocess.Popen(["stat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            looking = Doing(os.stat, other)
-            eventually(lambda: tree.waiting == 2, "both wait")
-            program.send_signal(number)
-            assert program.wait(LONG) == -number
-            eventually(lambda: tree.waiting == 1, "the other still waits")
-            assert not looking.done
-            tree.go.set()
-            looking.result()
-
-    in_namespace(body)
+@in_own_mounts
+def test_a_signal_ends_a_wait(world: World, number: signal.Signals) -> None:
+    with served(world) as (tree, top):
+        (path, other) = make_slow(tree, top, 2)
+        program = subprocess.Popen(["stat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        looking = Doing(os.stat, other)
+        eventually(lambda: tree.waiting == 2, "both wait")
+        program.send_signal(number)
+        assert program.wait(LONG) == -number
+        eventually(lambda: tree.waiting == 1, "the other still waits")
+        assert not looking.done
+        tree.go.set()
+        looking.result()
 
 
-def test_a_signal_ends_the_wait_for_a_turn(
-    world: World, in_namespace: InNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def body() -> None:
-        for kind in threads.RequestKind:
-            monkeypatch.setattr(kind, "limit", 1)
-        with served(world) as (tree, top):
-            (path, other) = make_slow(tree, top, 2)
-            looking = Doing(os.stat, other)
-            eventually(lambda: tree.waiting == 1, "one waits")
-            program = subprocess.Popen(["stat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            wchan = Path(f"/proc/{program.pid}/syscall")
-            eventually(lambda: "running" not in wchan.read_text(), "the program waits")
-            program.send_signal(signal.SIGKILL)
-            assert program.wait(LONG) == -signal.SIGKILL
-            tree.go.set()
-            looking.result()
-
-    in_namespace(body)
+@in_own_mounts
+def test_a_signal_ends_the_wait_for_a_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in threads.RequestKind:
+        monkeypatch.setattr(kind, "limit", 1)
+    with served(world) as (tree, top):
+        (path, other) = make_slow(tree, top, 2)
+        looking = Doing(os.stat, other)
+        eventually(lambda: tree.waiting == 1, "one waits")
+        program = subprocess.Popen(["stat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wchan = Path(f"/proc/{program.pid}/syscall")
+        eventually(lambda: "running" not in wchan.read_text(), "the program waits")
+        program.send_signal(signal.SIGKILL)
+        assert program.wait(LONG) == -signal.SIGKILL
+        tree.go.set()
+        looking.result()
 
 
-def test_a_signal_just_before_the_reply_is_no_error(world: World, in_namespace: InNamespace) -> None:
+@in_own_mounts
+def test_a_signal_just_before_the_reply_is_no_error(world: World) -> None:
     """As on a local file system, where no operation fails by a signal."""
+    with served(world) as (tree, top):
+        (path,) = make_slow(tree, top, 1)
+        caught = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: caught.set())
 
-    def body() -> None:
-        with served(world) as (tree, top):
-            (path,) = make_slow(tree, top, 1)
-            caught = threading.Event()
-            signal.signal(signal.SIGUSR1, lambda *_: caught.set())
+        def disturb() -> None:
+            eventually(lambda: tree.waiting == 1, "it waits")
+            os.kill(os.getpid(), signal.SIGUSR1)
+            tree.go.set()
 
-            def disturb() -> None:
-                eventually(lambda: tree.waiting == 1, "it waits")
-                os.kill(os.getpid(), signal.SIGUSR1)
-                tree.go.set()
-
-            helper = Doing(disturb)
-            assert path.stat().st_size == 0
-            helper.result()
-            eventually(caught.is_set, "the signal came")
-
-    in_namespace(body)
+        helper = Doing(disturb)
+        assert path.stat().st_size == 0
+        helper.result()
+        eventually(caught.is_set, "the signal came")
 
 
-def test_a_mount_ends_under_load(world: World, in_namespace: InNamespace) -> None:
-    def body() -> None:
-        over = threading.Event()
-        with served(world) as (tree, top):
-            (path,) = make_slow(tree, top, 1)
-            tree.slow.clear()
-            file = os.open(path, os.O_RDONLY)
+@in_own_mounts
+def test_a_mount_ends_under_load(world: World) -> None:
+    over = threading.Event()
+    with served(world) as (tree, top):
+        (path,) = make_slow(tree, top, 1)
+        tree.slow.clear()
+        file = os.open(path, os.O_RDONLY)
 
-            def load() -> None:
-                while not over.is_set() and errno_of(os.fstat, file) is None:
-                    pass
+        def load() -> None:
+            while not over.is_set() and errno_of(os.fstat, file) is None:
+                pass
 
-            loading = [Doing(load) for _ in range(3)]
-            eventually(lambda: tree.asked > 100, "there is load")
-        over.set()
-        for each in loading:
-            each.result()
-        errno_of(os.close, file)  # the mount has gone
-
-    in_namespace(body)
+        loading = [Doing(load) for _ in range(3)]
+        eventually(lambda: tree.asked > 100, "there is load")
+    over.set()
+    for each in loading:
+        each.result()
+    errno_of(os.close, file)  # the mount has gone
 
 
 def test_the_server_has_a_slot_for_all_that_wait() -> None:
@@ -276,30 +240,10 @@ class TooMuch(Waits):
         return bytes(size + 1)
 
 
-def test_a_reply_that_the_kernel_refuses_does_not_end_the_mount(
-    world: World, in_namespace: InNamespace
-) -> None:
-    def body() -> None:
-        with served(world, TooMuch) as (_tree, top):
-            (top / "f").write_bytes(b"x" * 100)
-            with (top / "f").open("rb", buffering=0) as file:
-                assert errno_of(os.pread, file.fileno(), 10, 0) in (errno.EINVAL, errno.EIO)
-            assert (top / "f").stat().st_size == 100
-
-    in_namespace(body)
-
-
-def test_many_asynchronous_requests_may_be_under_way(world: World, in_namespace: InNamespace) -> None:
-    def body() -> None:
-        with served(world) as (_tree, top):
-            number = os.minor(top.stat().st_dev)
-            connections = Path("/sys/fs/fuse/connections")
-            if not connections.joinpath(str(number)).exists():
-                subprocess.run(["mount", "-t", "fusectl", "fusectl", connections], check=False)
-            about = connections / str(number)
-            if not about.exists():
-                pytest.skip("the kernel's FUSE connections cannot be seen here")
-            assert int((about / "max_background").read_text()) == 64
-            assert int((about / "congestion_threshold").read_text()) == 48
-
-    in_namespace(body)
+@in_own_mounts
+def test_a_reply_that_the_kernel_refuses_does_not_end_the_mount(world: World) -> None:
+    with served(world, TooMuch) as (_tree, top):
+        (top / "f").write_bytes(b"x" * 100)
+        with (top / "f").open("rb", buffering=0) as file:
+            assert errno_of(os.pread, file.fileno(), 10, 0) in (errno.EINVAL, errno.EIO)
+        assert (top / "f").stat().st_size == 100

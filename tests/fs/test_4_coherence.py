@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from ..waiting import eventually
-from .conftest import World
+from .conftest import WithBoth, mounted
 from .support import below, errno_of
+from .world import World
 
-WithBoth = Callable[..., None]
 PAGE = 4096
 SERVER = 65534
 OLD, NEW = b"old " * 3000, b"new " * 3000
@@ -203,32 +203,27 @@ OF_AN_OPEN_FILE = [
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["open", "mapped"])
-def test_changes_of_a_file_that_is_held_open(
-    world: World, with_both: WithBoth, writer: str, mapped: bool
-) -> None:
+@mounted()
+def test_changes_of_a_file_that_is_held_open(world: World, writer: str, mapped: bool) -> None:
     """The device's kernel leaves a file to the daemon that the host has open; there it cannot be mapped."""
-
-    def body() -> None:
-        os.umask(0)
-        here, there = parts(world, writer)
-        for what in OF_AN_OPEN_FILE:
-            if what == "stored to" and writer == "device":
-                continue
-            make(here)
-            # That the writer has closed it is heard of an instant later.
-            if mapped:
-                eventually(functools.partial(_can_be_mapped, there / "f"), "the host can map the file")
-            with (
-                Looking(there / "f", mapped=mapped) as there_seen,
-                Looking(here / "f", mapped=False) as truth,
-            ):
-                for _ in range(2):
-                    assert there_seen.see() == truth.see(), what
-                CHANGES[what](here)
+    os.umask(0)
+    here, there = parts(world, writer)
+    for what in OF_AN_OPEN_FILE:
+        if what == "stored to" and writer == "device":
+            continue
+        make(here)
+        # That the writer has closed it is heard of an instant later.
+        if mapped:
+            eventually(functools.partial(can_be_mapped, there / "f"), "the host can map the file")
+        with (
+            Looking(there / "f", mapped=mapped) as there_seen,
+            Looking(here / "f", mapped=False) as truth,
+        ):
+            for _ in range(2):
                 assert there_seen.see() == truth.see(), what
-            clear(here)
-
-    with_both(body)
+            CHANGES[what](here)
+            assert there_seen.see() == truth.see(), what
+        clear(here)
 
 
 @contextlib.contextmanager
@@ -242,75 +237,65 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("reader_first", [False, True])
 @pytest.mark.parametrize("also_read_here", [False, True], ids=["", "also-read-on-the-device"])
-def test_both_have_a_file_open_to_write(
-    world: World, with_both: WithBoth, reader_first: bool, also_read_here: bool
-) -> None:
+@mounted()
+def test_both_have_a_file_open_to_write(world: World, reader_first: bool, also_read_here: bool) -> None:
     """In whichever order they opened it, and whoever of them else has it open."""
+    os.umask(0)
+    here, there = parts(world)
+    (here / "f").write_bytes(OLD)
+    with contextlib.ExitStack() as stack:
 
-    def body() -> None:
-        os.umask(0)
-        here, there = parts(world)
-        (here / "f").write_bytes(OLD)
-        with contextlib.ExitStack() as stack:
+        def device() -> int:
+            return stack.enter_context(opened(here / "f", os.O_RDWR))
 
-            def device() -> int:
-                return stack.enter_context(opened(here / "f", os.O_RDWR))
-
-            if also_read_here:
-                assert os.pread(stack.enter_context(opened(here / "f", os.O_RDONLY)), 3, 0) == b"old"
-            writing = -1 if reader_first else device()
-            reading = stack.enter_context(opened(there / "f", os.O_RDWR))
-            assert os.pread(reading, PAGE, 0) == OLD[:PAGE]
-            writing = device() if reader_first else writing
-            for number in range(100):
-                os.pwrite(writing, b"%4d" % number, 0)
-                assert os.pread(reading, 4, 0) == b"%4d" % number
-                os.pwrite(reading, b"%4d" % number, 2 * PAGE)
-                assert os.pread(writing, 4, 2 * PAGE) == b"%4d" % number
-            os.ftruncate(writing, 6)
-            assert os.fstat(reading).st_size == 6 and os.pread(reading, PAGE, 0) == b"  99" + OLD[4:6]
-            os.ftruncate(reading, 2)
-            assert os.fstat(writing).st_size == 2 and os.pread(writing, PAGE, 0) == b"  "
-        (here / "f").write_bytes(NEW)
-        assert (there / "f").read_bytes() == NEW
-
-    with_both(body)
+        if also_read_here:
+            assert os.pread(stack.enter_context(opened(here / "f", os.O_RDONLY)), 3, 0) == b"old"
+        writing = -1 if reader_first else device()
+        reading = stack.enter_context(opened(there / "f", os.O_RDWR))
+        assert os.pread(reading, PAGE, 0) == OLD[:PAGE]
+        writing = device() if reader_first else writing
+        for number in range(100):
+            os.pwrite(writing, b"%4d" % number, 0)
+            assert os.pread(reading, 4, 0) == b"%4d" % number
+            os.pwrite(reading, b"%4d" % number, 2 * PAGE)
+            assert os.pread(writing, 4, 2 * PAGE) == b"%4d" % number
+        os.ftruncate(writing, 6)
+        assert os.fstat(reading).st_size == 6 and os.pread(reading, PAGE, 0) == b"  99" + OLD[4:6]
+        os.ftruncate(reading, 2)
+        assert os.fstat(writing).st_size == 2 and os.pread(writing, PAGE, 0) == b"  "
+    (here / "f").write_bytes(NEW)
+    assert (there / "f").read_bytes() == NEW
 
 
 @pytest.mark.parametrize("keeps", ["the file open", "only the mapping"])
-def test_what_the_device_stores_in_a_mapping(world: World, with_both: WithBoth, keeps: str) -> None:
-    def body() -> None:
-        here, there = parts(world)
-        (here / "f").write_bytes(OLD)
-        with (here / "f").open("r+b") as file:
-            libc_map = _Mapping(file.fileno(), PAGE)
-            if keeps == "only the mapping":
-                file.close()
-                eventually(lambda: (there / "f").read_bytes() == OLD, "the host reads the file")
-            for number in range(20):
-                libc_map.view[:4] = b"%4d" % number
-                assert (there / "f").read_bytes()[:4] == b"%4d" % number
-                assert os.pread(libc_map.look(there / "f"), 4, 0) == b"%4d" % number
-        libc_map.close()
-
-    with_both(body)
-
-
-def test_who_reads_on_the_device_does_not_keep_a_file_written(world: World, with_both: WithBoth) -> None:
-    """Though the kernel was given the file by who wrote it."""
-
-    def body() -> None:
-        here, there = parts(world)
-        (here / "f").write_bytes(OLD)
-        with (here / "f").open("r+b") as file, (here / "f").open("rb") as reading:
+@mounted()
+def test_what_the_device_stores_in_a_mapping(world: World, keeps: str) -> None:
+    here, there = parts(world)
+    (here / "f").write_bytes(OLD)
+    with (here / "f").open("r+b") as file:
+        libc_map = _Mapping(file.fileno(), PAGE)
+        if keeps == "only the mapping":
             file.close()
-            eventually(lambda: _can_be_mapped(there / "f"), "the host can map the file")
-            assert (there / "f").read_bytes() == reading.read() == OLD
+            eventually(lambda: (there / "f").read_bytes() == OLD, "the host reads the file")
+        for number in range(20):
+            libc_map.view[:4] = b"%4d" % number
+            assert (there / "f").read_bytes()[:4] == b"%4d" % number
+            assert os.pread(libc_map.look(there / "f"), 4, 0) == b"%4d" % number
+    libc_map.close()
 
-    with_both(body)
+
+@mounted()
+def test_who_reads_on_the_device_does_not_keep_a_file_written(world: World) -> None:
+    """Though the kernel was given the file by who wrote it."""
+    here, there = parts(world)
+    (here / "f").write_bytes(OLD)
+    with (here / "f").open("r+b") as file, (here / "f").open("rb") as reading:
+        file.close()
+        eventually(lambda: can_be_mapped(there / "f"), "the host can map the file")
+        assert (there / "f").read_bytes() == reading.read() == OLD
 
 
-def _can_be_mapped(path: Path) -> bool:
+def can_be_mapped(path: Path) -> bool:
     """A host's kernel maps what it may keep."""
     with path.open("rb") as file, contextlib.suppress(OSError):
         mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ).close()
@@ -343,49 +328,41 @@ class _Mapping:
             os.close(self._look)
 
 
-def test_what_the_host_stores_in_a_mapping_is_there_when_it_was_flushed(
-    world: World, with_both: WithBoth
-) -> None:
-    def body() -> None:
-        os.umask(0)
-        here, there = parts(world)
-        (there / "f").write_bytes(OLD)
-        assert (here / "f").read_bytes() == OLD
-        with (there / "f").open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
-            view[:3] = b"new"
-            view.flush()
-            assert (here / "f").read_bytes()[:3] == b"new"
-            write_at(here / "f", b"device", PAGE)
-            assert view[PAGE : PAGE + 6] == b"device"
-            view[2 * PAGE : 2 * PAGE + 4] = b"host"
-            write_at(
-                here / "f", b"both", 2 * PAGE + 8
-            )  # in the same page, of which the host's is not flushed
-            assert view[2 * PAGE : 2 * PAGE + 12] == b"hostold both"
-        assert (here / "f").read_bytes()[2 * PAGE : 2 * PAGE + 12] == b"hostold both"
-
-    with_both(body)
+@mounted()
+def test_what_the_host_stores_in_a_mapping_is_there_when_it_was_flushed(world: World) -> None:
+    os.umask(0)
+    here, there = parts(world)
+    (there / "f").write_bytes(OLD)
+    assert (here / "f").read_bytes() == OLD
+    with (there / "f").open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        view[:3] = b"new"
+        view.flush()
+        assert (here / "f").read_bytes()[:3] == b"new"
+        write_at(here / "f", b"device", PAGE)
+        assert view[PAGE : PAGE + 6] == b"device"
+        view[2 * PAGE : 2 * PAGE + 4] = b"host"
+        write_at(here / "f", b"both", 2 * PAGE + 8)  # in the same page, of which the host's is not flushed
+        assert view[2 * PAGE : 2 * PAGE + 12] == b"hostold both"
+    assert (here / "f").read_bytes()[2 * PAGE : 2 * PAGE + 12] == b"hostold both"
 
 
-def test_two_hosts(world: World, with_both: WithBoth) -> None:
-    def body() -> None:
-        os.umask(0)
-        second = world.host.with_name("second")
-        second.mkdir()
-        world.mount_host(at=second)
-        here, there, elsewhere = world.host / "public", second / "public", world.device / "public"
-        for what, change in CHANGES.items():
-            make(here)
-            assert seen(there) == seen(elsewhere) == seen(here), what
-            change(there)
-            assert seen(here) == seen(elsewhere) == seen(there), what
-            clear(elsewhere)
-            assert seen(here) == seen(there) == seen(elsewhere), what
-        (here / "f").write_bytes(b"")
-        with (here / "f").open("ab", buffering=0) as one, (there / "f").open("ab", buffering=0) as two:
-            for number in range(50):
-                one.write(b"%4d" % number)
-                two.write(b"%4d" % number)
-                assert (elsewhere / "f").read_bytes()[-8:] == b"%4d" % number * 2
-
-    with_both(body)
+@mounted()
+def test_two_hosts(world: World) -> None:
+    os.umask(0)
+    second = world.host.with_name("second")
+    second.mkdir()
+    world.mount_host(at=second)
+    here, there, elsewhere = world.host / "public", second / "public", world.device / "public"
+    for what, change in CHANGES.items():
+        make(here)
+        assert seen(there) == seen(elsewhere) == seen(here), what
+        change(there)
+        assert seen(here) == seen(elsewhere) == seen(there), what
+        clear(elsewhere)
+        assert seen(here) == seen(there) == seen(elsewhere), what
+    (here / "f").write_bytes(b"")
+    with (here / "f").open("ab", buffering=0) as one, (there / "f").open("ab", buffering=0) as two:
+        for number in range(50):
+            one.write(b"%4d" % number)
+            two.write(b"%4d" % number)
+            assert (elsewhere / "f").read_bytes()[-8:] == b"%4d" % number * 2

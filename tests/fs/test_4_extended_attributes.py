@@ -16,10 +16,10 @@ import pytest
 from millpond.fs.mount.stats_socket import read_stats
 from millpond.linux import syscalls
 
-from .conftest import World
+from .conftest import mounted
 from .support import errno_of
+from .world import World
 
-WithBoth = Callable[..., None]
 _libc = ctypes.CDLL(None, use_errno=True)
 CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 21, 0, 0, 0)  # cap_sys_admin+ep
 NOBODY = (1 << 32) - 1
@@ -39,51 +39,46 @@ def value_sizes(path: Path, name: bytes, size: int) -> int | None:
 
 
 @pytest.mark.parametrize("side", ["device", "host"])
-def test_through_the_kernel(world: World, with_both: WithBoth, side: str) -> None:
-    def body() -> None:
-        os.umask(0)
-        here = (world.device if side == "device" else world.host) / "public"
-        there = (world.host if side == "device" else world.device) / "public"
-        (world.backing / "public").chmod(0o777)
-        for path in (here / "f", here / "d"):
-            path.touch() if path.name == "f" else path.mkdir()
-            path.chmod(0o777)
-            assert errno_of(os.getxattr, path, "user.a") == errno.ENODATA
-            assert os.listxattr(path) == []
-            assert os.listxattr(there / path.name) == []
-            before = (there / path.name).stat().st_ctime_ns
-            os.setxattr(path, "user.a", b"12345", os.XATTR_CREATE)
-            assert (there / path.name).stat().st_ctime_ns > before
-            assert path.stat().st_ctime_ns == (there / path.name).stat().st_ctime_ns
-            assert errno_of(os.setxattr, path, "user.a", b"", os.XATTR_CREATE) == errno.EEXIST
-            assert errno_of(os.setxattr, path, "user.b", b"", os.XATTR_REPLACE) == errno.ENODATA
-            assert os.getxattr(there / path.name, "user.a") == b"12345"
-            assert (value_sizes(path, b"user.a", 0), value_sizes(path, b"user.a", 5)) == (5, 5)
-            assert value_sizes(path, b"user.a", 4) is None and ctypes.get_errno() == errno.ERANGE
-            assert os.listxattr(path) == os.listxattr(there / path.name) == ["user.a"]
-            os.removexattr(there / path.name, "user.a")
-            assert errno_of(os.getxattr, path, "user.a") == errno.ENODATA
-            assert errno_of(os.removexattr, path, "user.a") == errno.ENODATA
-            for name, value in OTHERS.items():
-                assert errno_of(os.setxattr, path, name, value) == errno.EOPNOTSUPP, name
-                assert errno_of(os.getxattr, path, name) == errno.EOPNOTSUPP, name
-            assert os.listxattr(world.backing / "public" / path.name) == []
-
-    with_both(body)
+@mounted()
+def test_through_the_kernel(world: World, side: str) -> None:
+    os.umask(0)
+    here = (world.device if side == "device" else world.host) / "public"
+    there = (world.host if side == "device" else world.device) / "public"
+    (world.backing / "public").chmod(0o777)
+    for path in (here / "f", here / "d"):
+        path.touch() if path.name == "f" else path.mkdir()
+        path.chmod(0o777)
+        assert errno_of(os.getxattr, path, "user.a") == errno.ENODATA
+        assert os.listxattr(path) == []
+        assert os.listxattr(there / path.name) == []
+        before = (there / path.name).stat().st_ctime_ns
+        os.setxattr(path, "user.a", b"12345", os.XATTR_CREATE)
+        assert (there / path.name).stat().st_ctime_ns > before
+        assert path.stat().st_ctime_ns == (there / path.name).stat().st_ctime_ns
+        assert errno_of(os.setxattr, path, "user.a", b"", os.XATTR_CREATE) == errno.EEXIST
+        assert errno_of(os.setxattr, path, "user.b", b"", os.XATTR_REPLACE) == errno.ENODATA
+        assert os.getxattr(there / path.name, "user.a") == b"12345"
+        assert (value_sizes(path, b"user.a", 0), value_sizes(path, b"user.a", 5)) == (5, 5)
+        assert value_sizes(path, b"user.a", 4) is None and ctypes.get_errno() == errno.ERANGE
+        assert os.listxattr(path) == os.listxattr(there / path.name) == ["user.a"]
+        os.removexattr(there / path.name, "user.a")
+        assert errno_of(os.getxattr, path, "user.a") == errno.ENODATA
+        assert errno_of(os.removexattr, path, "user.a") == errno.ENODATA
+        for name, value in OTHERS.items():
+            assert errno_of(os.setxattr, path, name, value) == errno.EOPNOTSUPP, name
+            assert errno_of(os.getxattr, path, name) == errno.EOPNOTSUPP, name
+        assert os.listxattr(world.backing / "public" / path.name) == []
 
 
-def test_writes_ask_for_no_capability(world: World, with_both: WithBoth) -> None:
+@mounted()
+def test_writes_ask_for_no_capability(world: World) -> None:
     """With FUSE_HANDLE_KILLPRIV_V2 the kernel asks once, not before each of 1,000 writes."""
-
-    def body() -> None:
-        with (world.host / "public" / "f").open("w+b", buffering=0) as file:
-            for _ in range(1000):
-                file.write(b"12345678")
-        (numbers,) = read_stats(world.numbers, "csd0")
-        assert numbers.asked["getxattr"] <= 3
-        assert not any("xattr" in kind for kind in numbers.took)
-
-    with_both(body)
+    with (world.host / "public" / "f").open("w+b", buffering=0) as file:
+        for _ in range(1000):
+            file.write(b"12345678")
+    (numbers,) = read_stats(world.numbers, "csd0")
+    assert numbers.asked["getxattr"] <= 3
+    assert not any("xattr" in kind for kind in numbers.took)
 
 
 def as_another(top: Path, change: Callable[[], object]) -> None:
@@ -104,49 +99,41 @@ def write_to_one_and_cut_another() -> None:
 
 
 @pytest.mark.parametrize("side", ["device", "host"])
-def test_set_id_bits_go_when_another_user_writes(world: World, with_both: WithBoth, side: str) -> None:
-    def body() -> None:
-        os.umask(0)
-        top = (world.device if side == "device" else world.host) / "public"
-        (world.backing / "public").chmod(0o777)
-        for name in ("written", "cut", "read"):
-            (top / name).touch()
-            (top / name).chmod(0o6777)
-        as_another(top, write_to_one_and_cut_another)
-        modes = {name: oct((top / name).stat().st_mode & 0o7777) for name in ("written", "cut", "read")}
-        assert modes == {"written": "0o777", "cut": "0o777", "read": "0o6777"}
-        for name in modes:
-            assert (world.backing / "public" / name).stat().st_mode == (top / name).stat().st_mode
-
-    with_both(body)
+@mounted()
+def test_set_id_bits_go_when_another_user_writes(world: World, side: str) -> None:
+    os.umask(0)
+    top = (world.device if side == "device" else world.host) / "public"
+    (world.backing / "public").chmod(0o777)
+    for name in ("written", "cut", "read"):
+        (top / name).touch()
+        (top / name).chmod(0o6777)
+    as_another(top, write_to_one_and_cut_another)
+    modes = {name: oct((top / name).stat().st_mode & 0o7777) for name in ("written", "cut", "read")}
+    assert modes == {"written": "0o777", "cut": "0o777", "read": "0o6777"}
+    for name in modes:
+        assert (world.backing / "public" / name).stat().st_mode == (top / name).stat().st_mode
 
 
-def test_birth_times(world: World, with_both: WithBoth) -> None:
-    def body() -> None:
-        (world.device / "public" / "f").touch()
-        for name in ("f", "."):
-            place = os.open(world.backing / "public" / name, os.O_PATH)
-            born = syscalls.birth_time(place)
-            os.close(place)
-            for top in (world.device, world.host):
-                place = os.open(top / "public" / name, os.O_PATH)
-                assert syscalls.birth_time(place) == born is not None, (top, name)
-                os.close(place)
-        place = os.open(world.host, os.O_PATH)
-        assert syscalls.birth_time(place)
+@mounted()
+def test_birth_times(world: World) -> None:
+    (world.device / "public" / "f").touch()
+    for name in ("f", "."):
+        place = os.open(world.backing / "public" / name, os.O_PATH)
+        born = syscalls.birth_time(place)
         os.close(place)
-        argv = ["ls", "-la", world.host, world.host / "public"]
-        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+        for top in (world.device, world.host):
+            place = os.open(top / "public" / name, os.O_PATH)
+            assert syscalls.birth_time(place) == born is not None, (top, name)
+            os.close(place)
+    place = os.open(world.host, os.O_PATH)
+    assert syscalls.birth_time(place)
+    os.close(place)
+    argv = ["ls", "-la", world.host, world.host / "public"]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
-    with_both(body)
 
-
-def test_fuse_python_has_none(world: World, with_both: WithBoth) -> None:
+@mounted(binding="fuse-python")
+def test_fuse_python_has_none(world: World) -> None:
     """The kernel would ask it before each write."""
-    world.binding = "fuse-python"
-
-    def body() -> None:
-        (world.device / "public" / "f").touch()
-        assert errno_of(os.setxattr, world.device / "public" / "f", "user.a", b"1") == errno.EOPNOTSUPP
-
-    with_both(body)
+    (world.device / "public" / "f").touch()
+    assert errno_of(os.setxattr, world.device / "public" / "f", "user.a", b"1") == errno.EOPNOTSUPP

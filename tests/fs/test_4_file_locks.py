@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 import signal
-import sqlite3
 import struct
 import time
 from collections.abc import Callable
@@ -18,10 +17,10 @@ import pytest
 
 from ..effort import scaled
 from ..waiting import eventually
-from .conftest import World
+from .conftest import mounted
 from .support import errno_of, lasts
+from .world import World
 
-WithBoth = Callable[[Callable[[], None]], None]
 LEASE = scaled(quick=1.0, full=2.0)
 
 
@@ -129,31 +128,25 @@ FAMILIES = pytest.mark.parametrize(
 
 @BOTH_WAYS
 @FAMILIES
+@mounted()
 def test_who_waits_gets_it_when_the_other_closes_or_dies(
-    world: World,
-    with_both: WithBoth,
-    turned: bool,
-    take: Callable[[int], None],
-    look: Callable[[int, int], None],
+    world: World, turned: bool, take: Callable[[int], None], look: Callable[[int, int], None]
 ) -> None:
-    def body() -> None:
-        here, there = sides(world, turned)
-        for ends in (Program.end, Program.kill):
-            first = Program(here / "f", take)
-            first.await_it()
-            assert is_locked(there / "f", look) and is_locked(here / "f", look)
-            waiting = Program(there / "f", take)
-            assert is_locked(there / "f", look) and not waiting.has_it
-            ends(first)
-            waiting.await_it()
-            assert is_locked(here / "f", look)
-            assert waiting.end() == 0
-            eventually(
-                lambda: not is_locked(here / "f", look) and not is_locked(there / "f", look),
-                "nobody has a lock",
-            )
-
-    with_both(body)
+    here, there = sides(world, turned)
+    for ends in (Program.end, Program.kill):
+        first = Program(here / "f", take)
+        first.await_it()
+        assert is_locked(there / "f", look) and is_locked(here / "f", look)
+        waiting = Program(there / "f", take)
+        assert is_locked(there / "f", look) and not waiting.has_it
+        ends(first)
+        waiting.await_it()
+        assert is_locked(here / "f", look)
+        assert waiting.end() == 0
+        eventually(
+            lambda: not is_locked(here / "f", look) and not is_locked(there / "f", look),
+            "nobody has a lock",
+        )
 
 
 def _woken(*_: object) -> None:
@@ -173,26 +166,20 @@ def interrupted(take: Callable[[int], None]) -> Callable[[int], None]:
 
 @BOTH_WAYS
 @FAMILIES
+@mounted()
 def test_a_signal_ends_the_waiting(
-    world: World,
-    with_both: WithBoth,
-    turned: bool,
-    take: Callable[[int], None],
-    look: Callable[[int, int], None],
+    world: World, turned: bool, take: Callable[[int], None], look: Callable[[int, int], None]
 ) -> None:
-    def body() -> None:
-        here, there = sides(world, turned)
-        first = Program(here / "f", take)
-        first.await_it()
-        waiting, killed = Program(there / "f", interrupted(take)), Program(there / "f", take)
-        assert waiting.end() == errno.EINTR
-        killed.kill()
-        first.end()
-        eventually(
-            lambda: not is_locked(there / "f", look) and not is_locked(here / "f", look), "nobody has a lock"
-        )
-
-    with_both(body)
+    here, there = sides(world, turned)
+    first = Program(here / "f", take)
+    first.await_it()
+    waiting, killed = Program(there / "f", interrupted(take)), Program(there / "f", take)
+    assert waiting.end() == errno.EINTR
+    killed.kill()
+    first.end()
+    eventually(
+        lambda: not is_locked(there / "f", look) and not is_locked(here / "f", look), "nobody has a lock"
+    )
 
 
 def ranged(kind: int, start: int, length: int) -> bytes:
@@ -200,200 +187,90 @@ def ranged(kind: int, start: int, length: int) -> bytes:
 
 
 @BOTH_WAYS
-def test_ranges_share_split_and_are_told(world: World, with_both: WithBoth, turned: bool) -> None:
+@mounted()
+def test_ranges_share_split_and_are_told(world: World, turned: bool) -> None:
     def found(path: Path, kind: int, start: int, length: int) -> tuple[int, int, int, int]:
         with path.open("r+b") as file:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, ranged(kind, start, length))
         kind, _, start, length, pid = struct.unpack("hhqqi4x", answer)
         return kind, start, length, pid
 
-    def body() -> None:
-        here, there = sides(world, turned)
-        holder = Program(here / "f", lambda f: fcntl.lockf(f, fcntl.LOCK_EX, 10, 5))
-        reader = Program(here / "f", lambda f: fcntl.lockf(f, fcntl.LOCK_SH, 0, 50))  # to the end
-        holder.await_it()
-        reader.await_it()
-        assert found(there / "f", fcntl.F_RDLCK, 0, 0) == (fcntl.F_WRLCK, 5, 10, 0)
-        assert found(here / "f", fcntl.F_RDLCK, 0, 0) == (fcntl.F_WRLCK, 5, 10, holder.pid)
-        assert found(there / "f", fcntl.F_WRLCK, 20, 0) == (fcntl.F_RDLCK, 50, 0, 0)
-        assert found(there / "f", fcntl.F_RDLCK, 20, 0)[0] == fcntl.F_UNLCK
-        with (there / "f").open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 10, 60)
-            assert errno_of(fcntl.lockf, file, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 60) == errno.EAGAIN
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 20)
-            fcntl.lockf(file, fcntl.LOCK_UN, 4, 24)
-            assert found(here / "f", fcntl.F_RDLCK, 16, 0)[1:3] == (20, 4)
-            with (there / "f").open("rb"):
-                pass  # and all are gone: as POSIX wants it
-            assert found(here / "f", fcntl.F_RDLCK, 16, 0)[0] == fcntl.F_UNLCK
-        assert (holder.end(), reader.end()) == (0, 0)
-
-    with_both(body)
+    here, there = sides(world, turned)
+    holder = Program(here / "f", lambda f: fcntl.lockf(f, fcntl.LOCK_EX, 10, 5))
+    reader = Program(here / "f", lambda f: fcntl.lockf(f, fcntl.LOCK_SH, 0, 50))  # to the end
+    holder.await_it()
+    reader.await_it()
+    assert found(there / "f", fcntl.F_RDLCK, 0, 0) == (fcntl.F_WRLCK, 5, 10, 0)
+    assert found(here / "f", fcntl.F_RDLCK, 0, 0) == (fcntl.F_WRLCK, 5, 10, holder.pid)
+    assert found(there / "f", fcntl.F_WRLCK, 20, 0) == (fcntl.F_RDLCK, 50, 0, 0)
+    assert found(there / "f", fcntl.F_RDLCK, 20, 0)[0] == fcntl.F_UNLCK
+    with (there / "f").open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 10, 60)
+        assert errno_of(fcntl.lockf, file, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 60) == errno.EAGAIN
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 20)
+        fcntl.lockf(file, fcntl.LOCK_UN, 4, 24)
+        assert found(here / "f", fcntl.F_RDLCK, 16, 0)[1:3] == (20, 4)
+        with (there / "f").open("rb"):
+            pass  # and all are gone: as POSIX wants it
+        assert found(here / "f", fcntl.F_RDLCK, 16, 0)[0] == fcntl.F_UNLCK
+    assert (holder.end(), reader.end()) == (0, 0)
 
 
 @BOTH_WAYS
-def test_a_lock_of_an_open_file_description_ends_with_its_last_close(
-    world: World, with_both: WithBoth, turned: bool
-) -> None:
+@mounted()
+def test_a_lock_of_an_open_file_description_ends_with_its_last_close(world: World, turned: bool) -> None:
     """F_OFD_SETLK, as emulators lock the images of disks: the kernel unlocks it for no FUSE mount."""
+    here, there = sides(world, turned)
+    one = os.open(here / "f", os.O_RDWR)
+    fcntl.fcntl(one, fcntl.F_OFD_SETLK, ranged(fcntl.F_WRLCK, 0, 0))
+    with (there / "f").open("r+b") as other:
 
-    def body() -> None:
-        here, there = sides(world, turned)
-        one = os.open(here / "f", os.O_RDWR)
-        fcntl.fcntl(one, fcntl.F_OFD_SETLK, ranged(fcntl.F_WRLCK, 0, 0))
-        with (there / "f").open("r+b") as other:
+        def lock() -> int | None:
+            return errno_of(fcntl.lockf, other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-            def lock() -> int | None:
-                return errno_of(fcntl.lockf, other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-            os.close(os.dup(one))
-            (here / "f").read_bytes()
-            assert lock() == errno.EAGAIN
-            os.close(one)
-            eventually(lambda: lock() is None, "the lock is free")
-
-    with_both(body)
+        os.close(os.dup(one))
+        (here / "f").read_bytes()
+        assert lock() == errno.EAGAIN
+        os.close(one)
+        eventually(lambda: lock() is None, "the lock is free")
 
 
-def test_who_waits_for_a_host_whose_mount_dies_gets_it(world: World, with_both: WithBoth) -> None:
-    def body() -> None:
-        here, there = sides(world, turned=False)
-        first = Program(there / "f", whole)
-        first.await_it()
-        waiting = Program(here / "f", whole)
-        assert is_locked(here / "f", fcntl.flock)
-        world.kill(world.host_pid)
-        waiting.await_it()
-        assert waiting.end() == 0
-        first.kill()
-
-    with_both(body)
-
-
-def test_a_slow_unlock_loses_no_other_lock(world: World, with_both: WithBoth) -> None:
-    def body() -> None:
-        here, there = sides(world, turned=False)
-        (here / "g").write_bytes(bytes(100))
-        holding, closing = Program(here / "f", a_range), Program(here / "g", a_range)
-        for each in (holding, closing):
-            each.await_it()
-        waiting = Program(there / "f", a_range)
-        os.kill(world.server_pid, signal.SIGSTOP)
-        closing.go()
-        time.sleep(0.6)  # for longer than a thread that must not wait would
-        os.kill(world.server_pid, signal.SIGCONT)
-        assert closing.end() == 0
-        eventually(lambda: not is_locked(there / "g", part), "the lock is free")
-        assert lasts(lambda: not waiting.has_it, 2.0)
-        assert holding.end() == 0
-        waiting.await_it()
-        assert waiting.end() == 0
-
-    with_both(body)
+@mounted()
+def test_a_slow_unlock_loses_no_other_lock(world: World) -> None:
+    here, there = sides(world, turned=False)
+    (here / "g").write_bytes(bytes(100))
+    holding, closing = Program(here / "f", a_range), Program(here / "g", a_range)
+    for each in (holding, closing):
+        each.await_it()
+    waiting = Program(there / "f", a_range)
+    os.kill(world.server_pid, signal.SIGSTOP)
+    closing.go()
+    time.sleep(0.6)  # for longer than a thread that must not wait would
+    os.kill(world.server_pid, signal.SIGCONT)
+    assert closing.end() == 0
+    eventually(lambda: not is_locked(there / "g", part), "the lock is free")
+    assert lasts(lambda: not waiting.has_it, 2.0)
+    assert holding.end() == 0
+    waiting.await_it()
+    assert waiting.end() == 0
 
 
-def test_a_host_that_stands_still_loses_its_locks_to_who_wants_them(
-    world: World, with_both: WithBoth
-) -> None:
+@mounted(lease=LEASE)
+def test_a_host_that_stands_still_loses_its_locks_to_who_wants_them(world: World) -> None:
     """And is told so: nothing that relied on a lost lock is written."""
-    world.lease = LEASE
+    here, there = sides(world, turned=False)
+    file = (there / "f").open("r+b", buffering=0)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.kill(world.host_pid, signal.SIGSTOP)
+    with (here / "f").open("r+b") as taking:
+        fcntl.flock(taking, fcntl.LOCK_EX)
+        os.kill(world.host_pid, signal.SIGCONT)
+        eventually(lambda: errno_of(file.write, b"x") == errno.EIO, "a write under a lost lock fails")
+        assert errno_of(fcntl.flock, file, fcntl.LOCK_EX) == errno.EIO
+    file.close()
 
-    def body() -> None:
-        here, there = sides(world, turned=False)
-        file = (there / "f").open("r+b", buffering=0)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.kill(world.host_pid, signal.SIGSTOP)
-        with (here / "f").open("r+b") as taking:
-            fcntl.flock(taking, fcntl.LOCK_EX)
-            os.kill(world.host_pid, signal.SIGCONT)
-            eventually(lambda: errno_of(file.write, b"x") == errno.EIO, "a write under a lost lock fails")
-            assert errno_of(fcntl.flock, file, fcntl.LOCK_EX) == errno.EIO
-        file.close()
+    def written() -> bool:  # anew each time: the lease is brief enough to be lost in between
+        with (there / "f").open("r+b", buffering=0) as again:
+            return errno_of(fcntl.flock, again, fcntl.LOCK_EX) is errno_of(again.write, b"x") is None
 
-        def written() -> bool:  # anew each time: the lease is brief enough to be lost in between
-            with (there / "f").open("r+b", buffering=0) as again:
-                return errno_of(fcntl.flock, again, fcntl.LOCK_EX) is errno_of(again.write, b"x") is None
-
-        eventually(written, "the lock is free")
-
-    with_both(body)
-
-
-@BOTH_WAYS
-def test_locks_outlive_a_server_that_is_started_again(
-    world: World, with_both: WithBoth, turned: bool
-) -> None:
-    def body() -> None:
-        here, there = sides(world, turned)
-        first = Program(here / "f", a_range)
-        first.await_it()
-        assert is_locked(there / "f", part)
-        waiting = Program(there / "f", persistently)
-        world.kill(world.server_pid)
-        world.start_server()
-        eventually(lambda: is_locked(there / "f", part), "the lock is asked for again")
-        assert not waiting.has_it
-        assert first.end() == 0
-        waiting.await_it()
-        assert waiting.end() == 0
-
-    with_both(body)
-
-
-def test_private_files_have_locks_too(world: World, with_both: WithBoth) -> None:
-    def body() -> None:
-        path = world.device / "private" / "f"
-        path.write_bytes(bytes(100))
-        world.kill(world.server_pid)  # which has nothing to do with them
-        for take in (whole, a_range):
-            first = Program(path, take)
-            first.await_it()
-            waiting, woken = Program(path, take), Program(path, interrupted(take))
-            assert woken.end() == errno.EINTR and not waiting.has_it
-            first.kill()
-            waiting.await_it()
-            assert waiting.end() == 0
-
-    with_both(body)
-
-
-TRANSACTIONS = scaled(quick=15, full=40)
-
-
-def write_transactions(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as database:
-        for number in range(1, TRANSACTIONS + 1):
-            database.execute("BEGIN IMMEDIATE")
-            database.execute("UPDATE account SET amount = amount - ? WHERE id = 1", (number,))
-            database.execute("INSERT INTO entry VALUES (?, randomblob(?))", (number, 500 * (number % 20)))
-            database.execute("UPDATE account SET amount = amount + ? WHERE id = 2", (number,))
-            database.execute("COMMIT")
-
-
-@BOTH_WAYS
-def test_a_database_is_whole_while_the_other_side_writes_it(
-    world: World, with_both: WithBoth, turned: bool
-) -> None:
-    def body() -> None:
-        here, there = sides(world, turned)
-        with contextlib.closing(sqlite3.connect(here / "database")) as database:
-            database.executescript(
-                "CREATE TABLE account (id INTEGER PRIMARY KEY, amount INTEGER);"
-                "INSERT INTO account VALUES (1, 0), (2, 0);"
-                "CREATE TABLE entry (number INTEGER PRIMARY KEY, note BLOB);"
-                "CREATE INDEX by_note ON entry (note);"
-            )
-        writer = Program(here / "f", lambda _: write_transactions(here / "database"))
-        count = 0
-        with contextlib.closing(sqlite3.connect(there / "database", timeout=60)) as database:
-            while count < TRANSACTIONS:
-                with database:
-                    database.execute("BEGIN")
-                    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-                    assert database.execute("SELECT sum(amount) FROM account").fetchone() == (0,)
-                    before = count
-                    count, last = database.execute("SELECT count(*), max(number) FROM entry").fetchone()
-                    assert count == (last or 0) >= before
-        assert writer.end() == 0
-
-    with_both(body)
+    eventually(written, "the lock is free")

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,9 @@ from millpond.fs.client import callbacks
 
 from ..effort import scaled
 from ..waiting import eventually
-from .conftest import World
+from .conftest import WithBoth, mounted
+from .world import World
 
-WithBoth = Callable[[Callable[[], None]], None]
 _MANY = scaled(quick=3000, full=20_000)
 
 
@@ -60,34 +58,30 @@ def asked(world: World, *operations: str) -> int:
     return sum(numbers.asked.get(operation, 0) for operation in operations)
 
 
-def test_listed_attributes_are_those_of_the_files(with_both: WithBoth, world: World) -> None:
-    def body() -> None:
-        there = world.backing / "public"
-        fill(there)
-        for top in (world.host / "public", world.device / "public"):
-            expected = seen(there)
-            for _ in range(2):
-                found = seen(top)
-                assert found == expected
-            assert sorted(os.listdir(top)) == sorted(expected)  # noqa: PTH208
-
-    with_both(body)
+@mounted()
+def test_listed_attributes_are_those_of_the_files(world: World) -> None:
+    there = world.backing / "public"
+    fill(there)
+    for top in (world.host / "public", world.device / "public"):
+        expected = seen(there)
+        for _ in range(2):
+            found = seen(top)
+            assert found == expected
+        assert sorted(os.listdir(top)) == sorted(expected)  # noqa: PTH208
 
 
-def test_a_listing_with_attributes_looks_up_no_name(with_both: WithBoth, world: World) -> None:
-    def body() -> None:
-        there, top = world.backing / "public" / "d", world.host / "public" / "d"
-        there.mkdir()
-        for number in range(_MANY):
-            (there / f"{number}").touch()
-        said = subprocess.run(["ls", "-l", top], capture_output=True, check=True, text=True).stdout
-        assert len(said.splitlines()) == _MANY + 1
-        if asked(world, "readdirplus") == 0:
-            pytest.skip("the kernel has no READDIRPLUS")
-        assert asked(world, "lookup") < 20 and asked(world, "getattr") < _MANY / 10
-        assert {name.name for name in top.iterdir()} == {str(number) for number in range(_MANY)}
-
-    with_both(body)
+@mounted()
+def test_a_listing_with_attributes_looks_up_no_name(world: World) -> None:
+    there, top = world.backing / "public" / "d", world.host / "public" / "d"
+    there.mkdir()
+    for number in range(_MANY):
+        (there / f"{number}").touch()
+    said = subprocess.run(["ls", "-l", top], capture_output=True, check=True, text=True).stdout
+    assert len(said.splitlines()) == _MANY + 1
+    if asked(world, "readdirplus") == 0:
+        pytest.skip("the kernel has no READDIRPLUS")
+    assert asked(world, "lookup") < 20 and asked(world, "getattr") < _MANY / 10
+    assert {name.name for name in top.iterdir()} == {str(number) for number in range(_MANY)}
 
 
 def test_a_listing_goes_on_where_telldir_was(with_both: WithBoth, world: World) -> None:
@@ -128,102 +122,53 @@ def test_a_listing_goes_on_where_telldir_was(with_both: WithBoth, world: World) 
     with_both(body)
 
 
-def test_names_that_stay_are_listed_once_while_others_come_and_go(with_both: WithBoth, world: World) -> None:
-    def body() -> None:
-        there = world.backing / "public" / "d"
-        there.mkdir()
-        there.chmod(0o777)
-        for top, other in ((world.host, world.device), (world.device, world.host)):
-            names = {f"stays{number:04}" for number in range(1500)}
-            for name in names:
-                (there / name).touch()
-            found = []
-            with os.scandir(top / "public" / "d") as entries:
-                for number, entry in enumerate(entries):
-                    found.append(entry.name)
-                    if number % 100 == 0:
-                        (other / "public" / "d" / f"comes{number}").touch()
-                        (top / "public" / "d" / f"{top.name}{number}").touch()
-                    if number % 200 == 150:
-                        (other / "public" / "d" / f"comes{number - 50}").unlink()
-            assert len(found) == len(set(found)) and names <= set(found)
-            everything = {path.name for path in there.iterdir()}
-            assert {path.name for path in (top / "public" / "d").iterdir()} == everything
-            for path in there.iterdir():
-                path.unlink()
-
-    with_both(body)
+@mounted()
+def test_names_that_stay_are_listed_once_while_others_come_and_go(world: World) -> None:
+    there = world.backing / "public" / "d"
+    there.mkdir()
+    there.chmod(0o777)
+    for top, other in ((world.host, world.device), (world.device, world.host)):
+        names = {f"stays{number:04}" for number in range(1500)}
+        for name in names:
+            (there / name).touch()
+        found = []
+        with os.scandir(top / "public" / "d") as entries:
+            for number, entry in enumerate(entries):
+                found.append(entry.name)
+                if number % 100 == 0:
+                    (other / "public" / "d" / f"comes{number}").touch()
+                    (top / "public" / "d" / f"{top.name}{number}").touch()
+                if number % 200 == 150:
+                    (other / "public" / "d" / f"comes{number - 50}").unlink()
+        assert len(found) == len(set(found)) and names <= set(found)
+        everything = {path.name for path in there.iterdir()}
+        assert {path.name for path in (top / "public" / "d").iterdir()} == everything
+        for path in there.iterdir():
+            path.unlink()
 
 
-def test_what_changes_after_a_listing_is_seen(with_both: WithBoth, world: World) -> None:
-    """Names and attributes that a listing brought are recalled as those of a lookup are."""
-
-    def body() -> None:
-        here, there = world.host / "public" / "d", world.device / "public" / "d"
-        there.mkdir()
-        for number in range(200):
-            (there / f"{number}").touch()
-        for _ in range(scaled(quick=3, full=20)):
-            before = seen(here)
-            assert len(before) == 200
-            (there / "7").write_text("longer")
-            assert (here / "7").stat().st_size == 6
-            (there / "8").rename(there / "elsewhere")
-            assert not (here / "8").exists() and (here / "elsewhere").exists()
-            (there / "9").unlink()
-            assert "9" not in seen(here) and not (here / "9").exists()
-            (there / "9").mkdir()
-            assert stat.S_ISDIR(seen(here)["9"][0])  # type: ignore[arg-type]
-            (there / "elsewhere").rename(there / "8")
-            (there / "9").rmdir()
-            (there / "9").touch()
-            os.truncate(there / "7", 0)
-
-    with_both(body)
-
-
-def test_files_that_were_only_listed_are_read_and_changed(with_both: WithBoth, world: World) -> None:
-    def body() -> None:
-        here, there = world.host / "public" / "d", world.backing / "public" / "d"
-        there.mkdir()
-        there.chmod(0o777)
-        for number in range(400):
-            (there / f"{number}").write_text(f"text {number}")
-            (there / f"{number}").chmod(0o666)
-        assert len(seen(here)) == 400
-        for number in range(400):
-            assert (here / f"{number}").read_text() == f"text {number}"
-        seen(here)
-        (here / "1").rename(here / "one")
-        (here / "2").unlink()
-        with (here / "3").open("a") as file:
-            file.write(" and more")
-        (here / "4").write_text("")
-        assert (there / "one").read_text() == (here / "one").read_text() == "text 1"
-        assert not (there / "2").exists() and (there / "3").read_text() == "text 3 and more"
-        assert (there / "4").stat().st_size == 0
-        expected = seen(there)
-        assert seen(here) == expected
-
-    with_both(body)
-
-
-def test_the_kernel_forgets_what_it_was_told_of(with_both: WithBoth, world: World) -> None:
-    """Each name of a listing is one lookup: the server keeps nothing of files that the kernel has dropped."""
-
-    def body() -> None:
-        there, here = world.backing / "public" / "d", world.host / "public" / "d"
-        there.mkdir()
-        for number in range(500):
-            (there / f"{number}").touch()
-        for _ in range(3):
-            seen(here)
-        before = asked(world, "forget", "batch_forget")
-        Path("/proc/sys/vm/drop_caches").write_text("2")
-        eventually(lambda: asked(world, "forget", "batch_forget") > before, "the kernel forgets")
-        assert len(seen(here)) == 500
-
-    with_both(body)
+@mounted()
+def test_files_that_were_only_listed_are_read_and_changed(world: World) -> None:
+    here, there = world.host / "public" / "d", world.backing / "public" / "d"
+    there.mkdir()
+    there.chmod(0o777)
+    for number in range(400):
+        (there / f"{number}").write_text(f"text {number}")
+        (there / f"{number}").chmod(0o666)
+    assert len(seen(here)) == 400
+    for number in range(400):
+        assert (here / f"{number}").read_text() == f"text {number}"
+    seen(here)
+    (here / "1").rename(here / "one")
+    (here / "2").unlink()
+    with (here / "3").open("a") as file:
+        file.write(" and more")
+    (here / "4").write_text("")
+    assert (there / "one").read_text() == (here / "one").read_text() == "text 1"
+    assert not (there / "2").exists() and (there / "3").read_text() == "text 3 and more"
+    assert (there / "4").stat().st_size == 0
+    expected = seen(there)
+    assert seen(here) == expected
 
 
 def test_the_kernel_is_told_to_forget_when_it_knows_many(

@@ -8,7 +8,6 @@ errors and all that is to be seen must be the same, whichever side looks.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
 import time
@@ -30,10 +29,11 @@ from hypothesis.stateful import (
 from millpond.fs.client import write_behind
 
 from ..effort import scaled
-from .conftest import World
+from .conftest import mounted
 from .support import below
+from .test_4_coherence import clear, store
+from .world import World
 
-WithBoth = Callable[..., None]
 _HISTORIES, _STEPS = scaled(quick=15, full=80), 60
 _LEASE = 60.0  # much longer than any operation takes on a slow machine
 _OPTIONAL = (0, os.O_CREAT, os.O_CREAT | os.O_EXCL, os.O_TRUNC, os.O_CREAT | os.O_TRUNC, os.O_APPEND)
@@ -81,20 +81,6 @@ def look_open(file: int) -> tuple[object, ...]:
     status = os.fstat(file)
     data = outcome(os.pread, file, 1 << 20, 0)
     return status.st_size, status.st_nlink, os.lseek(file, 0, os.SEEK_END), data
-
-
-def clear(top: Path) -> None:
-    for path in reversed(below(top)):
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink()
-
-
-def store(path: Path, data: bytes) -> None:
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), len(data)) as view:
-        view[:] = data
-        view.flush()
 
 
 class Histories(RuleBasedStateMachine):
@@ -251,25 +237,20 @@ def histories(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return _HISTORIES
 
 
-def test_any_history(world: World, with_both: WithBoth, histories: int) -> None:
-    world.server_uid = 0  # who may do what is another matter
-    world.lease = world.timeout = _LEASE
-
-    def body() -> None:
-        os.umask(0)
-        plain = world.backing.with_name("plain")
-        plain.mkdir()
-        plain.chmod((world.device / "public").stat().st_mode)
-        public = {side: getattr(world, side) / "public" for side in ("device", "host")}
-        Histories.tops = {"plain": plain, **public}
-        how = settings(
-            max_examples=histories,
-            stateful_step_count=_STEPS,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],  # to make a failure's history shorter would take minutes
-            suppress_health_check=list(HealthCheck),
-        )
-        run_state_machine_as_test(Histories, settings=how)
-
-    with_both(body)
+@mounted(server_uid=0, lease=_LEASE, timeout=_LEASE)  # who may do what is another matter
+def test_any_history(world: World, histories: int) -> None:
+    os.umask(0)
+    plain = world.backing.with_name("plain")
+    plain.mkdir()
+    plain.chmod((world.device / "public").stat().st_mode)
+    public = {side: getattr(world, side) / "public" for side in ("device", "host")}
+    Histories.tops = {"plain": plain, **public}
+    how = settings(
+        max_examples=histories,
+        stateful_step_count=_STEPS,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],  # to make a failure's history shorter would take minutes
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(Histories, settings=how)

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from ..effort import scaled
-from .conftest import World
-from .support import below
+from .conftest import mounted
+from .test_4_coherence import append
+from .test_4_model import look_at_all
+from .world import World
 
-WithBoth = Callable[..., None]
 SECONDS = scaled(quick=0.4, full=1.5)
 FEW = 5
 """Writes, and looks, that there must be more of, however long they take."""
@@ -155,38 +156,35 @@ class Touching(Overwriting):
         return self.path.stat().st_mtime_ns
 
 
+class Changing(Touching):
+    """Read after a change of nothing, whose reply has attributes that the kernel may take (FUSE_SETATTR)."""
+
+    def read(self) -> int:
+        os.chown(self.path, -1, -1)
+        return super().read()
+
+
+class Linking(Touching):
+    """Read after it got another name, whose reply has attributes that the kernel takes (FUSE_LINK)."""
+
+    def read(self) -> int:
+        other = self.path.with_name("other")
+        other.hardlink_to(self.path)
+        found = super().read()
+        other.unlink()
+        return found
+
+
 KINDS = [
-    Overwriting, Reopening, HeldOpen, Mapped, Resizing, Appending, Replacing, Renaming, Touching
+    Overwriting, Reopening, HeldOpen, Mapped, Resizing, Appending, Replacing, Renaming, Touching, Changing,
+    Linking,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("writer", ["device", "host"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_next_operation_sees_it(
-    world: World, with_both: WithBoth, kind: type[Overwriting], writer: str
-) -> None:
-    def body() -> None:
-        os.umask(0)
-        sides = {side: getattr(world, side) / "public" for side in ("device", "host")}
-        (sides[writer] / "f").write_bytes(block(0))
-        (sides[writer] / "n0").touch()
-        done = Acknowledged()
-        pid = os.fork()
-        if pid == 0:
-            os._exit(write(kind(sides[writer]), done))
-        reading = kind(sides["host" if writer == "device" else "device"])
-        end, count = time.monotonic() + SECONDS, 0
-        try:
-            while time.monotonic() < end or count <= FEW or done.number <= FEW:
-                before = done.number
-                found = reading.read()
-                assert found >= before, f"{found} after {before}, in the {count}th look"
-                count += 1
-        finally:
-            done.end()
-            status = os.waitpid(pid, 0)[1]
-        assert status == 0
-
+@mounted()
+def test_the_next_operation_sees_it(world: World, kind: type[Overwriting], writer: str) -> None:
     def write(writing: Overwriting, done: Acknowledged) -> int:
         number = 1
         while not done.is_over:
@@ -195,7 +193,26 @@ def test_the_next_operation_sees_it(
             number += 1
         return 0
 
-    with_both(body)
+    os.umask(0)
+    sides = {side: getattr(world, side) / "public" for side in ("device", "host")}
+    (sides[writer] / "f").write_bytes(block(0))
+    (sides[writer] / "n0").touch()
+    done = Acknowledged()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(write(kind(sides[writer]), done))
+    reading = kind(sides["host" if writer == "device" else "device"])
+    end, count = time.monotonic() + SECONDS, 0
+    try:
+        while time.monotonic() < end or count <= FEW or done.number <= FEW:
+            before = done.number
+            found = reading.read()
+            assert found >= before, f"{found} after {before}, in the {count}th look"
+            count += 1
+    finally:
+        done.end()
+        status = os.waitpid(pid, 0)[1]
+    assert status == 0
 
 
 NAMES = ("a", "b", "c", "d", "d/a", "d/b", "e", "e/a")
@@ -219,7 +236,7 @@ def anything(top: Path, dice: random.Random) -> None:
         lambda: one.rmdir(),
         lambda: one.hardlink_to(other),
         lambda: os.truncate(one, dice.randrange(9000)),
-        lambda: append(one),
+        lambda: append(one, b"appended"),
         lambda: one.chmod(dice.choice((0o666, 0o777))),
     ]
     try:
@@ -229,38 +246,8 @@ def anything(top: Path, dice: random.Random) -> None:
             raise
 
 
-def append(path: Path) -> None:
-    with path.open("ab", buffering=0) as file:
-        file.write(b"appended")
-        os.fsync(file.fileno())
-
-
-def all_of(top: Path) -> dict[str, tuple[object, ...]]:
-    found: dict[str, tuple[object, ...]] = {}
-    for path in below(top):
-        status = path.lstat()
-        data = path.read_bytes() if path.is_file() else sorted(os.listdir(path))  # noqa: PTH208
-        found[str(path.relative_to(top))] = (status.st_mode, status.st_nlink, data)
-    return found
-
-
-def test_many_at_once_leave_the_same_behind(world: World, with_both: WithBoth) -> None:
-    world.server_uid = 0
-    world.lease = world.timeout = 60.0  # much longer than any operation takes on a slow machine
-
-    def body() -> None:
-        os.umask(0)
-        tops = [world.device / "public", world.host / "public"]
-        processes = []
-        for number in range(6):
-            pid = os.fork()
-            if pid == 0:
-                os._exit(work(tops[number % 2], random.Random(number)))
-            processes.append(pid)
-        assert [os.waitpid(pid, 0)[1] for pid in processes] == [0] * len(processes)
-        device, host = map(all_of, tops)
-        assert host == device
-
+@mounted(server_uid=0, lease=60.0, timeout=60.0)  # much longer than any operation takes on a slow machine
+def test_many_at_once_leave_the_same_behind(world: World) -> None:
     def work(top: Path, dice: random.Random) -> int:
         end = time.monotonic() + 4 * SECONDS
         try:
@@ -273,4 +260,14 @@ def test_many_at_once_leave_the_same_behind(world: World, with_both: WithBoth) -
             return 1
         return 0
 
-    with_both(body)
+    os.umask(0)
+    tops = [world.device / "public", world.host / "public"]
+    processes = []
+    for number in range(6):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(work(tops[number % 2], random.Random(number)))
+        processes.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in processes] == [0] * len(processes)
+    device, host = map(look_at_all, tops)
+    assert host == device

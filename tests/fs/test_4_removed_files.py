@@ -13,8 +13,9 @@ import pytest
 from millpond.fs.fuse import abi
 
 from ..waiting import eventually
-from .conftest import World
-from .test_4_coherence import WithBoth
+from .conftest import WithBoth, mounted
+from .test_4_coherence import write_at
+from .world import World
 
 MIB = 1 << 20
 SIZE = 8 * MIB
@@ -37,23 +38,6 @@ def free(place: Path) -> int:
     return there.f_bavail * there.f_frsize
 
 
-def looked_at(file: Path) -> None:
-    file.stat()
-
-
-def read(file: Path) -> None:
-    assert len(file.read_bytes()) == SIZE
-
-
-def written(file: Path) -> None:
-    with file.open("r+b") as there:
-        there.write(b"data")
-
-
-def remove(file: Path) -> None:
-    file.unlink()
-
-
 def replace(file: Path) -> None:
     (file.parent / "new").touch()
     (file.parent / "new").rename(file)
@@ -65,9 +49,16 @@ def remove_elsewhere(file: Path) -> None:
     (file.parent / "d" / "g").unlink()
 
 
-def remove_after_a_change(file: Path) -> None:
-    file.chmod(0o600)  # of which nothing is cached any more
-    file.unlink()
+USES: dict[str, Callable[[Path], object]] = {
+    "looked at": Path.stat,
+    "read": Path.read_bytes,
+    "written": lambda file: write_at(file, b"data", 0),
+}
+REMOVALS: dict[str, Callable[[Path], object]] = {
+    "removed": Path.unlink,
+    "replaced": replace,
+    "removed after a change": lambda file: (file.chmod(0o600), file.unlink()),  # of it nothing is cached
+}
 
 
 @pytest.mark.parametrize("prunes", [True, False])
@@ -81,50 +72,39 @@ def test_what_a_host_removes_gives_its_room_back(
         device, host = world.device / "public", world.host / "public"
         (host / "first").touch()
         before = free(host)
-        uses: list[Callable[[Path], None]] = [looked_at, read, written]
-        removals = [remove, replace, remove_after_a_change, *([remove_elsewhere] if prunes else [])]
-        for use in uses:
-            for away in removals:
+        elsewhere = {"removed elsewhere": remove_elsewhere} if prunes else {}
+        for used, use in USES.items():
+            for removed, away in {**REMOVALS, **elsewhere}.items():
                 (host / "f").write_bytes(bytes(SIZE))
                 use(device / "f")
                 assert free(host) < before - SIZE // 2
                 away(host / "f")
-                what = f"room for what was {use.__name__}, {away.__name__}"
+                what = f"room for what was {used} and {removed}"
                 eventually(lambda: free(host) > before - MIB, what)
                 eventually(lambda: not holds_removed(world), what)
 
     with_both(body, "64m")
 
 
-def test_a_file_that_a_program_has_open_is_there_until_it_is_closed(
-    world: World, with_both: WithBoth
-) -> None:
-    def body() -> None:
-        device, host = world.device / "public", world.host / "public"
-        before = free(host)
-        (host / "f").write_bytes(bytes(SIZE))
-        with (device / "f").open("rb") as opened:
-            (host / "f").unlink()
-            assert not (device / "f").exists()
-            assert len(opened.read()) == SIZE and free(host) < before - SIZE // 2
-        eventually(lambda: free(host) > before - MIB, "room")
-
-    with_both(body, "64m")
+@mounted(size="64m")
+def test_a_file_that_a_program_has_open_is_there_until_it_is_closed(world: World) -> None:
+    device, host = world.device / "public", world.host / "public"
+    before = free(host)
+    (host / "f").write_bytes(bytes(SIZE))
+    with (device / "f").open("rb") as opened:
+        (host / "f").unlink()
+        assert not (device / "f").exists()
+        assert len(opened.read()) == SIZE and free(host) < before - SIZE // 2
+    eventually(lambda: free(host) > before - MIB, "room")
 
 
-def test_what_was_removed_while_no_server_was_there_gives_its_room_back(
-    world: World, with_both: WithBoth
-) -> None:
-    world.lease = 1.0
-
-    def body() -> None:
-        before = free(world.backing)
-        (world.host / "public" / "f").write_bytes(bytes(SIZE))
-        read(world.device / "public" / "f")
-        world.kill(world.server_pid)
-        (world.backing / "public" / "f").unlink()
-        assert free(world.backing) < before - SIZE // 2
-        world.start_server()
-        eventually(lambda: free(world.backing) > before - MIB, "room", seconds=20)
-
-    with_both(body, "64m")
+@mounted(lease=1.0, size="64m")
+def test_what_was_removed_while_no_server_was_there_gives_its_room_back(world: World) -> None:
+    before = free(world.backing)
+    (world.host / "public" / "f").write_bytes(bytes(SIZE))
+    assert len((world.device / "public" / "f").read_bytes()) == SIZE
+    world.kill(world.server_pid)
+    (world.backing / "public" / "f").unlink()
+    assert free(world.backing) < before - SIZE // 2
+    world.start_server()
+    eventually(lambda: free(world.backing) > before - MIB, "room", seconds=20)

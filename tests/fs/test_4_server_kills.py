@@ -10,42 +10,21 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from millpond.base.deadline import Deadline
-from millpond.wire.channel import Channel
-
 from ..effort import scaled
 from ..waiting import eventually
-from .conftest import World
+from .conftest import mounted
+from .world import World
 
-WithBoth = Callable[..., None]
 KILLS = scaled(quick=4, full=50)
 LEASE = 60.0  # a slow machine starts a server within it, too
 PROGRAMS = 3
 _MORE = 25  # files of each program between two kills
 _SIZES = (0, 1, 100, 4096, 8192, 8193, 100_000)
-
-
-@pytest.fixture
-def waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """The host's mount waits for a server that is not back, as it does behind an agent."""
-    dial = World.dial
-
-    def patiently(world: World, deadline: Deadline) -> Channel:
-        while True:
-            try:
-                return dial(world, deadline)
-            except (ConnectionRefusedError, FileNotFoundError):
-                deadline.remaining()
-                time.sleep(0.01)
-
-    monkeypatch.setattr(World, "dial", patiently)
-    world.lease, world.timeout = LEASE, LEASE
-    return world
 
 
 def contents(number: int) -> bytes:
@@ -118,38 +97,33 @@ def is_whole(path: Path, number: int) -> bool:
 
 
 @pytest.mark.parametrize("rival", [False, True], ids=["", "beside-the-device"])
-def test_what_was_closed_outlives_its_server(
-    waiting: World, with_both: WithBoth, tmp_path: Path, rival: bool
-) -> None:
+@mounted(waits=True, lease=LEASE, timeout=LEASE)
+def test_what_was_closed_outlives_its_server(world: World, tmp_path: Path, rival: bool) -> None:
     """Also if a program of the device makes files in the same directory."""
-    world, kills = waiting, KILLS // (1 + rival)
-
-    def body() -> None:
-        dice = random.Random(5)
-        places = [world.host / "public" / f"d{number}" for number in range(PROGRAMS)]
-        for place in places:
-            place.mkdir(mode=0o777)
-            place.chmod(0o777)
-        places += [world.device / "public" / "d0"] if rival else []
-        logs = [tmp_path / f"p{number}" for number in range(len(places))]
-        for log in logs:
-            log.touch()
-        pids = [program(*each) for each in zip(places, logs, strict=True)]
-        try:
-            for _ in range(kills):
-                await_more(logs)
-                time.sleep(dice.uniform(0, 0.15))
-                world.kill(world.server_pid)
-                time.sleep(dice.choice((0.0, 0.3)))
-                world.start_server()
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-        for place, log in zip(places, logs, strict=True):
-            found = noted(log)
-            print(log.name, {word: len(numbers) for word, numbers in found.items()})
-            assert not wrong(world, place, log.name, found)
-            assert len(found["error"]) <= kills, found["error"]
-
-    with_both(body)
+    kills = KILLS // (1 + rival)
+    dice = random.Random(5)
+    places = [world.host / "public" / f"d{number}" for number in range(PROGRAMS)]
+    for place in places:
+        place.mkdir(mode=0o777)
+        place.chmod(0o777)
+    places += [world.device / "public" / "d0"] if rival else []
+    logs = [tmp_path / f"p{number}" for number in range(len(places))]
+    for log in logs:
+        log.touch()
+    pids = [program(*each) for each in zip(places, logs, strict=True)]
+    try:
+        for _ in range(kills):
+            await_more(logs)
+            time.sleep(dice.uniform(0, 0.15))
+            world.kill(world.server_pid)
+            time.sleep(dice.choice((0.0, 0.3)))
+            world.start_server()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    for place, log in zip(places, logs, strict=True):
+        found = noted(log)
+        print(log.name, {word: len(numbers) for word, numbers in found.items()})
+        assert not wrong(world, place, log.name, found)
+        assert len(found["error"]) <= kills, found["error"]
