@@ -53,7 +53,7 @@ class Machine:
         if part == DEVICE:
             self._running[part], _ = places.start_device(self.power.flash, point, "auto")
         else:
-            self._running[part] = places.start_host(point, self._listener)
+            self._running[part] = places.start_host(self.power.flash, point, self._listener)
 
     def kill(self, *parts: str) -> None:
         """Kill them at once; what they had mounted is mounted no more."""

@@ -6,28 +6,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
-import sys
-import threading
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from millpond.base.deadline import Deadline
-from millpond.base.errors import LocalError
-from millpond.fs.coherence.device_server import accept_all
-from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.mount.host import mount_and_serve
-from millpond.fs.server.connection import serve
-from millpond.fs.server.sessions import SessionTable
-from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
+from fs.world import World
+from millpond.fs.store.layout import PRIVATE, prepare
 from millpond.linux import syscalls
-from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.linux.files import storage_id
-from millpond.linux.sockets import listen
-from millpond.wire.channel import Channel
 
 _SIZE = 2 << 30
 _TIMEOUT = 15.0
@@ -80,7 +67,7 @@ def host(flash: Path, mountpoint: Path, listener: Path, *, gives_away: bool) -> 
     files = "new files are their makers'" if gives_away else "new files are its own"
     try:
         with device(flash, beside, "raw"):
-            mounted = start_host(mountpoint, listener)
+            mounted = start_host(flash, mountpoint, listener)
             try:
                 yield f"over a Unix socket, without a tunnel, by a server that is root; {files}"
             finally:
@@ -97,96 +84,27 @@ def beside_of(mountpoint: Path) -> Path:
 
 def start_device(flash: Path, mountpoint: Path, binding: str) -> tuple[int, str]:
     """The process that serves the device's mount, which is up, and how it says that it works."""
-    argv = [sys.executable, "-m", "millpond.fs.mount.device", str(flash), str(mountpoint), "--name", "csd0"]
-    argv += ["--locks", str(_locks(flash))]
-    process = subprocess.Popen([*argv, "--binding", binding], stdout=subprocess.PIPE, text=True)
-    process.returncode = 0  # waited for by its pid
-    assert process.stdout
-    with process.stdout:
-        how = process.stdout.readline()
-    if not how.startswith("ready: "):
-        stop(process.pid, signal.SIGTERM)
-        raise LocalError(f"the device's mount ({binding}) did not come up")
-    return process.pid, how.removeprefix("ready: ").strip()
+    world = _world(flash, device=mountpoint, binding=binding)
+    world.mount_device(as_command=True)
+    return world.device_pid, world.how.removeprefix("ready: ").strip()
 
 
 def start_server(flash: Path, listener: Path, *, gives_away: bool = False) -> int:
     """The process that serves the host at ``listener``, also where an earlier one did."""
-    with _listening(listener) as server, _listening(_locks(flash)) as locks:
-        public = Bind(flash / PUBLIC, Path("/volume") / PUBLIC, read_only=False)
-        storage = storage_id(flash)
-        return spawn(
-            Sandbox(binds=(public,), own_network=True), lambda: _serve(server, locks, gives_away, storage)
-        )
+    world = _world(flash, listener=listener, server_uid=0, gives_away=gives_away, storage=storage_id(flash))
+    world.start_server()
+    return world.server_pid
 
 
-def _locks(flash: Path) -> Path:
-    """Where the server is asked for locks by the device's mount of this flash."""
-    return flash.with_suffix(".locks")
-
-
-def _listening(path: Path) -> socket.socket:
-    """Also where an earlier one still listens."""
-    path.unlink(missing_ok=True)
-    return listen(path)
-
-
-def _serve(server: socket.socket, locks: socket.socket, gives_away: bool, storage: bytes) -> int:
-    root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-    sessions = SessionTable(
-        BackingFs(root, chown_new=gives_away, public=PUBLIC.encode()),
-        DelegationManager(device=True),
-        storage=storage,
-    )
-    threading.Thread(target=accept_all, args=(locks, sessions.delegations), daemon=True).start()
-    while True:
-        channel = Channel(server.accept()[0], "the host")
-        threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()
-
-
-def start_host(mountpoint: Path, listener: Path) -> int:
+def start_host(flash: Path, mountpoint: Path, listener: Path) -> int:
     """The process that serves the host's mount, which is up."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _be_host(mountpoint, listener, writing)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        if pipe.read() != "ready":
-            raise LocalError("the host's mount did not come up")
-    return pid
+    return _world(flash, host=mountpoint, listener=listener, timeout=_TIMEOUT).mount_host()
 
 
-def _be_host(mountpoint: Path, listener: Path, writing: int) -> None:
-    def dial(deadline: Deadline) -> Channel:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(deadline.remaining())
-        connection.connect(str(listener))
-        return Channel(connection, "csd0")
-
-    def ready(_how: str) -> None:
-        os.write(writing, b"ready")
-        os.close(writing)
-
-    try:
-        mount_and_serve(
-            dial,
-            mountpoint,
-            name="csd0",
-            allow_other=True,
-            timeout=_TIMEOUT,
-            numbers=_numbers(listener),
-            on_ready=ready,
-        )
-    except BaseException:  # noqa: BLE001 - shown; nothing may go on in a copy of the caller
-        traceback.print_exc()
-    finally:
-        os._exit(0)
-
-
-def _numbers(listener: Path) -> Path:
-    return listener.with_suffix(".numbers")
+def _world(flash: Path, **parts: Any) -> World:
+    """The parts of a volume that are named; its server is asked for locks beside its flash."""
+    places = dict.fromkeys(("device", "host", "listener"), flash)
+    return World(flash, locks=flash.with_suffix(".locks"), **places | parts)
 
 
 def stop(pid: int, number: signal.Signals) -> None:

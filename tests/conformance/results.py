@@ -26,14 +26,6 @@ class Survived:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """How many files were verified, and what was said of those that hold something else than was written."""
-
-    files: int
-    failures: Sequence[str]
-
-
 @dataclass(slots=True)
 class Kept:
     """How it went with a database: what was committed, how often it was looked at meanwhile, how often
@@ -99,14 +91,6 @@ def survival_entry(figure: str, of: int, survived: Mapping[str, Survived], missi
     what = f"operations survived of {of} on the worst mount: {notes}" if survived else f"not run: {missing}"
     row = Row(figure, what, worst, worst, worst, "operations", None, int(bool(survived)), None)
     return dataclasses.asdict(row)
-
-
-def fio_entry(verified: Verified) -> Entry:
-    """The row of files that one mount wrote and one, the same or another, verified."""
-    what = f"of {verified.files} files written and verified by fio (crc32c): those that fail"
-    count = len(verified.failures)
-    row = Row("fio_verify", what, count, count, count, "files", None, 1, None)
-    return {**dataclasses.asdict(row), "found": list(verified.failures[:_SHOWN])}
 
 
 def database_entry(kept: Mapping[str, Kept]) -> Entry:

@@ -29,8 +29,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "posix": Part(posix.FIGURES, "", posix.run),
     "cuts": Part(outcomes.FIGURES, "records", cuts.run),
-    "fio": Part(("fio_verify",), "files", between.verify),
-    "sqlite": Part(("sqlite",), "failures", between.keep),
+    "sqlite": Part(("sqlite",), "failures", between.run),
 }
 
 
