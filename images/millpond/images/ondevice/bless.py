@@ -26,7 +26,6 @@ TEST = ("/usr/bin/python3", "-m", "millpond.agent.trial.check", "--config", "/et
 ASK_SECONDS = 120.0
 """How long the firmware is asked whether this is a trial, before that counts as unknown."""
 _TEST_SECONDS = 600.0
-_RAUC_SECONDS = 120.0
 _ASK_PAUSE_SECONDS = 5.0
 
 
@@ -52,18 +51,6 @@ def known_trial(slot: str, seconds: float) -> bool:
             if time.monotonic() > end:
                 raise
             time.sleep(_ASK_PAUSE_SECONDS)
-
-
-def keep(slot: str) -> None:
-    """Make ``slot``, which runs, the first. Raises LocalError."""
-    argv = ["/usr/bin/rauc", "status", "mark-good", "booted"]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_RAUC_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise LocalError(f"{' '.join(argv[1:])} did not end in {_RAUC_SECONDS:.0f} s") from None
-    if done.returncode:
-        raise LocalError(f"{' '.join(argv[1:])}: {done.stderr.strip()}")
-    boot_entries.make_first(slot)
 
 
 def jobs_fault(argv: Sequence[str] = TEST, seconds: float = _TEST_SECONDS) -> str:
@@ -100,7 +87,7 @@ def judge(
 def try_slot(slot: str) -> bool:
     """Judge ``slot``, which is on trial, and leave a report in the state; return whether it was kept."""
     _report(f"slot {slot} was restarted before its trial ended: it hung, or its power was cut")
-    if reason := judge(slot, GREETED, PATIENCE_SECONDS, jobs_fault, keep):
+    if reason := judge(slot, GREETED, PATIENCE_SECONDS, jobs_fault, boot_entries.make_first):
         print(f"millpond: slot {slot} is left: {reason}", flush=True)
         _report(f"slot {slot}: {reason}")
         return False

@@ -180,7 +180,7 @@ def is_trial(slot: str) -> bool:
 
 
 def make_first(slot: str) -> None:
-    """Have the next boots take ``slot``. Raises LocalError."""
+    """Have the next boots take ``slot``, by which RAUC counts it as good. Raises LocalError."""
     entries = _entries()
     own = entries.numbers.get(slot)
     if own is None:
