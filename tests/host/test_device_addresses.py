@@ -30,12 +30,8 @@ def own_addresses(fleet: Path, names: tuple[str, ...]) -> list[str]:
     return [read_agent(fleet / "devices" / name / "etc" / "agent.toml").link.address for name in names]
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["today", "before they were written down"])
-def test_the_others_keep_their_addresses_when_a_table_is_cut(tmp_path: Path, recorded: bool) -> None:
+def test_the_others_keep_their_addresses_when_a_table_is_cut(tmp_path: Path) -> None:
     provisioning.create(tmp_path, "farm", NAMES)
-    if not recorded:
-        path = tmp_path / "fleet.toml"
-        path.write_text(re.sub(r"address = .*\n", "", path.read_text()))
     cut_table(tmp_path, "csd0")
     found = directory.read(tmp_path)
     assert [device.name for device in found.config.device] == ["csd1", "csd2"]
@@ -72,40 +68,6 @@ def test_an_address_that_cannot_be_is_named(tmp_path: Path, address: str, words:
     with pytest.raises(ConfigError) as caught:
         directory.read(tmp_path)
     assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def reprovision(fleet: Path, name: str, address: str) -> None:
-    """Give a device another address than it was provisioned with, as an old fleet's files may have it."""
-    path = fleet / "devices" / name / "etc" / "agent.toml"
-    path.write_text(re.sub(r'address = ".*"', f'address = "{address}/30"', path.read_text()))
-
-
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("10.77.0.2", "csd0 has the address 10.77.0.2, too"),
-        ("10.99.0.2", "10.99.0.2 is no device's address in the network 10.77.0.0/16, as 10.77.0.2 is"),
-        ("fd00::2", "fd00::2 is no device's address in the network 10.77.0.0/16, as 10.77.0.2 is"),
-        ("nonsense", "'nonsense' does not appear to be an IPv4 or IPv6 address"),
-    ],
-)
-@pytest.mark.parametrize("recorded", [True, False], ids=["of csd0 written down", "of none"])
-def test_an_address_that_cannot_be_in_an_old_fleet_is_the_fault_of_its_device_alone(
-    tmp_path: Path, recorded: bool, address: str, reason: str
-) -> None:
-    """Before: the daemon did not start."""
-    provisioning.create(tmp_path, "farm", NAMES)
-    path = tmp_path / "fleet.toml"
-    path.write_text(re.sub(r"address = .*\n", "", path.read_text()))
-    if recorded:
-        path.write_text(path.read_text().replace('name = "csd0"\n', 'name = "csd0"\naddress = "10.77.0.2"\n'))
-    reprovision(tmp_path, "csd1", address)
-    found = directory.read(tmp_path)
-    assert [found.addresses(name).device_ip for name in ("csd0", "csd2")] == ["10.77.0.2", "10.77.0.10"]
-    assert [found.address_fault(name) for name in ("csd0", "csd2")] == ["", ""]
-    assert found.address_fault("csd1") == f"csd1 was provisioned with an address that cannot be: {reason}"
-    grown = provisioning.add(found, DeviceConfig("qemu0", board="qemu-virt"))
-    assert grown.config.device[-1].address == "10.77.0.14"
 
 
 def test_a_device_that_has_another_address_than_the_fleet_says_so(tmp_path: Path) -> None:

@@ -49,20 +49,6 @@ def assign(network: str, recorded: Mapping[str, str]) -> dict[str, Addresses]:
     return {name: _at(whole, places[name]) for name in recorded}
 
 
-def faults(network: str, recorded: Mapping[str, str], provisioned: Mapping[str, str]) -> dict[str, str]:
-    """Return by name why devices cannot have the addresses that they were ``provisioned`` with, of those for
-    which ``assign`` has none ``recorded``. Raises ConfigError for another ``network`` than ``assign`` takes.
-    """
-    whole, taken, found = _network(network), dict[int, str](), dict[str, str]()
-    for name, address in recorded.items():
-        if address:
-            _take(whole, taken, name, address)
-    for name, address in provisioned.items():
-        if address and not recorded[name] and (fault := _take(whole, taken, name, address)):
-            found[name] = fault
-    return found
-
-
 def _network(network: str) -> _Network:
     try:
         return ipaddress.ip_network(network)

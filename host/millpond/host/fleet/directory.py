@@ -199,41 +199,25 @@ class Fleet:
         return devices[name]
 
     def addresses(self, name: str) -> Addresses:
-        """Return the addresses of a device's tunnel: those of ``fleet.toml``, or where it has none, those
-        with which the device was provisioned, unless it cannot have those: then any that are free. Raises
-        ConfigError for an unknown device.
+        """Return the addresses of a device's tunnel: those of ``fleet.toml``, or where it has none, any that
+        are free. Raises ConfigError for an unknown device.
         """
         self.device(name)
         return self._addresses[name]
 
     @functools.cached_property
     def _addresses(self) -> dict[str, Addresses]:
-        recorded = {
-            one.name: one.address or ("" if one.name in self._faults else self._provisioned(one.name))
-            for one in self.config.device
-        }
-        return addresses.assign(self.config.network, recorded)
-
-    @functools.cached_property
-    def _faults(self) -> dict[str, str]:
-        """By name why devices cannot have the addresses that they were provisioned with."""
-        recorded = {one.name: one.address for one in self.config.device}
-        return addresses.faults(self.config.network, recorded, {n: self._provisioned(n) for n in recorded})
-
-    def _provisioned(self, name: str) -> str:
-        """Return the address in a device's own configuration, "" where that is not here."""
-        try:
-            text = (self.device_directory(name) / "etc" / "agent.toml").read_text()
-            return str(tomllib.loads(text)["link"]["address"]).partition("/")[0]
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+        return addresses.assign(self.config.network, {one.name: one.address for one in self.config.device})
 
     def address_fault(self, name: str) -> str:
-        """Return how a device's address differs from the one with which it was provisioned, or ""."""
-        if fault := self._faults.get(name):
-            return f"{name} was provisioned with an address that cannot be: {fault}"
-        here, there = self.addresses(name).device_ip, self._provisioned(name)
-        if not there or here == there:
+        """Return how a device's address differs from the one in its own configuration, if that is here."""
+        here = self.addresses(name).device_ip
+        try:
+            text = (self.device_directory(name) / "etc" / "agent.toml").read_text()
+            there = str(tomllib.loads(text)["link"]["address"]).partition("/")[0]
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+        if here == there:
             return ""
         return f"fleet.toml has the address {here} for {name}, which was provisioned with {there}"
 
