@@ -225,11 +225,11 @@ def test_pictures_have_the_classes_of_the_test_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"steps": 0}, "a worker cannot train in 0 batches of 0"),
-        ({"batch": -1}, "a worker cannot train in 1 batches of -1"),
-        ({"passes": -1}, "a worker cannot train in 1 batches of 0"),
-        ({"threads": -1}, "train: threads: -1 is not between 0 and 1024"),
-        ({"threads": 1025}, "train: threads: 1025 is not between 0 and 1024"),
+        ({"steps": 0}, "steps: 0 is not greater than 0"),
+        ({"batch": -1}, "batch: -1 is not between 0 and 1000000000"),
+        ({"passes": -1}, "passes: -1 is not between 0 and 1000000000"),
+        ({"threads": -1}, "threads: -1 is not between 0 and 1024"),
+        ({"threads": 1025}, "threads: 1025 is not between 0 and 1024"),
         ({"name": ""}, "name: '' must be of letters"),
         ({"name": "../a"}, "name: '../a' must be of letters"),
         ({"name": ".a"}, "name: '.a' must be of letters"),
@@ -237,9 +237,9 @@ def test_pictures_have_the_classes_of_the_test_folder(folder: Path) -> None:
         ({"name": 100 * "模"}, f"name: '{20 * '模'}...' is longer than 200 bytes"),
         ({"model": ModelSpec("nets")}, "model: factory: 'nets' is not module:callable"),
         ({"model": ModelSpec("nets:"), "task": True}, "task: factory: 'nets:' is not module:callable"),
-        ({"prefetch": 65}, "train: prefetch: 65 is not between 0 and 64"),
-        ({"held_out": 1.0}, "a share of the samples or a number of parts makes no sense"),
-        ({"accumulate": 0}, "a share of the samples or a number of parts makes no sense"),
+        ({"prefetch": 65}, "prefetch: 65 is not between 0 and 64"),
+        ({"held_out": 1.0}, "held_out: all samples are held out"),
+        ({"accumulate": 0}, "accumulate: 0 is not greater than 0"),
     ],
 )
 def test_work_that_an_agent_would_not_take(change: dict[str, Any], error: str) -> None:

@@ -8,14 +8,10 @@ from pathlib import PurePosixPath
 
 from millpond.aggregate.encoding.layout import MOST_SHARE
 from millpond.base.errors import ConfigError
+from millpond.base.keys import MOST, check_keys
 from millpond.train.job.spec import Job, SynchronousSpec, WorkSpec, encoding_of
 from millpond.train.strategies import catalogue
 from millpond.train.strategies.catalogue import unfit_for_lateness, unfit_for_steps
-
-_MOST = 1e9
-MOST_BUFFER = 1024
-"""Updates in a buffer: the unit of its sum, and the error of its mean, grow with it."""
-
 
 MOST_ARGUMENTS = 1000
 MOST_NAME = 200
@@ -30,20 +26,15 @@ def check(job: Job, where: str) -> Job:
         raise ConfigError(f"{where}: a job is either federated or synchronous: remove one of the two tables")
     if (given := len(job.code.arguments)) > MOST_ARGUMENTS:
         raise ConfigError(f"{where}: {job.table}: arguments: {given} are too many, {MOST_ARGUMENTS} at most")
-    _check_positive(job, where)
+    check_keys(job, where)
     _check_data(job, f"{where}: data")
-    shares = {
-        "federated: quorum": job.averaging.quorum,
-        "federated: fraction": job.averaging.fraction,
-        "evaluate: held_out": job.evaluate.held_out,
-        "train: momentum": job.train.momentum,
-    }
-    for key, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
     if "lr" in job.train.optimizer and not isinstance(job.train.optimizer, str):
         raise ConfigError(f"{where}: train: optimizer: write learning_rate, not lr")
-    _check_queueing(job, where)
+    if len(set(job.devices)) < len(job.devices):
+        twice = next(name for name in job.devices if job.devices.count(name) > 1)
+        raise ConfigError(f"{where}: devices: '{twice}' is named twice")
+    if job.synchronous and job.train.mini_epoch:
+        raise ConfigError(f"{where}: train: mini_epoch: it is for [federated], whose workers have epochs")
     _check_aggregation(job, where)
     if "/" in job.code.signature:
         raise ConfigError(
@@ -51,8 +42,7 @@ def check(job: Job, where: str) -> Job:
         )
     _check_evaluation(job, f"{where}: evaluate")
     if job.synchronous:
-        _check_synchronous(job.synchronous, f"{where}: synchronous")
-        _check_strategy_of_steps(job.synchronous, f"{where}: synchronous: strategy")
+        _check_steps(job.synchronous, f"{where}: synchronous")
     else:
         _check_lateness(job, f"{where}: federated")
     encoding_of(job.train.encoding, f"{where}: train: encoding")
@@ -96,31 +86,6 @@ def _check_aggregation(job: Job, where: str) -> None:
         raise ConfigError(f"{where}: topology: with {key} no device adds, by datagrams or otherwise")
 
 
-def _check_positive(job: Job, where: str) -> None:
-    positive: dict[str, float | None] = {
-        "train: learning_rate": job.train.learning_rate,
-        "train: batch": job.train.batch,
-        "train: epochs": job.train.epochs,
-        "train: accumulate": job.train.accumulate,
-        "train: clip_norm": job.train.clip_norm,
-        "federated: deadline": None if job.averaging.deadline == "auto" else job.averaging.deadline,
-        "evaluate: every": job.evaluate.every,
-        "evaluate: patience": job.evaluate.patience,
-        "limits: wait": job.limits.wait,
-        "limits: most_samples": job.limits.most_samples,
-        "limits: most_share": job.limits.most_share,
-        "limits: most_count": job.limits.most_count,
-        "limits: clip": job.limits.clip,
-    }
-    for key, value in positive.items():
-        if value is not None and not 0 < value <= _MOST:
-            raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
-    if job.synchronous and job.train.mini_epoch:
-        raise ConfigError(f"{where}: train: mini_epoch: it is for [federated], whose workers have epochs")
-    if not 0 <= (rounds := job.averaging.rounds) <= _MOST:
-        raise ConfigError(f"{where}: federated: rounds: {rounds} is not between 0 and {_MOST:.10g}")
-
-
 def _check_evaluation(job: Job, where: str) -> None:
     evaluate = job.evaluate
     if "host" in evaluate.on and not job.data.test:
@@ -140,10 +105,6 @@ def _check_evaluation(job: Job, where: str) -> None:
 def _check_lateness(job: Job, where: str) -> None:
     """Refuse what makes no sense where updates of several rounds are averaged. Raises ConfigError."""
     spec, strategy = job.averaging, catalogue.check(job.strategy, f"{where}: strategy")
-    bounds = {"buffer": (spec.buffer, MOST_BUFFER), "max_staleness": (spec.max_staleness or 0, 1 << 16)}
-    for key, (value, most) in bounds.items():
-        if not 0 <= value <= most:
-            raise ConfigError(f"{where}: {key}: {value} is not between 0 and {most}")
     key = "buffer" if spec.buffer else "late" if spec.late == "carry" else ""
     if spec.max_staleness is not None and not key:
         raise ConfigError(f'{where}: max_staleness: without a buffer or late = "carry" no update is stale')
@@ -163,37 +124,24 @@ def _check_lateness(job: Job, where: str) -> None:
         raise ConfigError(f"{where}: buffer: asynchronous devices are never all free to score: evaluate.on")
 
 
-def _check_queueing(job: Job, where: str) -> None:
-    for name in job.devices:
-        if job.devices.count(name) > 1:
-            raise ConfigError(f"{where}: devices: '{name}' is named twice")
-    if abs(job.priority) > _MOST:
-        raise ConfigError(f"{where}: priority: {job.priority} is not between {-_MOST:.10g} and {_MOST:.10g}")
-
-
 def check_work(work: WorkSpec, where: str) -> None:
     """Check the part of a job that its workers need. Raises ConfigError."""
-    if not 0 <= work.threads <= 1024:
-        raise ConfigError(f"{where}: train: threads: {work.threads} is not between 0 and 1024")
+    check_keys(work, where)
     _check_name(work.name, where)
     module, colon, attribute = work.model.factory.partition(":")
     table = "task" if work.task else "model"
     if not module or bool(colon) != bool(attribute) or not (attribute or work.task):
         raise ConfigError(f"{where}: {table}: factory: '{work.model.factory}' is not module:callable")
-    if not 0 <= work.prefetch <= 64:
-        raise ConfigError(f"{where}: train: prefetch: {work.prefetch} is not between 0 and 64")
-    if work.mini_epoch and not work.batch <= work.mini_epoch <= _MOST:
+    if work.mini_epoch and not work.batch <= work.mini_epoch:
         least = f"train.batch, {work.batch}"
         raise ConfigError(f"{where}: train: mini_epoch: {work.mini_epoch} is not at least {least}")
-    if not (0 <= work.held_out < 1 and 1 <= work.accumulate <= _MOST and 0 <= work.total <= _MOST):
-        raise ConfigError(f"{where}: a share of the samples or a number of parts makes no sense")
+    if work.held_out == 1:
+        raise ConfigError(f"{where}: held_out: all samples are held out")
     if not 0 < work.encoding.share <= MOST_SHARE:
         share = work.encoding.share
         raise ConfigError(f"{where}: train: encoding: share: {share} is not above 0 and at most {MOST_SHARE}")
     if not all(work.local_layers):
         raise ConfigError(f"{where}: federated: local: a pattern is empty")
-    if min(work.passes, work.batch) < 0 or work.steps < 1:
-        raise ConfigError(f"{where}: a worker cannot train in {work.steps} batches of {work.batch}")
 
 
 def _check_name(name: str, where: str) -> None:
@@ -203,29 +151,14 @@ def _check_name(name: str, where: str) -> None:
         raise ConfigError(f"{where}: name: '{name:.20}...' is longer than {MOST_NAME} bytes")
 
 
-def _check_strategy_of_steps(synchronous: SynchronousSpec, where: str) -> None:
+def _check_steps(synchronous: SynchronousSpec, where: str) -> None:
     """Refuse what makes no sense in synchronous steps. Raises ConfigError."""
-    strategy = catalogue.check(synchronous.strategy, where)
+    if synchronous.patience and not 1 <= synchronous.patience <= MOST:
+        raise ConfigError(f"{where}: patience: {synchronous.patience} is neither 0 nor at least 1")
+    strategy = catalogue.check(synchronous.strategy, f"{where}: strategy")
     if synchronous.local_steps == 1:
         if synchronous.strategy != "fedavg":
-            raise ConfigError(f"{where}: applies differences, not gradients: set local_steps, or [federated]")
+            text = "applies differences, not gradients: set local_steps, or [federated]"
+            raise ConfigError(f"{where}: strategy: {text}")
     elif strategy and (fault := unfit_for_steps(strategy)):
-        raise ConfigError(f"{where}: {fault}; it is for [federated]")
-
-
-def _check_synchronous(synchronous: SynchronousSpec, where: str) -> None:
-    """Check a synchronous job; one without epochs only measures its workers. Raises ConfigError."""
-    bounds = {
-        "epochs": (synchronous.epochs, 0, _MOST),
-        "quorum": (synchronous.quorum, 0, 1),
-        "local_steps": (synchronous.local_steps, 1, 1 << 16),
-        "global_batch": (synchronous.global_batch, 2, 1 << 20),
-        "steps": (synchronous.steps, 1, _MOST),
-        "warmup": (synchronous.warmup, 0, _MOST),
-        "checkpoint": (synchronous.checkpoint, 0.1, _MOST),
-    }
-    for key, (value, least, most) in bounds.items():
-        if value is not None and not least <= value <= most:
-            raise ConfigError(f"{where}: {key}: {value} is not between {least} and {most:.10g}")
-    if synchronous.patience and not 1 <= synchronous.patience <= _MOST:
-        raise ConfigError(f"{where}: patience: {synchronous.patience} is neither 0 nor at least 1")
+        raise ConfigError(f"{where}: strategy: {fault}; it is for [federated]")

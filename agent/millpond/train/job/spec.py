@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: a training job, as its TOML file describes it."""
+"""Pure: a training job, as its TOML file describes it. A key's meaning and bounds lie beside it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal
 
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError
+from millpond.base.keys import MOST, Key
 from millpond.base.schema import load
 from millpond.train.strategies.catalogue import as_table
 from millpond.train.strategies.strategy import LocalRule
+
+MOST_BUFFER = 1024
+"""Updates in a buffer: the unit of its sum, and the error of its mean, grow with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +27,24 @@ class DeviceFolder:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """The folders of the samples: ``private`` and ``public`` ones of every volume, ``test`` one of the host.
-    A public folder of one device alone is written "csd0:public/digits". Without a private folder its samples
-    are streamed to all other workers.
-
-    A task of one's own reads them with its ``dataset``. Without one they hold labelled images in ``format``;
-    ``classes`` (format ``images``) names the sub-folders by label, and is read from the test folder if left
-    out.
+    """The folders of the samples. Without a private folder the public samples of one device are streamed to
+    all other workers. A task of one's own reads them with its ``dataset``; without one they are labelled
+    images.
     """
 
-    private: str = ""
-    test: str = ""
-    public: str | None = None
-    format: Literal["npy", "idx", "images"] = "npy"
-    classes: tuple[str, ...] = ()
+    private: Annotated[str, Key("on every device; never leaves it", example='"private/digits"')] = ""
+    test: Annotated[str, Key("a folder on the host, to score the model", example='"test"')] = ""
+    public: Annotated[
+        str | None,
+        Key(
+            'on every device, the host trains on it; or "csd0:public/digits", of one, streamed: docs/data.md',
+            example='"public/digits"',
+        ),
+    ] = None
+    format: Annotated[Literal["npy", "idx", "images"], Key('of labelled images; or "idx", "images"')] = "npy"
+    classes: Annotated[
+        tuple[str, ...], Key('names of the sub-folders of "images", else those of the test folder')
+    ] = ()
 
     @property
     def of_device(self) -> DeviceFolder | None:
@@ -54,20 +62,29 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The user's code, in the job's table ``[task]`` or ``[model]``: ``factory`` is ``module:callable``,
-    called with ``arguments``. A task has hooks, see ``train.task``; for ``[model]`` it makes a model alone,
-    which classifies images. ``files`` are its code and all else that it reads, files and folders; ``wheels``
-    are packages that it imports; ``signature`` is the file of a signature of them by an owner of devices.
-    ``initial`` is a file of the model's first values, in safetensors, or the number of a job of the same
-    fleet, whose model is taken when the job is submitted.
+    """The user's code, in the job's table ``[task]`` or ``[model]``. A task has hooks, see ``train.task``;
+    for ``[model]`` the factory makes a model alone, which classifies images.
     """
 
-    factory: str
-    files: tuple[str, ...] = ()
-    initial: str | int = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    signature: str = ""
-    wheels: tuple[str, ...] = ()
+    factory: Annotated[str, Key("module:callable", example='"mymodel:build"')]
+    files: Annotated[
+        tuple[str, ...],
+        Key("files and folders of any kind, sent to the devices with the job", example='["mymodel.py"]'),
+    ] = ()
+    initial: Annotated[
+        str | int,
+        Key("first values: a safetensors file or index (millpond's, Hugging Face's), or a job's number"),
+    ] = ""
+    arguments: Annotated[dict[str, Any], Key("of the factory", example="{ width = 64 }")] = field(
+        default_factory=dict
+    )
+    signature: Annotated[
+        str,
+        Key(
+            "for devices that want one, of code and arguments: millpond sign job.toml --key ~/.ssh/id_ed25519"
+        ),
+    ] = ""
+    wheels: Annotated[tuple[str, ...], Key("packages that it imports, see below")] = ()
 
 
 SGD_RATE = 0.05
@@ -96,68 +113,95 @@ class SchedulerSpec:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSpec:
-    """The training of one worker: the optimizer, ``epochs`` over its samples in one round in batches of
-    ``batch``, with ``threads`` of its processor (0: all). Other numbers of threads round otherwise.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKeys:
+    """The keys of ``[train]`` that workers get as they are. Other numbers of threads round otherwise."""
 
-    ``optimizer`` and ``scheduler`` are names in torch, or tables with a name and arguments. ``momentum`` is
-    for SGD. Without a ``learning_rate`` it is SGD_RATE for SGD, else the optimizer's own. A batch is
-    computed in ``accumulate`` parts, which need less memory. Gradients are scaled down to the L2 norm
-    ``clip_norm``. ``precision`` "bfloat16" is autocast. The next ``prefetch`` batches are read meanwhile, in
-    as many threads where the data set is ``thread_safe``, else in one. Devices send their updates in
-    ``encoding``: "float32", "bfloat16", "int8", "top-k", or a table with this ``name`` and the ``share``
-    (0..1) of the values that top-k sends.
+    threads: Annotated[int, Key("of the processor; 0: all", 0, 1024)] = 1
+    accumulate: Annotated[
+        int,
+        Key("most parts of a batch, for less memory: each of whole groups of policy.least_samples", above=0),
+    ] = 1
+    clip_norm: Annotated[
+        float | None, Key("the largest L2 norm of a batch's gradient", above=0, example="1.0")
+    ] = None
+    precision: Annotated[Literal["float32", "bfloat16"], Key('or "bfloat16": autocast')] = "float32"
+    prefetch: Annotated[
+        int,
+        Key(
+            "batches that are read ahead, in as many threads where the data set is thread_safe, else in one",
+            0,
+            64,
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpec(WorkerKeys):
+    """The training of one worker. Without a ``learning_rate`` it is SGD_RATE for SGD, else the optimizer's
+    own.
 
     With ``mini_epoch`` a round's ``epochs`` are over so many samples at a time, which are in memory
     meanwhile, fewer where the device has no memory for them; so each round reads each sample once.
     """
 
-    optimizer: str | dict[str, Any] = ""
-    learning_rate: float | None = None
-    momentum: float = 0.9
-    scheduler: str | dict[str, Any] = ""
-    batch: int = 32
-    epochs: int = 1
-    threads: int = 1
-    accumulate: int = 1
-    clip_norm: float | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
-    prefetch: int = 0
-    encoding: str | dict[str, Any] = "float32"
-    mini_epoch: int = 0
+    optimizer: Annotated[
+        str | dict[str, Any],
+        Key('any of torch.optim, or { name = "AdamW", weight_decay = 0.01 }', example='"SGD"'),
+    ] = ""
+    learning_rate: Annotated[
+        float | None,
+        Key("for SGD; other optimizers have their own of torch by default", above=0, example="0.05"),
+    ] = None
+    momentum: Annotated[float, Key("of SGD", 0, 1)] = 0.9
+    scheduler: Annotated[
+        str | dict[str, Any],
+        Key('of torch.optim.lr_scheduler: { name = "CosineAnnealingLR", T_max = "total" }'),
+    ] = ""
+    batch: Annotated[int, Key("samples of a batch", above=0)] = 32
+    epochs: Annotated[int, Key("per round", above=0)] = 1
+    encoding: Annotated[
+        str | dict[str, Any],
+        Key('of the devices\' updates: "bfloat16", "int8", { name = "top-k", share = 0.01 }'),
+    ] = "float32"
+    mini_epoch: Annotated[
+        int, Key("more: a round's epochs are over so many samples at a time, in memory: docs/data.md", 0)
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSpec:
-    """The scoring of the model after ``every`` rounds or epochs, and after the last: ``on`` the host with its
-    test samples, on the devices with a share ``held_out`` of each private folder, which is not trained on.
-    Of a device only sums and counts leave.
-
-    ``metric`` on the first of ``on`` decides which model is the best, "accuracy" or else "loss" if left out;
-    ``mode`` says whether a large or a small value is good, and is "min" for a loss alone if left out. The job
-    ends when the metric has reached ``target``, and after ``patience`` evaluations without a better one.
+    """The scoring of the model after ``every`` rounds or epochs, and after the last. Of a device only sums
+    and counts leave. ``metric`` is "accuracy" or else "loss" if left out, ``mode`` "min" for a loss alone.
     """
 
-    every: int = 1
-    on: tuple[Literal["host", "devices"], ...] = ("host",)
-    held_out: float = 0.1
-    metric: str = ""
-    mode: Literal["", "max", "min"] = ""
-    target: float | None = None
-    patience: int | None = None
+    every: Annotated[int, Key("rounds or epochs", above=0)] = 1
+    on: Annotated[
+        tuple[Literal["host", "devices"], ...],
+        Key('and "devices": there on private samples that are held out; sums and counts leave'),
+    ] = ("host",)
+    held_out: Annotated[float, Key("share of each device's private samples, if it is scored there", 0, 1)] = (
+        0.1
+    )
+    metric: Annotated[
+        str,
+        Key(
+            "decides, on the first of `on`, which model is the best (best.safetensors)", example='"accuracy"'
+        ),
+    ] = ""
+    mode: Annotated[Literal["", "max", "min"], Key('or "min", as for a loss', example='"max"')] = ""
+    target: Annotated[float | None, Key("the job ends when the metric has reached it,", example="0.97")] = (
+        None
+    )
+    patience: Annotated[
+        int | None, Key("or after so many evaluations without a better one", above=0, example="5")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class FederatedSpec:
-    """At most ``rounds`` rounds of averaging; with 0 the workers are prepared, and the job ends.
-
-    Each round asks ``fraction`` of the devices (a share, 0..1), but at least ``least`` of them, chosen anew.
-    It ends when all have answered or ``deadline`` seconds have passed ("auto": by the seconds of the devices'
-    last answers), and counts if ``quorum`` of the devices that were asked (a share, 0..1) answered.
-    ``strategy`` is the name of one, or a table with it or a ``factory`` and further keys, see
-    ``strategies.catalogue``. Parameters and buffers whose names match a pattern of ``local`` stay on their
-    devices.
+    """Rounds of averaging; with 0 the workers are prepared, and the job ends. ``strategy`` is the name of
+    one, or a table with it or a ``factory`` and further keys, see ``strategies.catalogue``.
 
     ``late`` updates are dropped, or carried into the round in which they come. With a ``buffer`` rounds are
     asynchronous: one ends when the buffer has so many updates, a device that has answered begins anew at
@@ -165,64 +209,106 @@ class FederatedSpec:
     a state that is ``s`` rounds old counts ``1 / sqrt(1 + s)``, and not at all beyond ``max_staleness``.
     """
 
-    rounds: int = 20
-    deadline: float | Literal["auto"] = 60.0
-    quorum: float = 0.5
-    fraction: float = 1.0
-    least: int = 2
-    strategy: str | dict[str, Any] = "fedavg"
-    local: tuple[str, ...] = ()
-    late: Literal["drop", "carry"] = "drop"
-    buffer: int = 0
-    max_staleness: int | None = None
+    rounds: Annotated[int, Key("at most", 0)] = 20
+    deadline: Annotated[
+        float | Literal["auto"],
+        Key(
+            "seconds a round waits for its slowest device, up to 8 times that if most miss it; "
+            '"auto": median and spread of their last',
+            above=0,
+        ),
+    ] = 60.0
+    quorum: Annotated[float, Key("share of devices without which a round does not count", 0, 1)] = 0.5
+    fraction: Annotated[
+        float, Key("share of the devices that each round asks, chosen anew; at least `least` of them", 0, 1)
+    ] = 1.0
+    least: Annotated[int, Key("devices that a round asks at least")] = 2
+    strategy: Annotated[
+        str | dict[str, Any], Key('or { name = "fedprox", mu = 0.1 }, ..., or a class of your own, see below')
+    ] = "fedavg"
+    local: Annotated[
+        tuple[str, ...], Key('parameters and buffers that stay on each device, such as "head.*", see below')
+    ] = ()
+    late: Annotated[
+        Literal["drop", "carry"],
+        Key('updates after the deadline; or "carry": they count in the round in which they come'),
+    ] = "drop"
+    buffer: Annotated[
+        int,
+        Key(
+            "more: asynchronous, a round is so many updates, from whichever devices, see below",
+            0,
+            MOST_BUFFER,
+        ),
+    ] = 0
+    max_staleness: Annotated[
+        int | None,
+        Key(
+            "rounds that the state of a late update may be old; without it any number",
+            0,
+            1 << 16,
+            example="10",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SynchronousSpec:
-    """Synchronous steps instead of rounds: ``epochs`` over all samples.
+    """Synchronous steps instead of rounds: ``epochs`` over all samples; without any, workers are measured.
 
-    A step waits ``patience`` times as long as planned (0: for all workers), and late sums count in a later
-    one. ``global_batch`` are the samples of a step, fewer where a worker's own would not last through the
-    epoch; without it there are as many as the workers do best with, but an epoch has at least ``steps``. The
-    learning rate of ``train`` is for ``train.batch`` samples; it follows the step's by ``scaling``, after
-    ``warmup`` steps. A checkpoint is written each ``checkpoint`` seconds. ``host`` says whether the host
-    computes, too. The job waits while fewer than ``quorum`` of the devices (a share, 0..1) take part.
-
-    With ``local_steps`` above 1, workers take so many local steps over their samples of an exchange, and
-    differences are averaged instead of gradients (local SGD, Stich 2019), or what ``strategy`` says.
+    Late sums count in a later step. A step has fewer samples than ``global_batch`` where a worker's own would
+    not last through the epoch. With ``local_steps`` above 1, differences are averaged instead of gradients
+    (local SGD, Stich 2019), or what ``strategy`` says.
     """
 
-    epochs: int = 10
-    policy: Literal["balance", "stannis", "fixed"] = "balance"
-    patience: float = 1.1
-    global_batch: int | None = None
-    steps: int = 32
-    scaling: Literal["linear", "sqrt", "none"] = "none"
-    warmup: int = 0
-    checkpoint: float = 10.0
-    host: bool = True
-    quorum: float = 0.5
-    local_steps: int = 1
-    strategy: str | dict[str, Any] = "fedavg"
+    epochs: Annotated[int, Key("over all samples", 0)] = 10
+    policy: Annotated[
+        Literal["balance", "stannis", "fixed"],
+        Key('or "fixed", the first plan for ever, or "stannis", the paper\'s rule'),
+    ] = "balance"
+    patience: Annotated[float, Key("how many times its planned time a step waits; 0: for everybody")] = 1.1
+    global_batch: Annotated[
+        int | None,
+        Key("samples of a step; without it as many as the workers do best with,", 2, 1 << 20, example="256"),
+    ] = None
+    steps: Annotated[int, Key("but an epoch has at least so many steps", 1)] = 32
+    scaling: Annotated[
+        Literal["linear", "sqrt", "none"],
+        Key('or "linear", "sqrt": from [train] batch to the samples of a step'),
+    ] = "none"
+    warmup: Annotated[int, Key("steps until the scaled learning rate is reached", 0)] = 0
+    checkpoint: Annotated[float, Key("seconds between two checkpoints", 0.1)] = 10.0
+    host: Annotated[bool, Key("the host computes, too, if there is public data")] = True
+    quorum: Annotated[float, Key("the job waits while a smaller share of the devices takes part", 0, 1)] = 0.5
+    local_steps: Annotated[
+        int,
+        Key(
+            "more: so many local steps between two exchanges, which then average differences (local SGD)",
+            1,
+            1 << 16,
+        ),
+    ] = 1
+    strategy: Annotated[str | dict[str, Any], Key("with local_steps above 1, as in [federated]")] = "fedavg"
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsSpec:
-    """The limits of a job. It fails after ``wait`` seconds without progress: no quorum, no parameter server,
-    no volume. A device that claims more than ``most_samples`` samples, or a larger share of a job's samples
-    than ``most_share``, is refused, and so is an update whose loss counts more than ``most_count`` (tokens,
-    for example) per sample. An update is scaled down to the L2 norm ``clip`` per sample.
-    """
+    """The limits of a job. What a device claims beyond them is refused."""
 
-    wait: float = 300.0
-    most_samples: int = 1 << 24
-    most_share: float = 1.0
-    most_count: float = 65536.0
-    clip: float | None = None
+    wait: Annotated[float, Key("seconds without progress after which the job fails", above=0)] = 300.0
+    most_samples: Annotated[int, Key("that a device may claim to have", above=0)] = 1 << 24
+    most_share: Annotated[float, Key("of all samples that one device may have", above=0)] = 1.0
+    most_count: Annotated[float, Key("that a loss may count per sample, such as tokens", above=0)] = 65536.0
+    clip: Annotated[
+        float | None,
+        Key(
+            "the largest L2 norm of an update per sample; larger ones are scaled down", above=0, example="1.0"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
-class WorkSpec:
+class WorkSpec(WorkerKeys):
     """The part of a job that its workers need. With ``passes`` a worker trains so many times over the samples
     of an exchange, in batches of ``batch`` or (if that is 0) in ``steps`` equal batches, and answers with its
     difference; without, it answers with the sum of the gradients.
@@ -231,7 +317,7 @@ class WorkSpec:
     ``local_layers`` stay with each worker.
 
     ``model`` is a task if ``task``, else a model alone. The job has ``total`` rounds or epochs. A share
-    ``held_out`` of each private folder is not trained on. The other keys are those of ``TrainingSpec``.
+    ``held_out`` of each private folder is not trained on.
     """
 
     name: str
@@ -240,22 +326,17 @@ class WorkSpec:
     format: Literal["npy", "idx", "images"] = "npy"
     classes: tuple[str, ...] = ()
     seed: int = 0
-    threads: int = 1
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     scheduler: SchedulerSpec = field(default_factory=SchedulerSpec)
-    total: int = 1
-    passes: int = 0
-    batch: int = 0
-    steps: int = 1
-    accumulate: int = 1
-    clip_norm: float | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
-    prefetch: int = 0
-    held_out: float = 0.0
+    total: Annotated[int, Key(least=0)] = 1
+    passes: Annotated[int, Key(least=0)] = 0
+    batch: Annotated[int, Key(least=0)] = 0
+    steps: Annotated[int, Key(above=0)] = 1
+    held_out: Annotated[float, Key(least=0, most=1)] = 0.0
     encoding: Encoding = field(default_factory=Encoding)
     local: LocalRule = field(default_factory=LocalRule)
     local_layers: tuple[str, ...] = ()
-    mini_epoch: int = 0
+    mini_epoch: Annotated[int, Key(least=0)] = 0
 
     def most_local_steps(self, samples: int) -> int:
         """Return the most local steps over so many samples: a batch is half full at least, or one group."""
@@ -271,29 +352,29 @@ class Job:
     """A training job: synchronous if it has such a table, else federated; it never has both tables. It has a
     task, or a model alone.
 
-    It takes part with ``devices``, all of the fleet if none is named. Of the jobs that wait for a device, one
-    with a higher ``priority`` begins first.
-
-    Updates are added by ``aggregate``: the "host", the devices among themselves with one named as the root,
-    or "auto": the devices where they have a LAN of their own and are faster so. Devices add by ``topology``;
-    "auto" is the one that takes the least time by the rates of their links; "udp" is a star whose nodes
-    exchange datagrams on their LAN.
+    Where ``aggregate`` is "auto", devices add if they have a LAN of their own and are faster so. The
+    ``topology`` "auto" is the one that takes the least time by the rates of their links; "udp" is a star
+    whose nodes exchange datagrams on their LAN.
     """
 
-    name: str
+    name: Annotated[str, Key("files and memory are named after it", example='"mine"')]
     data: DataSpec
-    model: ModelSpec | None = None
+    model: Annotated[ModelSpec | None, Key("or [task], with the same keys")] = None
     task: ModelSpec | None = None
-    seed: int = 0
+    seed: Annotated[int, Key("of the first values, the order of the samples, and what is drawn")] = 0
     train: TrainingSpec = field(default_factory=TrainingSpec)
     federated: FederatedSpec | None = None
     synchronous: SynchronousSpec | None = None
     evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
-    devices: tuple[str, ...] = ()
-    priority: int = 0
-    aggregate: str = "auto"
-    topology: Literal["auto", "star", "tree", "ring", "udp"] = "auto"
+    devices: Annotated[tuple[str, ...], Key("these of the fleet; none named: all")] = ()
+    priority: Annotated[int, Key("of jobs that wait for devices, the highest begins first", -MOST)] = 0
+    aggregate: Annotated[
+        str, Key('updates are added by "host", or by the devices with "csd2" as the root, see below')
+    ] = "auto"
+    topology: Annotated[
+        Literal["auto", "star", "tree", "ring", "udp"], Key('or "star", "tree", "ring": how devices add')
+    ] = "auto"
 
     @property
     def code(self) -> ModelSpec:
@@ -352,18 +433,14 @@ class Job:
             self.data.format,
             self.data.classes,
             self.seed,
-            train.threads,
             _optimizer(train.optimizer, train.learning_rate, train.momentum),
             SchedulerSpec(*_named(train.scheduler)),
             self.total,
-            accumulate=train.accumulate,
-            clip_norm=train.clip_norm,
-            precision=train.precision,
-            prefetch=train.prefetch,
             held_out=self.evaluate.held_out if "devices" in self.evaluate.on else 0.0,
             encoding=encoding_of(train.encoding, "the job"),
             local_layers=() if synchronous else self.averaging.local,
             **local,
+            **{key.name: getattr(train, key.name) for key in fields(WorkerKeys)},
         )
 
     @property
