@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +16,9 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import IterableDataset
 
-import millpond.train
 from millpond.agent.policy.error_reports import CODES, rebuilt
 from millpond.base.errors import ConnectionLost, LocalError, Refused
+from millpond.train import error_texts
 from millpond.train.balance.ranges import Ranges
 from millpond.train.data import labelled_images, rows
 from millpond.train.data.errors import DataError
@@ -30,12 +29,11 @@ from millpond.train.local.mini_epochs import MiniEpochReader
 from millpond.train.local.prefetch import ReadingMeter
 from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, Work
-from millpond.train.state import flat, flat_parameters
+from millpond.train.state import flat
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import Task
 from millpond.wire.messages import Failure
 
-TRAIN = Path(millpond.train.__file__).parent
 FOLDER = "private/anna-smith"
 NAMES = (FOLDER, "csd0", "layer.weight", "net")
 CODE = {"net.py": "class Odd(Exception): ...\n\n\ndef forward():\n    raise Odd\n", "lib/more.py": "x = 1"}
@@ -257,54 +255,28 @@ def test_errors_of_models_pass_with_names_that_the_host_knows() -> None:
         "csd0 builds another model than the host",
         "csd0 builds other frozen parameters or local layers than the host: 'net' differs beyond rounding",
         "the model has no parameter that may be trained",
-        flat_parameters.CHANGED.format("'layer.weight'"),
+        error_texts.CHANGED_PARAMETER("layer.weight"),
         "there are 3 states, and none with number 7",
     ):
         assert rebuilt(Failure("model", text), NAMES, CODE).text == text
 
 
-SHARDS = (
-    "x holds a sparse file",
-    "x is not a whole tar file",
-    "x is not a whole Parquet file",
-    "missing data: x has no *.tar",
-    "x has no column 'y'",
-    "x holds y.jpg twice",
-)
-"""Errors of data sets that only a task has, see their own tests."""
-
-
 def test_errors_of_shards_pass_but_for_names_that_the_host_does_not_know() -> None:
-    for text in SHARDS[:-2]:
+    for text in ("x holds a sparse file", "x is not a whole tar file", "missing data: x has no *.tar"):
         assert rebuilt(Failure("data", text), {"x"}, CODE).text == text
         assert rebuilt(Failure("data", text), (), CODE).text == HIDDEN
-    for text in SHARDS[-2:]:
+    for text in ("x has no column 'y'", "x holds y.jpg twice"):
         assert rebuilt(Failure("data", text), {"x"}, CODE).text == HIDDEN
 
 
 class Wrong:
-    """A task whose hooks return these things."""
+    """A task whose hook returns this as a data set."""
 
-    def __init__(self, loss: object = None, metrics: object = None, dataset: object = None) -> None:
-        self.loss = lambda *_: loss
-        self.metrics, self.dataset = lambda *_: metrics, lambda *_: dataset
+    def __init__(self, dataset: object) -> None:
+        self.dataset = lambda *_: dataset
 
     def model(self) -> nn.Module:
         return nn.Linear(1, 1)
-
-
-@pytest.mark.parametrize("metrics", [3, {"a": 3}, {"a": (1, torch.zeros(2))}, {"a b": (1, 1)}])
-def test_errors_of_metrics_pass_as_they_are(metrics: object) -> None:
-    with pytest.raises(LocalError) as caught:
-        Task(Wrong(metrics=metrics)).metrics(nn.Linear(1, 1), None)
-    expect_unchanged(caught.value, "model")
-
-
-@pytest.mark.parametrize("loss", [3, (3, 3), (torch.zeros(2), 2), (torch.zeros(()), 1, 1)])
-def test_errors_of_losses_pass_as_they_are(loss: object) -> None:
-    with pytest.raises(LocalError) as caught:
-        Task(Wrong(loss)).loss(nn.Linear(1, 1), None)
-    expect_unchanged(caught.value, "model")
 
 
 class Stream(IterableDataset[int]):
@@ -322,51 +294,6 @@ def test_errors_of_data_sets_pass_as_they_are(tmp_path: Path, items: object) -> 
     with pytest.raises(LocalError) as caught:
         Task(Wrong(dataset=items)).dataset(tmp_path, ".", "train")
     expect_unchanged(caught.value, "model")
-
-
-def raised(file: Path) -> Iterator[tuple[str, re.Pattern[str]]]:
-    """Yield the line of each DataError that a module raises, and what its text looks like."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "DataError":
-            text = node.args[0]
-            parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-            pattern = (re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".+" for p in parts)
-            yield f"{file.name}:{node.lineno}", re.compile("".join(pattern))
-
-
-def calls(tree: ast.AST) -> set[str]:
-    return {
-        node.func.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-
-
-def words(file: Path) -> Iterator[str]:
-    """Yield the words of the functions of a module that put a DataError's text together."""
-    functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
-    called = {name for function in functions if "DataError" in calls(function) for name in calls(function)}
-    for function in functions:
-        if function.name in called and function.returns and ast.unparse(function.returns) == "str":
-            lines = [line for line in function.body if not isinstance(line, ast.Expr)]
-            for node in (node for line in lines for node in ast.walk(line)):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
-
-
-def test_no_error_of_data_is_left_out(tmp_path: Path) -> None:
-    texts = [str(data_error(tmp_path / what, what)) for what in WRONG] + [str(e) for e in exchange_errors()]
-    texts += ["x is larger than 5 bytes", str(cut_error(tmp_path)), *SHARDS]
-    folders = ("data", "state", "compute", "task")
-    files = [file for folder in folders for file in TRAIN.glob(f"{folder}/*.py")]
-    found = [each for file in (*files, TRAIN / "worker/roles.py") for each in raised(file)]
-    assert len(found) >= 22
-    for place, pattern in found:
-        assert any(pattern.fullmatch(text) for text in texts), f"{place} is in no test: {pattern.pattern}"
-    spoken = [word for file in files for word in words(file)]
-    assert "grey" in spoken
-    for word in spoken:
-        assert any(word in text for text in texts), f"{word!r} of an error's text is in no test"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from millpond.agent.policy import error_reports
 from millpond.agent.policy.error_reports import rebuilt
 from millpond.base.errors import ConnectionLost, MillpondError, RemoteError
 from millpond.linux.zygote.client import Zygote
+from millpond.train.error_texts import TEXTS
 from millpond.train.protocol import Ready, Update
 from millpond.wire.framing import MAGIC, PREFIX, PROTOCOL, encode
 from millpond.wire.messages import Failure, Message, Ok
@@ -169,8 +170,8 @@ def test_what_is_left_in_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("word5 at net.py:1001 in x; its", "word5 at other.py:1; its"):
         assert rebuilt(Failure("io", wrong), (), code).text == "word5; its message stays on the device"
     place = math.log2(len(error_reports.CODES)) + 2 * math.log2(2000) + math.log2(1000)
-    numbers = max(len(re.findall(r"\[1-9\]", own.pattern)) for own in error_reports._OWN)
-    template = math.log2(3) + math.log2(len(error_reports._OWN)) + numbers * math.log2(1e8)
+    numbers = max(len(re.findall(r"\[1-9\]", own.pattern.pattern)) for own in TEXTS)
+    template = math.log2(3) + math.log2(len(TEXTS)) + numbers * math.log2(1e8)
     with capsys.disabled():
         print(f"\na report carries {place:.0f} bits in a place, at most {template:.0f} in {numbers} numbers")
     assert place < 64 and template < 300

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError
+from millpond.train import error_texts
 from millpond.train.distributed.data_service_messages import REQUESTS_CHANNEL
 from millpond.train.distributed.group_messages import GROUP_CHANNEL
 from millpond.train.distributed.launch_messages import Launch, environment
@@ -33,10 +34,6 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure
 
 _REPORT_SECONDS = 10.0
-_NO_NETWORK = (
-    "a private launch has no network: train with millpond.train.group in place of torch.distributed, "
-    "or leave --private out"
-)
 _SETTLE_SECONDS = 0.2
 _INTERRUPTED = 130
 _BEFORE_A_SCRIPT = (__file__, "<frozen ", str(importlib.util.__file__))
@@ -104,7 +101,7 @@ def _take_effect(variables: Mapping[str, str], wheels: str) -> None:
 
 
 def _refuse_network(*_: Any, **__: Any) -> NoReturn:
-    raise LocalError(_NO_NETWORK)
+    raise LocalError(error_texts.NO_NETWORK())
 
 
 def _settle_before_the_end(distributed: ModuleType) -> None:

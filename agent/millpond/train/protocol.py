@@ -64,8 +64,6 @@ class WarmUp(Message):
 
 
 FIRST_VALUES = "first-values.safetensors"
-OTHER_VALUES = "builds other frozen parameters or local layers than the host"
-"""Part of the reason why a worker is refused; with ``first`` it can begin."""
 
 
 @message("prepare")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from millpond.train import error_texts
 from millpond.train.data import rows
 from millpond.train.data.errors import DataError
 from millpond.train.data.rows import Array, PictureRows, Rows
@@ -32,7 +33,7 @@ def parts(root: Path, folder: str, format_: str, classes: Sequence[str]) -> Iter
     ``images`` by label. Raises DataError.
     """
     if not (root / folder).is_dir():
-        raise DataError(f"missing data: there is no folder {folder}")
+        raise DataError(error_texts.NO_FOLDER(folder))
     if format_ == "npy":
         return _npy(root, folder)
     if format_ == "idx":
@@ -42,7 +43,7 @@ def parts(root: Path, folder: str, format_: str, classes: Sequence[str]) -> Iter
 
 def _partner(root: Path, folder: str, name: str) -> str:
     if not (root / folder / name).is_file():
-        raise DataError(f"missing data: {folder} has no {name}", name)
+        raise DataError(error_texts.NO_SUCH_FILE(folder, name), name)
     return f"{folder}/{name}"
 
 
@@ -50,7 +51,7 @@ def _npy(root: Path, folder: str) -> Iterator[Part]:
     names = [path.name for path in (root / folder).glob("images*.npy")]
     shards = sorted(name for name in names if name == "images.npy" or name.startswith("images-"))
     if not shards:
-        raise DataError(f"missing data: {folder} has no images.npy")
+        raise DataError(error_texts.NO_SUCH_FILE(folder, "images.npy"))
     for shard in shards:
         labels = _partner(root, folder, "labels" + shard.removeprefix("images"))
         name = f"{folder}/{shard}"
@@ -62,7 +63,7 @@ def _idx(root: Path, folder: str) -> Iterator[Part]:
     names = {path.name for path in (root / folder).glob("*images*idx3-ubyte*")}
     names = {name for name in names if name.endswith("ubyte") or _is_only_copy(name, names)}
     if not names:
-        raise DataError(f"missing data: {folder} has no *-images-idx3-ubyte")
+        raise DataError(error_texts.NO_SUCH_FILE(folder, "*-images-idx3-ubyte"))
     for name in sorted(names):
         plain = name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
         packed = (root / folder / f"{plain}.gz").is_file() and not (root / folder / plain).is_file()
@@ -77,11 +78,11 @@ def _is_only_copy(name: str, names: set[str]) -> bool:
 def _images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[Part]:
     found = class_names(root / folder)
     if not found:
-        raise DataError(f"missing data: {folder} has no sub-folder per class")
+        raise DataError(error_texts.NO_SUCH_FILE(folder, "sub-folder per class"))
     classes = classes or found
     if unknown := set(found) - set(classes):
         name = f"{folder}/{min(unknown)}"
-        raise DataError(f"{folder}: {name} is not one of the job's classes", name)
+        raise DataError(error_texts.UNKNOWN_CLASS(folder, name), name)
     names: list[str] = []
     labels: list[int] = []
     for sub in found:
@@ -89,7 +90,7 @@ def _images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[Part]:
         names += [f"{folder}/{sub}/{name}" for name in own]
         labels += [classes.index(sub)] * len(own)
     if not names:
-        raise DataError(f"missing data: {folder} has no PNG or JPEG images")
+        raise DataError(error_texts.NO_SUCH_FILE(folder, "PNG or JPEG images"))
     pictures = PictureRows(names, lambda name: _picture(root, name))
     yield folder, rows.in_memory(pictures), np.array(labels)
 
@@ -111,7 +112,7 @@ def _picture(root: Path, name: str) -> Array:
             grey = deep or picture.mode in ("1", "L")
             pixels = np.asarray(picture if deep else picture.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise DataError(f"{name} is not a picture that can be read", name) from None
+        raise DataError(error_texts.NO_PICTURE(name), name) from None
     if deep:
         pixels = pixels.astype(np.float32) / np.float32(65535)
     return pixels[None] if grey else pixels.transpose(2, 0, 1)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from millpond.train import error_texts
 from millpond.train.data import folders
 from millpond.train.data.errors import DataError
 from millpond.train.data.rows import Array, ArrayRows, Rows
@@ -88,7 +89,7 @@ def scaled(stored: Array, name: str) -> Array:
     with np.errstate(over="ignore"):  # a float64 too large becomes infinite, and is refused below
         found = found.astype(np.float32)
     if not np.isfinite(found).all():
-        raise DataError(f"{name} holds values that are not finite", name)
+        raise DataError(error_texts.NOT_FINITE(name), name)
     return found
 
 
@@ -106,7 +107,7 @@ def _joined(name: str, parts: list[tuple[str, Rows, NDArray[np.int64]]]) -> Labe
     for other_name, part, _ in parts[1:]:
         first, other = _shape(parts[0][1].shape), _shape(part.shape)
         if first != other:
-            text = f"{other_name} holds samples of {described(other)}, {parts[0][0]} of {described(first)}"
+            text = error_texts.OTHER_SHAPES(other_name, described(other), parts[0][0], described(first))
             raise DataError(text, other_name, parts[0][0])
     names, images, labels = zip(*parts, strict=True)
     return LabelledImages(images, np.concatenate(labels), names, name)
@@ -115,20 +116,15 @@ def _joined(name: str, parts: list[tuple[str, Rows, NDArray[np.int64]]]) -> Labe
 def _checked(name: str, images: Rows, labels: Array) -> tuple[str, Rows, NDArray[np.int64]]:
     shape = (len(images), *images.shape)
     if len(shape) not in (3, 4) or 0 in shape[1:] or images.dtype.kind not in "buif":
-        raise DataError(f"{name} holds {images.dtype} of shape {shape}, not images", name)
+        raise DataError(error_texts.NOT_IMAGES(name, images.dtype, shape), name)
     if images.dtype.kind in "ui" and images.dtype != np.uint8:
-        text = f"{name} holds {images.dtype}: images are uint8 or floats; read other data in a task's dataset"
-        raise DataError(text, name)
+        raise DataError(error_texts.OTHER_TYPE(name, images.dtype), name)
     if labels.dtype.kind not in "iu" or labels.size != len(images) or labels.ndim not in (1, 2):
-        raise DataError(
-            f"{name}: {len(images)} images have labels of {labels.dtype} in shape {labels.shape}, "
-            f"not one whole number each",
-            name,
-        )
+        raise DataError(error_texts.OTHER_LABELS(name, len(images), labels.dtype, labels.shape), name)
     if labels.size == 0:
-        raise DataError(f"missing data: {name} holds no samples", name)
+        raise DataError(error_texts.HOLDS_NO_SAMPLES(name), name)
     if labels.min() < 0:
-        raise DataError(f"{name}: a label is negative", name)
+        raise DataError(error_texts.NEGATIVE_LABEL(name), name)
     return name, images, labels.reshape(-1).astype(np.int64)
 
 

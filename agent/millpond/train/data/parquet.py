@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 from millpond.train.balance.curve import Ints
 from millpond.train.data import shards
 from millpond.train.data.errors import DataError
@@ -159,7 +160,7 @@ class ParquetRows:
         name = str(self._files[number])
         if isinstance(error, OSError) and error.errno and error.strerror:
             return unreadable(name, error)
-        return DataError(f"{name} is not a whole Parquet file", name)
+        return DataError(error_texts.NOT_WHOLE_PARQUET(name), name)
 
 
 def _is_read(future: Future[Any]) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.train import error_texts
 from millpond.train.data.errors import TRANSIENT, DataError
 
 Array = NDArray[Any]
@@ -103,7 +104,7 @@ class FileRows:
         while part:
             read = os.preadv(self._file, [part], place)
             if not read:
-                raise DataError(f"{self._name} is shorter than it was", self._name)
+                raise DataError(error_texts.SHORTER(self._name), self._name)
             part, place = part[read:], place + read
 
 
@@ -125,7 +126,7 @@ class PictureRows:
             if (image.shape, image.dtype) != (self.shape, self.dtype):
                 name = self._names[index]
                 this, others = _picture(image.shape, image.dtype), _picture(self.shape, self.dtype)
-                raise DataError(f"{name} is {this}; the images before it are {others}", name)
+                raise DataError(error_texts.OTHER_PICTURE(name, this, others), name)
             found[place] = image
         return found
 
@@ -145,7 +146,7 @@ def _picture(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 
 def unreadable(name: str, error: OSError) -> DataError:
     """Return the error of a file that cannot be read."""
-    return DataError(f"{name}: {error.strerror}", name, transient=error.errno in TRANSIENT)
+    return DataError(error_texts.UNREADABLE(name, error.strerror), name, transient=error.errno in TRANSIENT)
 
 
 def content(root: Path, name: str) -> bytes:
@@ -154,7 +155,7 @@ def content(root: Path, name: str) -> bytes:
         with (root / name).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > _LARGEST:
-                raise DataError(f"{name} is larger than {_LARGEST} bytes", name)
+                raise DataError(error_texts.TOO_LARGE(name, _LARGEST), name)
             return file.read(size)
     except OSError as error:
         raise unreadable(name, error) from None
@@ -170,16 +171,16 @@ def npy(root: Path, name: str) -> Rows:
     except OSError as error:
         raise unreadable(name, error) from None
     except (ValueError, EOFError, KeyError):
-        raise DataError(f"{name} is not a whole .npy file of numbers", name) from None
+        raise DataError(error_texts.NOT_WHOLE_NPY(name), name) from None
     whole = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or not shape or min(shape) < 0 or start + whole > size:
-        raise DataError(f"{name} is not a whole .npy file of numbers", name)
+        raise DataError(error_texts.NOT_WHOLE_NPY(name), name)
     if not fortran:
         return in_memory(FileRows(root / name, name, start, shape, dtype))
     try:
         found = np.lib.format.read_array(io.BytesIO(content(root, name)), allow_pickle=False)
     except (ValueError, EOFError, MemoryError):
-        raise DataError(f"{name} is not a whole .npy file of numbers", name) from None
+        raise DataError(error_texts.NOT_WHOLE_NPY(name), name) from None
     return ArrayRows(found)
 
 
@@ -200,7 +201,7 @@ def idx(root: Path, name: str) -> Rows:
     except OSError as error:
         raise unreadable(name, error) from None
     except (struct.error, zlib.error, ValueError):
-        raise DataError(f"{name} is not a whole IDX file of bytes", name) from None
+        raise DataError(error_texts.NOT_WHOLE_IDX(name), name) from None
 
 
 def _idx(data: bytes) -> Array:

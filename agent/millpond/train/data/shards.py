@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from millpond.train import error_texts
 from millpond.train.data.errors import DataError
 
 Where = str | Path | Iterable[str | Path]
@@ -27,5 +28,5 @@ def find(where: Where, suffix: str) -> list[Path]:
             text = f"{path} has a folder {inner.name} with *{suffix}: give the list of all files"
             raise DataError(text, str(path), inner.name)
     if not found:
-        raise DataError(f"missing data: {path} has no *{suffix}")
+        raise DataError(error_texts.NO_SUCH_FILE(path, f"*{suffix}"))
     return found

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millpond.base.errors import Refused, RemoteError
+from millpond.train import error_texts
 from millpond.train.balance.curve import Ints
 from millpond.train.data.errors import DataError
 from millpond.train.data.read_ahead import ReadAhead
@@ -58,5 +59,5 @@ class StreamedSamples:
 
     def _described(self, error: RemoteError) -> DataError:
         if isinstance(error, Refused) and error.code == "data":
-            return DataError(f"the data service of {self._source} gives no samples of {self._folder}")
-        return DataError(f"the data service of {self._source} is away", transient=True)
+            return DataError(error_texts.SERVICE_REFUSES(self._source, self._folder))
+        return DataError(error_texts.SERVICE_AWAY(self._source), transient=True)

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from millpond.train import error_texts
 from millpond.train.data import shards
 from millpond.train.data.errors import DataError
 from millpond.train.data.rows import unreadable
@@ -88,7 +89,7 @@ class TarSamples:
         size = int(self._places[last] + self._sizes[last]) - start
         data = _read(descriptor, size, start)
         if len(data) < size:
-            raise DataError(f"{path} is shorter than it was", str(path))
+            raise DataError(error_texts.SHORTER(path), str(path))
         sample = {}
         for number in files:
             place = int(self._places[number]) - start
@@ -134,7 +135,7 @@ def _members(path: Path) -> Iterator[tuple[str, str, int, int]]:
                 folder, slash, name = member.name.removeprefix("./").rpartition("/")
                 base, _, extension = name.partition(".")
                 if member.issparse():
-                    raise DataError(f"{path} holds a sparse file", str(path))
+                    raise DataError(error_texts.SPARSE(path), str(path))
                 if member.islnk() or member.issym():
                     text = f"{path}: {member.name} is a link: pack the files themselves (tar --dereference)"
                     raise DataError(text, str(path), member.name)
@@ -143,7 +144,7 @@ def _members(path: Path) -> Iterator[tuple[str, str, int, int]]:
             if not _is_end(file, shard.offset):
                 raise tarfile.ReadError
     except tarfile.TarError:
-        raise DataError(f"{path} is not a whole tar file", str(path)) from None
+        raise DataError(error_texts.NOT_WHOLE_TAR(path), str(path)) from None
     except OSError as error:
         raise unreadable(str(path), error) from None
 

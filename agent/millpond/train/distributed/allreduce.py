@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 from millpond.train.distributed.collectives import SLOTS, Collectives, ExchangeStep
 
 
@@ -29,7 +30,7 @@ class AllReduce:
         self._parameters = _trained(model)
         sizes = [tensor.numel() for tensor in (*self._parameters, *self._statistics())]
         if len(set(collectives.gather(sum(sizes)))) > 1:
-            raise LocalError("the ranks have models of different sizes")
+            raise LocalError(error_texts.UNLIKE_RANKS())
         self._vector = torch.zeros(sum(sizes) + SLOTS * collectives.ranks)
         self._parts = torch.split(self._vector[: sum(sizes)], sizes)
         with torch.no_grad():
@@ -86,7 +87,7 @@ def _share(collectives: Collectives, state: Sequence[Tensor]) -> None:
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     found = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not found:
-        raise LocalError("the model has no parameters to train")
+        raise LocalError(error_texts.NO_PARAMETERS())
     for name, parameter in found:
         if parameter.dtype != torch.float32:
             dtype = str(parameter.dtype).removeprefix("torch.")

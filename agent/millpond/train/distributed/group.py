@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import DataPlan, Pool, Position, Share, order
 from millpond.train.data.read_ahead import ReadAhead, Streamed
@@ -91,7 +92,7 @@ class Loader:
             self._turn.work = self._turn.last = work
             yield batch
             if self._turn.work is work:
-                raise LocalError("the next batch is wanted, but the last one's loss was not given to step")
+                raise LocalError(error_texts.NO_STEP())
             if isinstance(self._dataset, ReadAhead):
                 self._dataset.observe(len(wanted), time.perf_counter() - began)
 
@@ -223,11 +224,9 @@ class ProcessGroup:
         work = self._beside._turn.last if self._beside else self._turn.work
         self._turn.work = None
         if work is None:
-            raise LocalError("step without a batch: take one from group.loader before each")
+            raise LocalError(error_texts.NO_BATCH())
         if loss.numel() != 1:
-            raise LocalError(
-                f"the loss has the shape {tuple(loss.shape)}: step wants one number, the sum over the batch"
-            )
+            raise LocalError(error_texts.LARGE_LOSS(tuple(loss.shape)))
         if work.samples:
             loss.backward()  # type: ignore[no-untyped-call]
         counted = work.samples if count is None else int(count)
@@ -257,20 +256,20 @@ class ProcessGroup:
             )
         counts, least = self._collectives.gather(len(dataset)), self._collectives.least
         if 0 in counts:
-            raise LocalError(f"rank {counts.index(0)} has no samples")
+            raise LocalError(error_texts.EMPTY_RANK(counts.index(0)))
         if private:
             return [
                 _own_pool(count, rank, group)
                 for (rank, group), count in zip(enumerate(least), counts, strict=True)
             ]
         if len(set(counts)) > 1:
-            raise LocalError(f"the ranks have {counts} samples: use private=True for data that differs")
+            raise LocalError(error_texts.UNEQUAL_RANKS(counts))
         return [Pool(counts[0], tuple(rank for rank in range(self.ranks) if least[rank] == 1))]
 
 
 def _own_pool(count: int, rank: int, least: int) -> Pool:
     if count < least:
-        raise LocalError(f"rank {rank} has {count} samples; its device's policy.least_samples is {least}")
+        raise LocalError(error_texts.SMALL_RANK(rank, count, least))
     return Pool(count, (rank,), least)
 
 

@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 from millpond.train.balance.controller import BalanceController
 from millpond.train.balance.curve import Curve, Floats, Ints
 from millpond.train.balance.equal_time import LEAST_BATCH, Cohort, WorkerKind
@@ -37,7 +38,7 @@ class BatchTuner:
     def __init__(self, total: int, ranks: int, *, balanced: bool) -> None:
         if total < LEAST_BATCH * ranks:
             least = LEAST_BATCH * ranks
-            raise LocalError(f"a batch of {total} is too small: {ranks} ranks need {least} or more")
+            raise LocalError(error_texts.SMALL_BATCH(total, ranks, least))
         self._total = total
         self._measured: list[list[tuple[int, float]]] = [[] for _ in range(ranks)]
         self._steps = 0

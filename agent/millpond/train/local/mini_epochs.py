@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from millpond.linux.progress import reading
+from millpond.train import error_texts
 from millpond.train.balance.curve import Ints
 from millpond.train.data.errors import DataError
 from millpond.train.local.prefetch import ReadingMeter, prefetched
@@ -79,9 +80,7 @@ class MiniEpochReader:
         groups, fitting = chosen.groups, self._fitting(chosen)
         self._meter.fitting = fitting
         if groups.max() > fitting:
-            raise DataError(
-                f"[tier] fast holds {fitting} samples twice, and a group of them is {groups.max()}"
-            )
+            raise DataError(error_texts.SMALL_TIER(fitting, groups.max()))
         parts = -(-len(chosen) // min(self._samples, fitting))
         order = torch.randperm(len(groups), generator=shuffle).numpy()
         return list(places_of(groups, np.array_split(order, min(parts, len(groups)))))

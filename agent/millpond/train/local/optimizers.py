@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 from millpond.train.job.spec import OptimizerSpec, SchedulerSpec
 from millpond.train.state import optimizer_state
 from millpond.train.task.task import Task
@@ -37,7 +38,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that may be trained. Raises LocalError if there are none."""
     free = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not free:
-        raise LocalError("the model has no parameter that may be trained")
+        raise LocalError(error_texts.NOT_TRAINED())
     return free
 
 

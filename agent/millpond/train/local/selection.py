@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from millpond.linux.progress import reading
+from millpond.train import error_texts
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import held_count, held_out, order
 from millpond.train.balance.ranges import Ranges
@@ -46,9 +47,7 @@ class SampleFolders:
     def take(self, request: Work) -> Selection:
         """Return the samples of a request. Raises DataError for positions that do not exist."""
         if len(request.ranges) != len(self._parts):
-            raise DataError(
-                f"samples of {len(request.ranges)} folders are wanted; there are {len(self._parts)}"
-            )
+            raise DataError(error_texts.OTHER_FOLDERS(len(request.ranges), len(self._parts)))
         if request.epoch != self._epoch:
             self._orders = [
                 order(len(part), self._seed, request.epoch, f.source, f.public, f.group, held)
@@ -59,7 +58,7 @@ class SampleFolders:
         for folder, ranges, own in zip(self._folders, request.ranges, self._orders, strict=True):
             for start, stop in ranges:
                 if not 0 <= start < stop <= len(own):
-                    raise DataError(f"samples {start} to {stop} are wanted; there are {len(own)}")
+                    raise DataError(error_texts.OTHER_SAMPLES(start, stop, len(own)))
                 groups.append(_groups(stop - start, folder.group))
             found.append(_at(own, ranges))
         self._expect(found, request)
@@ -97,7 +96,7 @@ class SampleFolders:
         """
         like = next((part for part in self._parts if len(part)), None)
         if like is None:
-            raise DataError("missing data: there are no samples")
+            raise DataError(error_texts.NO_SAMPLES())
         return Synthetic(self._task, like, count, whole)
 
 
@@ -121,7 +120,7 @@ class Selection:
     ) -> None:
         used = [(part, own) for part, own in zip(parts, indices, strict=True) if len(own)]
         if not used:
-            raise DataError("an exchange without samples is wanted")
+            raise DataError(error_texts.EMPTY_EXCHANGE())
         self.task = task
         self._parts = [part for part, _ in used]
         self._indices = [own for _, own in used]

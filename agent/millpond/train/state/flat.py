@@ -19,6 +19,7 @@ from torch import nn
 
 from millpond.base.errors import LocalError
 from millpond.base.schema import nearest
+from millpond.train import error_texts
 from millpond.train.state import layout
 from millpond.train.state.layout import Tensor
 
@@ -33,7 +34,7 @@ def describe(model: nn.Module, local: Collection[str] = ()) -> tuple[Tensor, ...
     left_out = unsent_names(model).union(local)
     tensors = describe_some(model, model.state_dict().keys() - left_out)
     if layout.size(tensors) == 0:
-        raise LocalError("the model has no parameter that may be trained")
+        raise LocalError(error_texts.NOT_TRAINED())
     return tensors
 
 
@@ -127,9 +128,10 @@ def _describe(name: str, value: object, buffer: bool, constant: bool) -> Tensor:
         raise LocalError(f"the model's state '{name}' is a {type(value).__name__}, not a tensor")
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in layout.FLOATS + layout.INTEGERS:
-        hint = "; call .float() on the model" if dtype == "float64" else ""
-        hint = "; set persistent=False" if buffer else hint
-        raise LocalError(f"the model's tensor '{name}' is {dtype}, which float32 cannot carry{hint}")
+        if buffer:
+            raise LocalError(error_texts.NOT_PERSISTENT(name, dtype))
+        told = error_texts.NOT_FLOAT32(name) if dtype == "float64" else error_texts.NOT_CARRIED(name, dtype)
+        raise LocalError(told)
     return Tensor(name, tuple(value.shape), dtype, buffer)
 
 
@@ -146,7 +148,7 @@ def read(model: nn.Module, out: Vector, tensors: tuple[Tensor, ...] | None = Non
             out[span] = value.contiguous().view(torch.uint8).numpy()
             continue
         if tensor.dtype in layout.INTEGERS and value.numel() and value.double().abs().max() > _EXACT:
-            raise LocalError(f"the model's tensor '{tensor.name}' holds numbers over {_EXACT}")
+            raise LocalError(error_texts.LARGE_NUMBERS(tensor.name, _EXACT))
         out[span] = value.to(torch.float32).numpy()
 
 
@@ -173,12 +175,10 @@ def put(target: torch.Tensor, part: Vector, tensor: Tensor) -> None:
 def whole(part: Vector, name: str) -> Vector:
     """Return ``part`` rounded to whole numbers. Raises LocalError if it is not finite."""
     if not np.isfinite(part).all():
-        raise LocalError(f"'{name}' should be whole numbers, and is not finite")
+        raise LocalError(error_texts.NOT_WHOLE_NUMBERS(name))
     return np.rint(part)
 
 
 def _check_size(tensors: tuple[Tensor, ...], vector: Vector) -> None:
     if vector.dtype != np.float32 or vector.shape != (layout.size(tensors),):
-        raise LocalError(
-            f"the model's state is {layout.size(tensors)} float32 values; got {vector.dtype} {vector.shape}"
-        )
+        raise LocalError(error_texts.OTHER_SIZE(layout.size(tensors), vector.dtype, vector.shape))

@@ -21,14 +21,11 @@ import torch
 from torch import nn
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 from millpond.train.state import flat, layout
 from millpond.train.state.flat import Vector
 
 _PART = 1 << 15
-CHANGED = "the model's forward changes its parameter {}; only the optimizer may"
-
-
-CONSTANT = "the model changes its buffer {}, which is of a type or a size that float32 cannot carry"
 
 
 class FlatParameters:
@@ -92,7 +89,7 @@ class FlatParameters:
         self.check_bound()
         changed = np.flatnonzero(self.state.view(np.int32) != state.view(np.int32))
         if changed.size:
-            raise LocalError(CHANGED.format(f"'{layout.name_at(self.tensors, int(changed[0]))}'"))
+            raise LocalError(error_texts.CHANGED_PARAMETER(layout.name_at(self.tensors, int(changed[0]))))
 
     def check_bound(self) -> None:
         """Raise LocalError if the model has put a parameter where it would not follow ``state``."""
@@ -101,10 +98,10 @@ class FlatParameters:
             view = self._views.get(name)
             if now.get(name) is not parameter or not (view is None or parameter.is_set_to(view)):
                 self.bind(self.state)
-                raise LocalError(CHANGED.format(f"'{name}'"))
+                raise LocalError(error_texts.CHANGED_PARAMETER(name))
         for name, found in self._checksums(self._constants).items():
             if found != self._constants[name]:
-                raise LocalError(CONSTANT.format(f"'{name}'"))
+                raise LocalError(error_texts.CHANGED_CONSTANT(name))
 
     def _checksums(self, names: Collection[str]) -> dict[str, int]:
         """Return checksums of the buffers with these names, which have to be constants."""

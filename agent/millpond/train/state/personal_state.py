@@ -14,14 +14,11 @@ import numpy as np
 
 from millpond.base.errors import LocalError
 from millpond.linux.progress import reading
+from millpond.train import error_texts
 from millpond.train.state import checkpoint, layout
 from millpond.train.state.checkpoint import Checkpoint
 from millpond.train.state.flat import Vector
 from millpond.train.state.layout import Tensor
-
-FULL = "the personal state cannot be kept: there is no room for it, or the disk has failed"
-GONE = "the personal state of this job has made way for that of another job of its name: submit the job anew"
-DAMAGED = "the personal state that the device has kept is damaged or of another model: submit the job anew"
 
 
 class PersonalState:
@@ -39,10 +36,10 @@ class PersonalState:
         for path in folder.glob(f"{self._name}-*.safetensors") if folder else ():
             found = _load(path)
             if found.tensors != tensors:
-                raise LocalError(DAMAGED)
+                raise LocalError(error_texts.DAMAGED_STATE())
             self._kept[found.round] = found.vector
         if folder and not self._kept and (folder / _marker(self._name)).exists():
-            raise LocalError(GONE)
+            raise LocalError(error_texts.LOST_STATE())
 
     def after(self, exchange: int) -> Vector | None:
         """Return the newest vector of an exchange up to this one, None without any."""
@@ -74,7 +71,7 @@ class PersonalState:
                     (folder / _marker(old.name.rpartition("-")[0])).touch()
                 old.unlink(missing_ok=True)
         except (LocalError, OSError) as error:
-            raise LocalError(FULL) from error
+            raise LocalError(error_texts.UNKEPT_STATE()) from error
 
 
 def _marker(name: str) -> str:
@@ -86,4 +83,4 @@ def _load(path: Path) -> Checkpoint:
         with reading():
             return checkpoint.load(path)
     except LocalError as error:
-        raise LocalError(DAMAGED) from error
+        raise LocalError(error_texts.DAMAGED_STATE()) from error

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from millpond.base.errors import LocalError
 from millpond.linux.files import replace_durably
 from millpond.linux.progress import reading
+from millpond.train import error_texts
 
 _FILE, _BEFORE, _LATEST = "state.safetensors", "state-before.safetensors", "state-latest.safetensors"
-UNFIT = "the state that the task has kept does not fit it any more: give the job another name"
 
 _Tensors = dict[str, torch.Tensor]
 
@@ -114,7 +114,7 @@ class PrivateState:
         except (OSError, safetensors.SafetensorError) as error:
             raise _Unreadable(f"the task's state cannot be read: {error}") from None
         except RuntimeError as error:  # of torch's modules, for other tensors than theirs
-            raise LocalError(UNFIT) from error
+            raise LocalError(error_texts.UNFIT_STATE()) from error
         if about.get("run") != self._run:
             return 0, []
         return int(about.get("exchange", 0)), [int(seed) for seed in about.get("seeds", "").split()]
@@ -154,5 +154,5 @@ class PrivateState:
     def _tensors(self) -> _Tensors:
         found = self._stateful.state_dict()
         if not all(isinstance(value, torch.Tensor) for value in found.values()):
-            raise LocalError("the task's state must have a state_dict of tensors by name")
+            raise LocalError(error_texts.NO_STATE())
         return {name: value.detach().clone().contiguous() for name, value in found.items()}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import nn
 
+from millpond.train import error_texts
 from millpond.train.data import labelled_images
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages
-from millpond.train.task.structure import NO_IMAGES
 
 _FORMATS = {
     "npy": ("images.npy", "images-*.npy"),
@@ -36,4 +36,4 @@ def format_of(folder: Path) -> str:
     for name, patterns in _FORMATS.items():
         if any(next(folder.glob(pattern), None) for pattern in patterns):
             return name
-    raise DataError(f"missing data: {folder} {NO_IMAGES}")
+    raise DataError(error_texts.NO_IMAGES(folder))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 from millpond.train.balance.curve import Ints
 from millpond.train.task.task import Batch, SampleSet, Task, items_of
 
@@ -40,7 +41,7 @@ class Synthetic:
         if isinstance(items := items_of(part, first), list):
             self._sample = [_made_up(items[0], 0, whole)]
         elif not grows:
-            raise LocalError("a batch of one sample has tensors whose first dimension is not 1")
+            raise LocalError(error_texts.NO_BATCH_DIMENSION())
 
     def __len__(self) -> int:
         return self._count

@@ -11,8 +11,6 @@ from millpond.train.protocol import BatchPart
 
 GUESSED_IMAGES: Final = "millpond.train.task.guessed_images:GuessedImages"
 """The task of a job that only looks at labelled images, and has no code of its own."""
-NO_IMAGES: Final = "has no images.npy, no *-images-idx3-ubyte and no sub-folder per class"
-"""Part of its error about a folder of other data."""
 
 
 def parts_of(batch: Any) -> tuple[BatchPart, ...]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 
 Sums = dict[str, tuple[float, float]]
 """For each metric its sum and its count: their ratio is the mean, F1 (2 tp over 2 tp + fp + fn) or IoU."""
@@ -21,16 +22,16 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 def checked(found: object) -> Sums:
     """Return a task's metrics as pairs of floats. Raises LocalError for what is none."""
     if not isinstance(found, Mapping):
-        raise LocalError("the task's metrics must return a dict of names to sums and counts")
+        raise LocalError(error_texts.NO_METRICS())
     sums: Sums = {}
     for name, pair in found.items():
         try:
             total, count = pair
             sums[name] = float(total), float(count)
         except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several values
-            raise LocalError("each of the task's metrics must be a sum and a count") from None
+            raise LocalError(error_texts.NO_SUM()) from None
     if not is_declared(sums):
-        raise LocalError(f"the task's metrics must be at most {MOST_METRICS}, named by identifiers")
+        raise LocalError(error_texts.UNNAMED_METRICS(MOST_METRICS))
     return sums
 
 

@@ -33,6 +33,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, default_collate
 
 from millpond.base.errors import LocalError
+from millpond.train import error_texts
 from millpond.train.balance.curve import Ints
 from millpond.train.data import labelled_images
 from millpond.train.data.errors import DataError
@@ -105,12 +106,12 @@ class Task:
         if hook is None:
             return labelled_images.load(root, folder, self._format, self._classes)
         if not (root / folder).is_dir():
-            raise DataError(f"missing data: there is no folder {folder}")
+            raise DataError(error_texts.NO_FOLDER(folder))
         with generators.planted(0):  # not the job's seed: random parts of a folder are the same in all jobs
             found = hook(root / folder, split)
         lacks = getattr(type(found), "__getitem__", None) in (None, Dataset.__getitem__)
         if lacks or not hasattr(found, "__len__"):
-            raise LocalError("the task's dataset is no map-style Dataset: it has no length or no items")
+            raise LocalError(error_texts.NO_ITEMS())
         return found  # type: ignore[no-any-return]
 
     def is_thread_safe(self, parts: Sequence[SampleSet]) -> bool:
@@ -138,10 +139,10 @@ class Task:
         """Return the summed loss of a batch, and its count. Raises LocalError for something else."""
         found = (self._hook("loss") or _cross_entropy)(model, batch)
         if not (isinstance(found, tuple) and len(found) == 2):
-            raise LocalError("the task's loss must return a sum, a tensor of one value, and its count")
+            raise LocalError(error_texts.NO_LOSS())
         total, count = found
         if not isinstance(total, Tensor) or total.numel() != 1:
-            raise LocalError("the task's loss must return a sum, a tensor of one value, and its count")
+            raise LocalError(error_texts.NO_LOSS())
         return total, float(count)
 
     def metrics(self, model: nn.Module, batch: Batch) -> Sums:
@@ -186,7 +187,7 @@ class Task:
         hook = self._hook("state")
         found = hook() if hook else None
         if found is not None and not (hasattr(found, "state_dict") and hasattr(found, "load_state_dict")):
-            raise LocalError("the task's state must have a state_dict of tensors by name")
+            raise LocalError(error_texts.NO_STATE())
         return found
 
     def check(self, parts: Sequence[SampleSet], model: nn.Module) -> None:
@@ -194,15 +195,15 @@ class Task:
         images = [part for part in parts if isinstance(part, LabelledImages)]
         for part in images[1:]:
             if part.shape != images[0].shape:
-                first = f"{images[0].name} of {described(images[0].shape)}"
-                raise DataError(f"{part.name} holds samples of {described(part.shape)}, {first}")
+                first = images[0].name, described(images[0].shape)
+                raise DataError(error_texts.OTHER_SHAPES(part.name, described(part.shape), *first))
         if not images or not self.classifies_images:
             return
         with torch.no_grad():
             outputs = logits(model.eval()(images[0].__getitems__([0, 0])[0]))
         for part in images if outputs.ndim == 2 else ():
             if part.labels.max() >= outputs.shape[1]:
-                raise DataError(f"{part.name} holds a label beyond the model's {outputs.shape[1]} classes")
+                raise DataError(error_texts.LARGE_LABEL(part.name, outputs.shape[1]))
 
 
 def is_task(found: object) -> bool:
@@ -234,7 +235,7 @@ def _joined(batches: Sequence[Batch]) -> Batch:
         return type(first)(*map(_joined, zip(*batches, strict=True)))
     if isinstance(first, Sequence) and not isinstance(first, str):
         return type(first)(map(_joined, zip(*batches, strict=True)))  # type: ignore[call-arg]
-    raise LocalError("the samples of several folders are in batches that cannot be joined")
+    raise LocalError(error_texts.UNLIKE_BATCHES())
 
 
 def _cross_entropy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:

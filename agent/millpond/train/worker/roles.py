@@ -16,7 +16,7 @@ from torch import nn
 from millpond.aggregate.messages import Advance
 from millpond.base.errors import LocalError
 from millpond.linux import memory
-from millpond.train import protocol
+from millpond.train import error_texts, protocol
 from millpond.train.data.errors import DataError
 from millpond.train.data.read_ahead import ReadAhead
 from millpond.train.data.streamed import StreamedSamples
@@ -33,7 +33,6 @@ from millpond.train.server.server_optimizer import server_optimizer_of
 from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
-from millpond.train.state.personal_state import FULL
 from millpond.train.state.private_state import PrivateState
 from millpond.train.strategies.catalogue import unfit_for_steps
 from millpond.train.strategies.fedavg import FedAvg
@@ -115,24 +114,22 @@ class TrainingRole:
         _initialize(model, work, code_dir)
         local = flat.local_names(model, work.local_layers)
         if flat.describe(model, local) != prepare.tensors:
-            raise LocalError(f"{prepare.worker} builds another model than the host")
+            raise LocalError(error_texts.OTHER_MODEL(prepare.worker))
         if flat.checksum(model, local) != prepare.frozen and prepare.first:
             unsent = flat.unsent_names(model) | local
             if other := initial.take_rounded(model, code_dir / protocol.FIRST_VALUES, unsent):
-                raise LocalError(
-                    f"{prepare.worker} {protocol.OTHER_VALUES}: '{other}' differs beyond rounding"
-                )
+                raise LocalError(error_texts.BEYOND_ROUNDING(prepare.worker, other))
         if flat.checksum(model, local) != prepare.frozen:
-            raise LocalError(f"{prepare.worker} {protocol.OTHER_VALUES}")
+            raise LocalError(error_texts.OTHER_VALUES(prepare.worker))
         if (local or work.local.alpha) and private is None:
-            raise LocalError(FULL)
+            raise LocalError(error_texts.UNKEPT_STATE())
         size, self._count, self._descriptor = layout.size(prepare.tensors), prepare.states, shared.states
         values = memory.map_second(shared.values, 4 * size)
         self._states: list[Vector] = []
         parts = [_opened(task, root, work, folder, open_stream) for folder in prepare.folders]
         for folder, part in zip(prepare.folders, parts, strict=True):
             if not len(part):
-                raise DataError(f"missing data: {folder.path} holds no samples")
+                raise DataError(error_texts.HOLDS_NO_SAMPLES(folder.path))
         with autocast(work, device_of(model)):
             task.check(parts, model)
         model = accelerator.place(model, prepare.accelerator)
@@ -191,7 +188,7 @@ def _opened(
     if not folder.streamed:
         return task.dataset(root, folder.path, "train")
     if open_stream is None:
-        raise LocalError("a worker without a socket for streams has no streamed samples")
+        raise LocalError(error_texts.NO_STREAMS())
     return StreamedSamples(lambda: open_stream(work, folder), folder.path, folder.source)
 
 
@@ -367,7 +364,7 @@ def _test_samples(task: Task, root: Path, folder: str) -> SampleSet:
     """Return the samples of a folder to score a model on. Raises DataError."""
     part = task.dataset(root, folder, "test")
     if not len(part):
-        raise DataError(f"missing data: {folder} holds no samples")
+        raise DataError(error_texts.HOLDS_NO_SAMPLES(folder))
     return part
 
 
@@ -378,5 +375,5 @@ def _initialize(model: nn.Module, work: WorkSpec, code_dir: Path) -> str:
 
 def _numbered(states: Sequence[Vector], number: int) -> Vector:
     if not 0 <= number < len(states):
-        raise LocalError(f"there are {len(states)} states, and none with number {number}")
+        raise LocalError(error_texts.NO_SUCH_STATE(len(states), number))
     return states[number]

@@ -19,10 +19,11 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.records.data_costs import RECENT
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.train import error_texts
 from millpond.train.job import file
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
 from millpond.train.task import structure
-from millpond.train.task.structure import GUESSED_IMAGES, NO_IMAGES
+from millpond.train.task.structure import GUESSED_IMAGES
 
 app, data = new_app(), new_app(help="Look at data before, and while, it is trained on.", no_args_is_help=True)
 app.add_typer(data, name="data")
@@ -84,7 +85,7 @@ def check(
     try:
         found = _look(folder, how, fleet_directory)
     except MillpondError as error:
-        if NO_IMAGES not in str(error):
+        if not error_texts.NO_IMAGES.is_in(str(error)):
             raise
         raise LocalError(f"{error}; for other data say how it is read, with --task or --job") from None
     text = lines(found) if isinstance(found, DataSummary) else private_lines(found)

@@ -31,9 +31,9 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, syst
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
+from millpond.train import error_texts
 from millpond.train.job.files import JobFile, contents
 from millpond.train.protocol import (
-    OTHER_VALUES,
     PART_VALUES,
     SPREAD,
     Fetch,
@@ -147,7 +147,7 @@ class DeviceWorker:
         try:
             return self._prepare(deadline)
         except Refused as error:
-            if OTHER_VALUES not in error.text or not self._first or not self._control:
+            if not error_texts.OTHER_VALUES.is_in(error.text) or not self._first or not self._control:
                 raise
             self._control.close()
         return self._prepare(deadline, *self._first())
