@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millpond.agent import job_worker
 from millpond.agent.gate import CanaryError, Pattern, ledger
-from millpond.agent.job_worker import HostLeft
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import PART_VALUES, Fetch, Part, Ready, Update, Work
 from millpond.train.strategies import LocalRule
+from millpond.train.worker import handle
+from millpond.train.worker.handle import HostLeft
 from millpond.wire.channel import Buffer
 
 from ..waiting import eventually
@@ -142,7 +142,7 @@ def test_a_worker_that_hangs_is_told_and_a_host_that_leaves_is_not_waited_for(
 ) -> None:
     with agent_in(tmp_path, zygote) as agent:
         with monkeypatch.context() as patient, agent.host() as host:
-            patient.setattr(job_worker, "HANG_SECONDS", 60.0)  # the host leaves before
+            patient.setattr(handle, "HANG_SECONDS", 60.0)  # the host leaves before
             host.send(agent.work(HANG), soon(), bytes(4 * SIZE))
             time.sleep(0.2)
         assert isinstance(agent.error, HostLeft)

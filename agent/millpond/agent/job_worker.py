@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
-import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -37,8 +35,6 @@ from millpond.data.streaming.relay import StreamRelay
 from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.confinement.sandboxed_process import end
-from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     PART_VALUES,
@@ -55,8 +51,7 @@ from millpond.train.protocol import (
 )
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS, is_declared
-from millpond.train.worker.shortages import WorkerShortages
-from millpond.train.worker.start import start_worker
+from millpond.train.worker.handle import HostLeft, WorkerHandle, WorkerHangs
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import JOB_PORTS
 from millpond.wire.messages import Failure
@@ -68,15 +63,10 @@ SEND_SECONDS = 60.0
 _DIED = "the worker process died; the job's log on the device may say why"
 _STRANGE = "the worker process sent what is no answer"
 _HANGS = "the worker process hangs: it neither computes nor reads"
-_STATE = Path("/state")
 _LONGEST_TEXT = 1000
 _IN_USE = Counter[Path]()
 """The workers by their folder of states."""
 _IN_USE_LOCK = threading.Lock()
-
-
-class HostLeft(ConnectionLost):
-    """The host has ended its connection; its worker is of no more use."""
 
 
 class JobWorker:
@@ -102,40 +92,30 @@ class JobWorker:
         self._guard: ExchangeGuard | None = None
         self._held: tuple[int, ...] = ()  # samples that are held out, by folder
         self._has_update = False  # whether the shared values are of an update whose head has left
-        self._streams: StreamRelay | None = None
         size, end = layout.size(request.tensors), layout.parameters_end(request.tensors)
         self._size, encoding = 4 * size, request.work.encoding
         self._encoder = UpdateEncoder(encoding, size, end) if encoding.name != "float32" else None
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours, f"the worker of {self.name}")
         self._busy = threading.Lock()
-        with contextlib.ExitStack() as failed, theirs:
-            failed.callback(self._channel.close)
-            self._streams = _relay(config, request, gate)
-            failed.callback(self._end_streams)
-            self._shared = [memory.make(f"{what} of {self.name}") for what in ("state", "values")]
-            failed.callback(self._close_shared)
-            self._state, self._values = (memory.map_first(d, self._size) for d in self._shared)
-            self._release = ReleaseBuffer(self.name, self._size)
-            log_file = config.job_logs / f"{self.name}.log"
-            options = ["--root", config.volume, "--errors", config.privacy.errors]
-            # What jobs keep is private, and a worker with a stream has a way to tell it.
-            self._kept = None if self._streams else _state_folder(config, self.name)
+        sandbox, self._streams = self._sandbox(), _relay(config, request, gate)
+        # What jobs keep is private, and a worker with a stream has a way to tell it.
+        self._kept = None if self._streams else _state_folder(config, self.name)
+        with contextlib.ExitStack() as failed:
             failed.callback(_leave, self._kept)
-            options += ["--state", str(_STATE)] if self._kept else []
-            self._process = start_worker(
+            self._worker = WorkerHandle(
+                self.name,
                 zygote,
-                self._sandbox(),
+                sandbox,
                 files.worker,
-                log_file,
-                theirs.fileno(),
-                self._shared,
-                *options,
-                streams=self._streams.asked.fileno() if self._streams else None,
+                config.job_logs / f"{self.name}.log",
+                ("--root", config.volume, "--errors", config.privacy.errors),
+                peer=f"the worker of {self.name}",
+                kept=self._kept,
+                streams=self._streams,
             )
-            if self._streams:
-                self._streams.asked.close()
-            self._shortages = WorkerShortages(self._process)
+            failed.callback(self._worker.close)
+            shared = (self._worker.states, self._worker.values)
+            self._state, self._values = (memory.map_first(each, self._size) for each in shared)
+            self._release = ReleaseBuffer(self.name, self._size)
             failed.pop_all()
 
     @property
@@ -146,13 +126,13 @@ class JobWorker:
     def prepare(self, host: Channel) -> Ready:
         """Have the worker build the model and load its data. Raises Refused with the worker's reason."""
         try:
-            self._channel.send(self._placed(), Deadline.after(SEND_SECONDS))
-            self._wait_for_worker(host, Deadline.after(PREPARE_SECONDS))
-            ready = self._channel.expect(Ready, Deadline.after(SEND_SECONDS))
+            self._worker.channel.send(self._placed(), Deadline.after(SEND_SECONDS))
+            self._worker.wait(Deadline.after(PREPARE_SECONDS), host, computes=False)
+            ready = self._worker.channel.expect(Ready, Deadline.after(SEND_SECONDS))
         except HostLeft:
             raise
         except ConnectionLost:
-            found = self._shortages.of_death(_DIED)
+            found = self._worker.of_death(_DIED)
             raise Refused("", found.code, found.text) from None
         except ProtocolError:  # its text has the worker's own words, and the host can read the agent's log
             raise Refused("", "worker", _STRANGE) from None
@@ -201,13 +181,13 @@ class JobWorker:
             return
         if not self._streams:  # such a worker has no private data, and could tell others of the seed
             request = replace(request, draws=self._draws.seed(request))
-        self._shortages.begin()
-        self._channel.send(request, Deadline.after(SEND_SECONDS))
+        self._worker.begin()
+        self._worker.channel.send(request, Deadline.after(SEND_SECONDS))
         self._wait_while_busy(host)
         try:
             answer = self._answer(request)
         except ConnectionLost:
-            host.send(self._shortages.of_death(_DIED), Deadline.after(SEND_SECONDS))
+            host.send(self._worker.of_death(_DIED), Deadline.after(SEND_SECONDS))
             raise
         if fault := self._fault_of_state():
             answer = Failure("policy", fault)
@@ -247,7 +227,7 @@ class JobWorker:
         own words: the host can read the agent's log.
         """
         try:
-            reply = self._channel.receive(Deadline.after(SEND_SECONDS))
+            reply = self._worker.channel.receive(Deadline.after(SEND_SECONDS))
         except ProtocolError:
             raise ProtocolError(_STRANGE) from None
         found = reply.message
@@ -300,7 +280,7 @@ class JobWorker:
         """Return the part of the worker's report that may leave, or the shortage of which its error is a
         consequence.
         """
-        return self._shortages.of_error(failure) or self._shortages.hinted(self._discreet(failure))
+        return self._worker.of_error(failure) or self._worker.hinted(self._discreet(failure))
 
     def _discreet(self, failure: Failure) -> Failure:
         """Return the part of the worker's report that may leave."""
@@ -331,31 +311,14 @@ class JobWorker:
         if encoder:
             encoder.sent(stop)
 
-    def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:
-        """Wait until the worker answers, or raise ConnectionLost as soon as the host has gone."""
-        self._poll(host, deadline)
-        deadline.remaining()
-
-    def _poll(self, host: Channel, deadline: Deadline) -> bool:
-        """Return whether the worker has answered before the deadline. Raises HostLeft."""
-        poll = select.poll()
-        poll.register(self._channel.sock, select.POLLIN)
-        poll.register(host.sock, select.POLLIN)
-        left = deadline.remaining()
-        ready = {descriptor for descriptor, _ in poll.poll(None if left is None else left * 1000)}
-        if ready and self._channel.sock.fileno() not in ready:
-            raise HostLeft("the host left while the worker was busy")
-        return bool(ready)
-
     def _wait_while_busy(self, host: Channel) -> None:
         """Wait for the worker as long as it computes or reads: all others wait in this step, too."""
-        detector = HangDetector(self._process.pid)
-        while not self._poll(host, Deadline.after(HANG_SECONDS)):
-            if detector.is_hung():
-                text = _HANGS
-                log.warning("job %s: %s", self.name, text)
-                host.send(Failure("worker", text), Deadline.after(SEND_SECONDS))
-                raise ConnectionLost(text)
+        try:
+            self._worker.wait(NEVER, host)
+        except WorkerHangs:
+            log.warning("job %s: %s", self.name, _HANGS)
+            host.send(Failure("worker", _HANGS), Deadline.after(SEND_SECONDS))
+            raise ConnectionLost(_HANGS) from None
 
     def _sandbox(self) -> Sandbox:
         """Return the worker's sandbox: of the volume it has the public part, and of the private one the
@@ -370,24 +333,12 @@ class JobWorker:
         }
         # public files are read on the flash itself
         found[Path(self._config.flash).resolve() / PUBLIC] = volume / PUBLIC
-        kept = [Bind(self._kept, _STATE, read_only=False)] if self._kept else []
-        return showing(bare_sandbox(self._config, *kept), volume, found)
+        return showing(bare_sandbox(self._config), volume, found)
 
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""
-        self._channel.close()
-        self._close_shared()
-        end(self._process)
-        self._end_streams()
+        self._worker.close()
         _leave(self._kept)
-
-    def _end_streams(self) -> None:
-        if self._streams:
-            self._streams.close()
-
-    def _close_shared(self) -> None:
-        for descriptor in self._shared:
-            os.close(descriptor)
 
 
 def bare_sandbox(config: AgentConfig, *shown: Bind) -> Sandbox:

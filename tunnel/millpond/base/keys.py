@@ -52,7 +52,8 @@ def _key(hint: Any) -> Key:
 
 def check_keys(document: Any, where: str) -> None:
     """Check the values of a dataclass, and of those in it. Raises ConfigError, naming the key."""
-    for name, key in keys_of(type(document)).items():
+    kind: Any = type(document)
+    for name, key in keys_of(kind).items():
         value = getattr(document, name)
         if fault := key.fault(value):
             raise ConfigError(f"{where}: {name}: {fault}")

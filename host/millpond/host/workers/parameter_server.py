@@ -67,9 +67,9 @@ class ParameterServer(HostProcess):
         self.tensors = self.ready.tensors
         size = 4 * layout.size(self.tensors)
         try:
-            states = memory.map_second(self._shared[0], self._count * size)
-            memory.freeze(self._shared[0])  # from now on, other workers can only read them
-            self.mean = np.frombuffer(memory.map_second(self._shared[1], size).data, np.float32)
+            states = memory.map_second(self.states, self._count * size)
+            memory.freeze(self.states)  # from now on, other workers can only read them
+            self.mean = np.frombuffer(memory.map_second(self.values, size).data, np.float32)
         except (OSError, ValueError) as error:
             raise ProtocolError(f"the parameter server: {error}") from None
         self._states = [ModelState(states.part(size * number, size)) for number in range(self._count)]
@@ -113,7 +113,7 @@ class ParameterServer(HostProcess):
         with self._calls:
             found = self._call(GetModel(), Model, size=None)
             values = np.empty(found.size, np.float32)
-            self._channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
+            self.channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
         return found.tensors, values
 
     def _call(self, request: Message, reply: type[R], payload: Buffer = b"", size: int | None = 0) -> R:
@@ -126,7 +126,7 @@ class ParameterServer(HostProcess):
         with self._calls:
             momentum = self._call(GetMomentum(), Momentum, size=None)
             values = np.empty(momentum.size, np.float32)
-            self._channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
+            self.channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
         return momentum.tensors, values
 
     def restore(self, state: Vector, tensors: tuple[Tensor, ...], momentum: Vector) -> None:

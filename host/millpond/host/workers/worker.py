@@ -3,11 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import socket
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +23,6 @@ from millpond.host.fleet.device import Device
 from millpond.host.workers.node_control import NodeControl
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.confinement.sandboxed_process import end
-from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
 from millpond.train import error_texts
 from millpond.train.job.files import JobFile, contents
@@ -49,14 +42,13 @@ from millpond.train.protocol import (
 )
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS, is_declared
-from millpond.train.worker.shortages import DEATH_SECONDS
-from millpond.train.worker.start import WorkerFiles, start_worker
+from millpond.train.worker.handle import WorkerHandle
+from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Buffer, Channel, FileSlice
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Message, Ok
 
 REPLY_SECONDS = 60.0
-_STATE = Path("/state")
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
 R = TypeVar("R", bound=Message)
 
@@ -262,7 +254,7 @@ class DeviceWorker:
                 channel.close()
 
 
-class HostProcess:
+class HostProcess(WorkerHandle):
     """A process of a job on the host, a fork of ``zygote``. It runs a user's model, so it can read only
     ``readable``, the job's ``files`` and programs, has no network, and is of a user of its own. ``states`` is
     the descriptor of the memory in which the parameter server has its states. ``streams`` connects it to a
@@ -281,33 +273,24 @@ class HostProcess:
         kept: Path | None = None,
         streams: StreamRelay | None = None,
     ) -> None:
-        self.name = name
-        self._request, self._log, self._streams = request, log, streams
-        ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as failed, theirs:
-            failed.callback(ours.close)
-            failed.callback(self._end_streams)
-            self._shared = (states, memory.make(f"values of {name}"))
-            weakref.finalize(self, os.close, self._shared[1])
-            options = ("--errors", "full", *(("--state", str(_STATE)) if kept else ()))
-            self._process = start_worker(
-                zygote,
-                _sandbox(readable, kept),
-                files,
-                log,
-                theirs.fileno(),
-                self._shared,
-                *options,
-                streams=streams.asked.fileno() if streams else None,
-            )
-            if streams:
-                streams.asked.close()
-            failed.pop_all()
-        self._channel = Channel(ours, f"the worker '{name}' on the host", limits=LOCAL_LIMITS)
+        self._request, self._log = request, log
+        super().__init__(
+            name,
+            zygote,
+            _sandbox(readable),
+            files,
+            log,
+            ("--errors", "full"),
+            peer=f"the worker '{name}' on the host",
+            states=states,
+            kept=kept,
+            streams=streams,
+            limits=LOCAL_LIMITS,
+        )
 
     def _prepare(self, reply: type[R], deadline: Deadline) -> R:
         try:
-            return self._channel.call(self._request, reply, deadline)
+            return self.channel.call(self._request, reply, deadline)
         except ConnectionLost:
             self._check_shortage()
             raise ConnectionLost(f"the worker process on the host died; {self._log} may say why") from None
@@ -318,41 +301,17 @@ class HostProcess:
         """
         try:
             # One that hangs does not read what is more than a socket holds.
-            self._channel.send(request, Deadline.after(REPLY_SECONDS + len(payload) / SLOWEST), payload)
-            self._wait_while_busy(NEVER)
-            return self._channel.expect(reply, Deadline.after(REPLY_SECONDS), payload=size)
+            self.channel.send(request, Deadline.after(REPLY_SECONDS + len(payload) / SLOWEST), payload)
+            self.wait(NEVER)
+            return self.channel.expect(reply, Deadline.after(REPLY_SECONDS), payload=size)
         except ConnectionLost:
             self._check_shortage()
             raise
 
     def _check_shortage(self) -> None:
         """Raise Refused if the process, whose connection has ended, has run out of memory."""
-        if shortage := self._process.shortage(DEATH_SECONDS):
-            raise Refused("", shortage.value, f"{self.name} on the host: {shortage.text}")
-
-    def _wait_while_busy(self, deadline: Deadline) -> None:
-        detector = HangDetector(self._process.pid)
-        poll = select.poll()
-        poll.register(self._channel.sock, select.POLLIN)
-        while not poll.poll(1000 * HANG_SECONDS):
-            deadline.remaining()
-            if detector.is_hung():
-                raise ConnectionLost(f"the worker '{self.name}' hangs: it neither computes nor reads")
-
-    @property
-    def pid(self) -> int:
-        """The process id of the outermost process of the sandbox."""
-        return self._process.pid
-
-    def close(self) -> None:
-        """End the process."""
-        self._channel.close()
-        end(self._process)
-        self._end_streams()
-
-    def _end_streams(self) -> None:
-        if self._streams:
-            self._streams.close()
+        if found := self.shortage():
+            raise Refused("", found.code, f"{self.name} on the host: {found.text}")
 
 
 class LocalWorker(HostProcess):
@@ -375,7 +334,7 @@ class LocalWorker(HostProcess):
         self.holds = False
         self._next = 0
         size = 4 * layout.size(request.tensors)
-        self._values = np.frombuffer(memory.map_first(self._shared[1], size).data, np.float32)
+        self._values = np.frombuffer(memory.map_first(self.values, size).data, np.float32)
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""
@@ -384,9 +343,9 @@ class LocalWorker(HostProcess):
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
         try:
-            self._channel.send(replace(request, state=state.number), deadline)
-            self._wait_while_busy(deadline)
-            update = self._channel.expect(Update, deadline)
+            self.channel.send(replace(request, state=state.number), deadline)
+            self.wait(deadline)
+            update = self.channel.expect(Update, deadline)
         except ConnectionLost:
             self._check_shortage()
             raise
@@ -403,11 +362,10 @@ class LocalWorker(HostProcess):
         self._next += len(out)
 
 
-def _sandbox(readable: Sequence[Path], kept: Path | None) -> Sandbox:
+def _sandbox(readable: Sequence[Path]) -> Sandbox:
     gpus = (Bind(path, path, read_only=False) for path in sorted(Path("/dev").glob("nvidia*")))
-    own = (Bind(kept, _STATE, read_only=False),) if kept else ()
     return Sandbox(
-        binds=(*system_binds(), *python_binds(), *gpus, *own, *(Bind(path, path) for path in readable)),
+        binds=(*system_binds(), *python_binds(), *gpus, *(Bind(path, path) for path in readable)),
         own_network=True,
         own_pids=True,
         uid=worker_user.UID,
