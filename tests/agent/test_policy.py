@@ -69,8 +69,8 @@ def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("least_samples = 0", "policy: least_samples must be 1 or more"),
-        ("least_samples = -8", "policy: least_samples must be 1 or more"),
+        ("least_samples = 0", "policy: least_samples: 0 is not between 1 and"),
+        ("least_samples = -8", "policy: least_samples: -8 is not between 1 and"),
         ("answers_per_state = -1", "answers_per_state"),
         ("largest_model = 0", "largest_model"),
         ("largest_files = -1", "largest_files"),

@@ -32,7 +32,7 @@ def test_the_example_runs_and_shows_what_re_tuning_is_worth(command: Command) ->
     ("text", "complaint"),
     [
         (KIND + "pace = 3\n", "pace"),
-        ("steps = 0\n" + KIND, "steps and patience"),
+        ("steps = 0\n" + KIND, "steps: 0 is not between 1"),
         (KIND.replace("count = 2", "count = 0"), "count"),
         (KIND.replace("count = 2", "count = 200000"), "workers in all"),
         (KIND.replace("[0.1, 0.3]", "[0.3, 0.1]"), "times must ascend"),
@@ -81,7 +81,7 @@ def test_formula_and_events_agree_at_the_figures_of_summit(command: Command) -> 
     [
         ("slow = 400e9", "slow = 0", "tiers: slow: 0.* is not greater than 0"),
         ("mini_epochs = 128", "mini_epochs = 1", "tiers: mini_epochs: 1 is not between 2 and 63000"),
-        ("deviation = 12", "deviation = -1", "tiers: adaptive: bands: -1.* is not greater than 0"),
+        ("deviation = 12", "deviation = -1", "deviation: -1.* is not greater than 0"),
         ("samples = 63000", "sample = 63000", "unknown key 'sample'"),
     ],
 )

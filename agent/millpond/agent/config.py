@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from millpond.agent.policy.settings import Policy, check_policy
 from millpond.base import toml
 from millpond.base.errors import ConfigError, LocalError
+from millpond.base.keys import Key
 from millpond.base.sizes import bytes_of
 from millpond.energy import joules
 from millpond.energy.joules import Watts
 from millpond.fs.store.layout import PRIVATE
 from millpond.linux.limits.process_limits import PROCESSES, memory_for_jobs
-
-LEAST_PROCESSES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class JobLimits:
     """
 
     memory: str = ""
-    processes: int = PROCESSES
+    processes: Annotated[int, Key(least=16)] = PROCESSES
 
     @property
     def memory_bytes(self) -> int:
@@ -127,10 +127,10 @@ class AgentConfig:
     limits: JobLimits = field(default_factory=JobLimits)
     board: Literal["emulated", "real"] = "real"
     watts: Watts | None = None
-    public_quota: int | None = None
+    public_quota: Annotated[int | None, Key(above=0, most=math.inf)] = None
     files: str = ""
     files_cache: int = 8 << 30
-    zygote_idle: float = 600.0
+    zygote_idle: Annotated[float, Key(least=1, most=86400)] = 600.0
 
     @property
     def job_logs(self) -> Path:
@@ -149,8 +149,6 @@ def read(path: Path) -> AgentConfig:
         ipaddress.IPv4Interface(config.lan or "0.0.0.0")
     except ValueError as error:
         raise ConfigError(f"{path.name}: lan: {error}") from None
-    if config.public_quota is not None and config.public_quota <= 0:
-        raise ConfigError(f"{path.name}: public_quota must be a number of bytes above 0")
     if config.files_cache < config.policy.largest_files:
         raise ConfigError(f"{path.name}: files_cache must not be less than policy.largest_files")
     for key, size in (("tier: fast", config.tier.fast), ("limits: memory", config.limits.memory or "1 GiB")):
@@ -158,9 +156,5 @@ def read(path: Path) -> AgentConfig:
             bytes_of(size)
         except LocalError as error:
             raise ConfigError(f"{path.name}: {key}: {error}") from None
-    if config.limits.processes < LEAST_PROCESSES:
-        raise ConfigError(f"{path.name}: limits: processes must be {LEAST_PROCESSES} or more")
     check_policy(config.policy, f"{path.name}: policy")
-    if not 1 <= config.zygote_idle <= 86400:
-        raise ConfigError(f"{path.name}: zygote_idle must be 1 to 86400 seconds")
     return config

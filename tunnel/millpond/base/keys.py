@@ -59,3 +59,6 @@ def check_keys(document: Any, where: str) -> None:
             raise ConfigError(f"{where}: {name}: {fault}")
         if dataclasses.is_dataclass(value):
             check_keys(value, f"{where}: {name}")
+        for number, item in enumerate(value if isinstance(value, tuple) else ()):
+            if dataclasses.is_dataclass(item):
+                check_keys(item, f"{where}: {name}[{number}]")

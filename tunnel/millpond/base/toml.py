@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millpond.base.errors import ConfigError
+from millpond.base.keys import check_keys
 from millpond.base.schema import load
 
 T = TypeVar("T")
@@ -15,9 +16,11 @@ T = TypeVar("T")
 
 def read(cls: type[T], path: Path) -> T:
     """Read the dataclass ``cls`` from the TOML file ``path``. Raises ConfigError in one line: for a file that
-    cannot be read, for text that is not TOML, and as ``schema.load`` does.
+    cannot be read, for text that is not TOML, and as ``schema.load`` and ``keys.check_keys`` do.
     """
-    return load(cls, document(path), path.name)
+    found = load(cls, document(path), path.name)
+    check_keys(found, path.name)
+    return found
 
 
 def document(path: Path) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from millpond.base.errors import ConfigError
+from millpond.base.keys import Key
 
 _KEY = re.compile(r"(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 """A public key's line."""
@@ -27,27 +29,20 @@ class Policy:
     With ``plain_lan`` updates may leave to other devices of a job by UDP, authenticated and not encrypted.
     """
 
-    least_samples: int = 8
-    answers_per_state: int = 256
+    least_samples: Annotated[int, Key(least=1)] = 8
+    answers_per_state: Annotated[int, Key(least=0)] = 256
     folders: tuple[str, ...] = ()
     code: Literal["any", "listed", "signed"] = "any"
     listed: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
-    largest_model: int = 1 << 30
-    largest_files: int = 4 << 30
-    largest_state: int = 1 << 30
+    largest_model: Annotated[int, Key(least=1, most=math.inf)] = 1 << 30
+    largest_files: Annotated[int, Key(least=0, most=math.inf)] = 4 << 30
+    largest_state: Annotated[int, Key(least=0, most=math.inf)] = 1 << 30
     plain_lan: bool = False
 
 
 def check_policy(policy: Policy, where: str) -> None:
     """Raise ConfigError, naming ``where``, for values that make no sense."""
-    if policy.least_samples < 1:
-        raise ConfigError(f"{where}: least_samples must be 1 or more")
-    for name in ("answers_per_state", "largest_files", "largest_state"):
-        if getattr(policy, name) < 0:
-            raise ConfigError(f"{where}: {name} must not be negative")
-    if policy.largest_model < 1:
-        raise ConfigError(f"{where}: largest_model must be 1 or more")
     for key in policy.owners:
         if not _KEY.fullmatch(key):
             raise ConfigError(

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from millpond.base.errors import LocalError
+from millpond.base.keys import Key
 from millpond.linux.child import in_child, leave_out_local_address
 
 if TYPE_CHECKING:
@@ -36,19 +37,10 @@ class LinkShape:
     ``delay_ms``, ``loss`` (a share of the packets, 0..1), and the ``mtu`` in bytes.
     """
 
-    mbit: float = 0.0
-    delay_ms: float = 0.0
-    loss: float = 0.0
-    mtu: int = 1500
-
-    def fault(self) -> str:
-        """Return what makes no sense in it, "" if nothing does."""
-        bounds = {"mbit": (0, 1e6), "delay_ms": (0, 10_000), "loss": (0, 1), "mtu": (576, 65_535)}
-        for key, (least, most) in bounds.items():
-            value = getattr(self, key)
-            if not least <= value <= most:
-                return f"{key}: {value:g} is not between {least} and {most:g}"
-        return ""
+    mbit: Annotated[float, Key(least=0, most=1e6)] = 0.0
+    delay_ms: Annotated[float, Key(least=0, most=10_000)] = 0.0
+    loss: Annotated[float, Key(least=0, most=1)] = 0.0
+    mtu: Annotated[int, Key(least=576, most=65_535)] = 1500
 
 
 @dataclass(frozen=True, slots=True)

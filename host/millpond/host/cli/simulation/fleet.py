@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 from rich.table import Table
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
+from millpond.base.keys import Key
 from millpond.train.balance.controller import PATIENCE, BalanceController, BatchPlan
 from millpond.train.balance.curve import Curve, Floats, Ints
 from millpond.train.balance.equal_time import Cohort, WorkerKind
@@ -28,7 +30,7 @@ class Members:
     """``count`` workers: seconds of a step by batch, and the largest batch that their memory takes."""
 
     name: str
-    count: int
+    count: Annotated[int, Key(least=1)]
     batches: tuple[int, ...]
     seconds: tuple[float, ...]
     most: int = 1 << 20
@@ -40,9 +42,9 @@ class Simulation:
 
     kind: tuple[Members, ...]
     load: SimulatedLoads = field(default_factory=SimulatedLoads)
-    steps: int = 1000
-    seed: int = 1
-    patience: float = PATIENCE
+    steps: Annotated[int, Key(least=1)] = 1000
+    seed: Annotated[int, Key(least=0)] = 1
+    patience: Annotated[float, Key(least=1)] = PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +72,12 @@ def read(path: Path) -> Simulation:
 
 def _problem(found: Simulation) -> str | None:
     loads = found.load
-    if any(members.count < 1 for members in found.kind):
-        return "kind: count is at least 1"
     if not 0 < sum(members.count for members in found.kind) <= MOST_WORKERS:
         return f"kind: count: 1 to {MOST_WORKERS} workers in all"
     if not (0 <= loads.busy < 1 and loads.lasting >= 1 and 1 <= loads.least <= loads.most):
         return "load: busy is from 0 to below 1, lasting at least 1, and 1 <= least <= most"
-    if min(loads.noise, loads.busy_noise, found.seed) < 0 or found.steps < 1 or found.patience < 1:
-        return "noise, busy_noise and seed are at least 0, steps and patience at least 1"
+    if min(loads.noise, loads.busy_noise) < 0:
+        return "noise and busy_noise are at least 0"
     return None
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from rich.table import Table
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
+from millpond.base.keys import Key
 from millpond.data.tier.tier_model import TieredSystem, TieredTraining, predicted, simulated
 
 MOST_MINI_EPOCHS = 1_000_000
@@ -22,8 +24,8 @@ class AdaptiveRepeats:
     """Repetitions that differ by mini-epoch, drawn from a gamma distribution."""
 
     name: str
-    mean: float
-    deviation: float
+    mean: Annotated[float, Key(above=0, most=1e30)]
+    deviation: Annotated[float, Key(above=0, most=1e30)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,10 @@ class TiersSpec:
     is simulated.
     """
 
-    peak: float
-    sample_bytes: float
-    slow: float
-    fast: float
+    peak: Annotated[float, Key(above=0, most=1e30)]
+    sample_bytes: Annotated[float, Key(above=0, most=1e30)]
+    slow: Annotated[float, Key(above=0, most=1e30)]
+    fast: Annotated[float, Key(above=0, most=1e30)]
     samples: int
     mini_epochs: int
     repeats: tuple[float, ...] = (1, 2, 4, 8, 16)
@@ -70,17 +72,8 @@ def is_of_tiers(path: Path) -> bool:
 def read(path: Path) -> TiersSpec:
     """Read a simulation's file. Raises ConfigError."""
     found = toml.read(TiersSimulation, path).tiers
-    positive = {
-        "peak": found.peak,
-        "sample_bytes": found.sample_bytes,
-        "slow": found.slow,
-        "fast": found.fast,
-        "repeats": min(found.repeats, default=1.0),
-        **{f"adaptive: {each.name}": min(each.mean, each.deviation) for each in found.adaptive},
-    }
-    for key, value in positive.items():
-        if not 0 < value < 1e30:
-            raise ConfigError(f"{path.name}: tiers: {key}: {value} is not greater than 0")
+    if not 0 < (least := min(found.repeats, default=1.0)) < 1e30:
+        raise ConfigError(f"{path.name}: tiers: repeats: {least} is not greater than 0")
     if not 1 < found.mini_epochs <= min(found.samples, MOST_MINI_EPOCHS):
         most = min(found.samples, MOST_MINI_EPOCHS)
         raise ConfigError(f"{path.name}: tiers: mini_epochs: {found.mini_epochs} is not between 2 and {most}")
