@@ -356,17 +356,14 @@ class _Observer:
         self.ended = False
 
     def show(self, lines: tuple[str, ...]) -> None:
-        """See WorkerObserver."""
         self._put(LaunchEvent(self._worker, lines))
 
     def exited(self, code: int, error: str) -> None:
-        """See WorkerObserver."""
         self.ended = True
         reason = f"it ended with exit code {code}: {error}" if code and error else ""
         self._put(LaunchEvent(self._worker, code=code, reason=reason))
 
     def saved(self, part: SavedPart, data: bytes) -> None:
-        """See WorkerObserver."""
         self._put(LaunchEvent(self._worker, saved=(part, data)))
 
 

@@ -135,7 +135,6 @@ class DeviceWorker:
         self._closed = False
 
     def prepare(self, deadline: Deadline) -> Ready:
-        """See Worker."""
         try:
             return self._prepare(deadline)
         except Refused as error:
@@ -172,7 +171,6 @@ class DeviceWorker:
                 agent.call(FileContents(digest), Ok, deadline, FileSlice(file.fileno(), 0, size))
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
-        """See Worker."""
         update = _checked(self._answer(request, state, deadline), request, self.name)
         has_values = not (request.held_out or request.synthetic)
         if update.encoding != (self._encoding.name if has_values else "float32"):
@@ -197,13 +195,11 @@ class DeviceWorker:
         return channel.expect(Update, deadline)
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
-        """See Worker."""
         self._connected.send(Fetch(stop), deadline)
         self._next = self._read = 0
         self._stop = stop
 
     def read(self, out: Vector, deadline: Deadline) -> None:
-        """See Worker."""
         encoding, values = self._encoding, out.data.cast("B")
         if encoding.name == "float32":
             self._receive(values, deadline)
@@ -247,7 +243,6 @@ class DeviceWorker:
             raise ConnectionLost(f"{self.name}: given up")
 
     def close(self) -> None:
-        """See Worker."""
         self._closed = True
         for channel in (self._channel, self._control):
             if channel:
@@ -337,11 +332,9 @@ class LocalWorker(HostProcess):
         self._values = np.frombuffer(memory.map_first(self.values, size).data, np.float32)
 
     def prepare(self, deadline: Deadline) -> Ready:
-        """See Worker."""
         return self._prepare(Ready, deadline)
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
-        """See Worker."""
         try:
             self.channel.send(replace(request, state=state.number), deadline)
             self.wait(deadline)
@@ -353,7 +346,6 @@ class LocalWorker(HostProcess):
         return _checked(update, request, self.name)
 
     def fetch(self, _stop: int, _deadline: Deadline) -> None:
-        """See Worker."""
         self._next = 0
 
     def read(self, out: Vector, _deadline: Deadline) -> None:
