@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,9 +18,8 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.emulation import machine
 from millpond.host.emulation.demo import report as demo_report
 from millpond.host.emulation.demo.prepare import DEVICES, TRACER
-from millpond.host.fleet import mounts
 from millpond.host.records.jobs import Round
-from millpond.host.remote import ssh
+from millpond.host.remote import device_data, ssh
 from millpond.host.terminal import tables
 from millpond.linux.confinement.sandbox import accept_signals
 from millpond.linux.syscalls import die_with_parent
@@ -44,7 +42,7 @@ def run(directory: Path, seed: int) -> int:
     console.rule("federated averaging: digits, private on their devices")
     info, rounds = _train(fleet, directory / "digits.toml", seed, console)
     shell = _ssh(fleet, DEVICES[0])
-    listings = [_list_volume(fleet, device, directory / "volume") for device in DEVICES]
+    listings = [_list_volume(fleet, device) for device in DEVICES]
     with DaemonClient(fleet) as client:
         ledgers, devices = client.ledgers(), client.devices()
     facts = demo_report.Facts(info, rounds, ledgers, devices, shell, listings, time.monotonic() - started)
@@ -87,25 +85,15 @@ def _ssh(fleet: Path, device: str) -> dict[str, Any]:
     return results
 
 
-def _list_volume(fleet: Path, device: str, mountpoint: Path) -> dict[str, Any]:
+def _list_volume(fleet: Path, device: str) -> dict[str, Any]:
     """Mount a device's volume on the host, list it and read a public file."""
-    mountpoint.mkdir(exist_ok=True)
-    argv = [*mounts.command(fleet, device, mountpoint), "--die-with-parent"]
-    # In a session of its own: Ctrl-C in the terminal ends this process, which ends the mounter.
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            if mounts.fault_of(process):
-                raise RemoteError(f"the volume of {device} could not be mounted")
-            return {
-                "device": device,
-                "files": sorted(
-                    str(path.relative_to(mountpoint)) for path in mountpoint.rglob("*") if path.is_file()
-                ),
-                "private_exists": (mountpoint / "private").exists(),
-                "public_text": (mountpoint / "public" / "README.txt").read_text(),
-            }
-        finally:
-            process.terminate()
+    with device_data.mounted(fleet, device) as volume:
+        return {
+            "device": device,
+            "files": sorted(str(path.relative_to(volume)) for path in volume.rglob("*") if path.is_file()),
+            "private_exists": (volume / "private").exists(),
+            "public_text": (volume / "public" / "README.txt").read_text(),
+        }
 
 
 def _verdict(report: dict[str, Any]) -> int:
