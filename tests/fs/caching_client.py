@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,13 +19,14 @@ from millpond.base.errors import DeadlineExceeded
 from millpond.fs.client import callbacks as recalling
 from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.coherence.coherent_fs import CoherentFs, Revoking
 from millpond.fs.coherence.delegation_table import DEVICE, Holder
+from millpond.fs.coherence.device_fs import DeviceFs
 from millpond.fs.coherence.device_server import serve
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.server import connection as serving
 from millpond.fs.vfs.inode_api import ROOT, CacheMode, KnownFile, Node
+from millpond.fs.vfs.kernel_memory import KernelMemory
 from millpond.fs.vfs.path_api import Handle
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
@@ -213,12 +215,13 @@ class Device:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.tree = CoherentFs(server.tree, self, passthrough=True)
+        memory = KernelMemory(sys.maxsize, lambda: 0, list)
+        self.tree = DeviceFs(server.tree, self, memory)  # type: ignore[arg-type]
         self.public = self.tree.lookup(ROOT, b"public").node
 
     def write_intent(
         self, *directories: int, inodes: tuple[int, ...] = ()
-    ) -> AbstractContextManager[Revoking]:
+    ) -> AbstractContextManager[Callable[..., None]]:
         return self._server.sessions.delegations.write_intent(DEVICE, *directories, inodes=inodes)
 
     def recall_writer(self, inode: int) -> bool:

@@ -17,6 +17,7 @@ from millpond.fs.proto import delegations, status
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.inode_api import SetAttr
 from millpond.fs.vfs.path_api import Attributes, Owner, Statistics
 from millpond.wire import messages as registry
 from millpond.wire.messages import Message
@@ -39,7 +40,6 @@ NAMES = (
 )
 FLOATS = (float("nan"), float("-inf"), -1.0, 0.0)
 OWNERS = (Owner(-1, -1), Owner(0, 0), Owner(-5, 1 << 40), Owner((1 << 32) - 1, 1 << 63))
-TEXTS = ("", "atime", "mtime", "ctime", "\0" * 300)
 _ALLOCATED = tuple(number for number in NUMBERS if not 1 << 13 < number < 1 << 63)  # the disk is others', too
 
 ATTRIBUTES = Attributes(77, stat.S_IFREG | 0o644, 1, 0, 0, 5, 8, 4096, 0, 0, 0)
@@ -54,7 +54,6 @@ REPLIES: tuple[Message, ...] = (
     FOUND,
     p.AttributesAre(ATTRIBUTES),
     p.Changed((p.AttributesAre(ATTRIBUTES),)),
-    p.Entries(),
     p.Link(b"f"),
     p.Opened(5, True, FOUND),
     p.Data(),
@@ -64,7 +63,6 @@ REPLIES: tuple[Message, ...] = (
     x.XattrIs(),
     x.XattrsAre(p.AttributesAre(ATTRIBUTES)),
     x.BirthTimeIs(5),
-    x.BareAre((77,)),
     f.Fetched(1),
     c.EntriesPlus(True),
     c.FilesStored((0,)),
@@ -108,8 +106,6 @@ def _lists(name: str, value: tuple[Any, ...], numbers: Sequence[int]) -> Sequenc
         return tuple((names,) * count for names in _lists(name, value[0], numbers) for count in (1, 3))
     if name == "names":
         return ((), *((each,) for each in NAMES), (b"f", *NAMES[:3]), (b"..",) * 4, (b"d",) * 100_000)
-    if name == "now":
-        return (TEXTS, TEXTS[1:3])
     each = value[0] if value else 0
     return ((), tuple(others(name, each, numbers)), (each,) * 3, (each,) * 5_000)
 
@@ -122,6 +118,8 @@ def varied(message: M, numbers: Sequence[int] = NUMBERS) -> Iterator[M]:
 
 
 _ints = st.sampled_from(NUMBERS) | st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(0, 40)
+_times = st.none() | _ints | st.just("now")
+_changes = st.builds(SetAttr, *[st.none() | _ints] * 4, _times, _times)  # type: ignore[arg-type]
 _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     "int": _ints,
     "int | None": st.none() | _ints,
@@ -134,8 +132,8 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     "tuple[tuple[bytes, ...], ...]": st.lists(
         st.lists(st.sampled_from([*NAMES, b"f", b"g"]), max_size=3).map(tuple), max_size=4
     ).map(tuple),
-    "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
-    "SetAttributes | None": st.none() | st.builds(p.SetAttributes, _ints, st.none() | _ints, mtime=_ints),
+    "SetAttr": _changes,
+    "SetAttr | None": st.none() | _changes,
     "tuple[Attributes, ...]": st.just(()),
     "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
     "rdev": st.sampled_from((0, -1, (1 << 64) - 1)),  # no device has these

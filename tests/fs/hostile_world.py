@@ -18,6 +18,7 @@ from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.bulk_copy import UNANSWERED
 from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.vfs.path_api import MAX_TRANSFER
 from millpond.wire.channel import Channel
 from millpond.wire.framing import encode
 from millpond.wire.messages import Failure, Message
@@ -141,7 +142,7 @@ class World:
         if isinstance(request, UNANSWERED) and not payload:
             self.channel.send(p.GetStatistics(), deadline)
         answer = self.channel.receive(deadline).message
-        self.heard += encode(answer) + self.channel.receive_payload(p.MAX_LISTING, deadline)
+        self.heard += encode(answer) + self.channel.receive_payload(MAX_TRANSFER, deadline)
         return answer
 
     def check(self) -> None:

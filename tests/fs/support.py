@@ -24,7 +24,7 @@ from millpond.fs.server.connection import serve
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import ROOT, may_block
-from millpond.fs.vfs.path_api import os_error
+from millpond.fs.vfs.path_api import MAX_TRANSFER, os_error
 from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
@@ -327,7 +327,7 @@ class Talk:
         deadline = Deadline.after(SOON)
         self.channel.send(request, deadline, payload)
         answer = self.channel.receive(deadline).message
-        self.channel.receive_payload(p.MAX_LISTING, deadline)
+        self.channel.receive_payload(MAX_TRANSFER, deadline)
         return answer
 
     def post(self, request: Message) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import timeit
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as some
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.file_locks import FileLocks
 from millpond.fs.vfs.inode_api import ROOT
-from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, Mode
+from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, HeldLocks, Lock, Mode
 
 BYTES = 8
 OWNERS = (0, 1, (1 << 64) - 1)
@@ -159,3 +160,14 @@ def test_a_lock_that_a_dead_process_may_have_released_is_not_kept(tree: BackingF
     assert other.lock(node, Family.POSIX, Lock(1, Mode.WRITE)) == errno.EAGAIN
     assert locks.lock(node, Family.POSIX, Lock(1, Mode.UNLOCK)) == 0 and len(asked) == 2
     locks.close()
+
+
+def test_what_a_count_of_locks_costs_does_not_grow_with_them() -> None:
+    def seconds(locks: int) -> float:
+        held = HeldLocks()
+        for number in range(locks):
+            held.add((number, Family.POSIX), Lock(1, Mode.READ))
+        assert len(held) == locks
+        return min(timeit.repeat(lambda: len(held), number=100, repeat=5))
+
+    assert seconds(4000) < 20 * seconds(10)

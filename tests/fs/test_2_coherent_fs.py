@@ -10,6 +10,7 @@ import mmap
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.coherence.coherent_fs import CoherentFs
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.coherence.device_fs import DeviceFs
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.mmap_writers import NOT_TOLD, has_writers
 from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node, SetAttr
+from millpond.fs.vfs.kernel_memory import KernelMemory
 from millpond.fs.vfs.path_api import Handle
 from millpond.linux import syscalls
 
@@ -51,7 +53,7 @@ class OnDevice:
         (top / "private").mkdir()
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
         self.inodes = BackingFs(self.root, public=b"public")
-        self.tree = CoherentFs(self.inodes, guard, passthrough=True)
+        self.tree = DeviceFs(self.inodes, guard, KernelMemory(sys.maxsize, lambda: 0, list))
         self.public = self.tree.lookup(ROOT, b"public").node
         self.private = self.tree.lookup(ROOT, b"private").node
 
@@ -104,7 +106,7 @@ def test_each_operation_recalls_what_it_changes(device: OnDevice) -> None:
 
     assert does(tree.setattr, f, SetAttr(mode=0o600)) == device.numbers(f)
     assert does(tree.open, f, os.O_WRONLY) == device.numbers(f)
-    tree.release(Handle(max(tree._open)))
+    tree.release(Handle(max(device.inodes._open)))
     assert does(tree.open, f, os.O_RDONLY) == set()
     assert does(tree.open, f, os.O_RDONLY | os.O_TRUNC) == device.numbers(f)
     assert does(tree.link, f, d, b"l") == device.numbers(f, d)

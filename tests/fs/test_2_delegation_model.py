@@ -85,10 +85,10 @@ class Attempt:
     def _change(self, manager: DelegationManager) -> None:
         abandoned.set(self._about_to_wait)
         directories = (DIRECTORY,) if DIRECTORY in self.inodes else ()
-        with manager.write_intent(self.holder, *directories, inodes=tuple(self.inodes)) as change:
+        with manager.write_intent(self.holder, *directories, inodes=tuple(self.inodes)) as recall:
             self.has_begun.set()
             while inode := self._more.get(timeout=20 * SOON):
-                change.recall(inode)
+                recall(inode)
                 self.has_begun.set()
 
     def add(self, inode: Inode, now: float) -> None:
@@ -339,7 +339,7 @@ class Histories(RuleBasedStateMachine):
         client.has.clear()
         client.revoked.clear()
         self.heard(name)
-        client.restores_until = self.now + LEASE
+        client.restores_until = client.restores_until or self.now + LEASE  # until it has, however often
         self.settle()
 
     @rule(name=names)
@@ -541,7 +541,7 @@ class Histories(RuleBasedStateMachine):
                 client.open[inode] = 0
                 self.drop(name, inode)
             else:
-                self.manager.report_closed(client.holder, inode)
+                self.manager.report_open(client.holder, inode, False)
             self.settle()
 
     @rule(by=who, inode=inodes)

@@ -76,11 +76,11 @@ def test_a_mount_that_has_arrived_stays(server: Listening, guard: DeviceDelegati
 
 def test_a_change_is_announced(server: Listening, guard: DeviceDelegationBreaker) -> None:
     manager, client = server.manager, server.client()
-    with guard.write_intent(D, inodes=(F,)) as change:
+    with guard.write_intent(D, inodes=(F,)) as recall:
         assert manager.grant_read(client, D) == manager.grant_read(client, F) == 0
         assert manager.grant_read(client, G) == 1
         doing = Doing(give_up, manager, client)
-        change.recall(G)
+        recall(G)
         assert doing.result() == {G}
         assert manager.grant_read(client, G) == manager.grant_read(client, F) == 0
     eventually(
@@ -108,8 +108,8 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBr
     manager.grant_read(client, F)
 
     def revoke() -> None:
-        with guard.write_intent(D + 1) as change:
-            change.recall(F)
+        with guard.write_intent(D + 1) as recall:
+            recall(F)
 
     with pytest.raises(WouldBlock):
         Doing(revoke, may_wait=False).result()
@@ -283,11 +283,11 @@ def test_a_change_in_the_middle_of_which_the_master_is_started_again(
     server: Listening, guard: DeviceDelegationBreaker, path: Path
 ) -> None:
     """What is added to it is announced to another manager, which must hear of the rest as well."""
-    with guard.write_intent(D, inodes=(G,)) as change:
+    with guard.write_intent(D, inodes=(G,)) as recall:
         server.kill()
         again = Listening(path)
         client = again.client()
-        change.recall(F)
+        recall(F)
         assert [again.manager.grant_read(client, inode) for inode in (F, D, G)] == [0, 0, 0]
     eventually(lambda: again.manager.grant_read(client, F), "the change has ended")
     again.kill()
@@ -327,7 +327,7 @@ def test_a_master_that_ends_after_a_quiet_time_is_waited_for(server: Listening, 
             eventually(lambda: guard._presence_channel is None, "the mount knows that its manager has ended")
             now[0] += 0.9 * lease
         now[0] += 0.2 * lease
-        with guard.write_intent(D) as change:
-            change.recall(F)
+        with guard.write_intent(D) as recall:
+            recall(F)
         assert guard.begin_writing(F)
         guard.end_writing(F)

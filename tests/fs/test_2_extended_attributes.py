@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import ROOT, Node
@@ -84,85 +85,45 @@ def files(client: Client, top: Path) -> dict[bytes, Node]:
     for number in range(_MANY):
         (folder / f"{number:03}").touch()
     os.setxattr(folder / "007", "user.a", b"1")
-    found = list_again(client)
-    assert found[b"005"] in client.tree.rpc.inodes.listed
-    return found
-
-
-def neighbours(files: dict[bytes, Node]) -> tuple[bytes, bytes, bytes]:
-    """Files that were listed one after the other, and have no attribute."""
-    one, two, three, *_ = sorted(files.keys() - {b".", b"..", b"007"}, key=lambda name: files[name])
-    return one, two, three
+    return list_again(client)
 
 
 def list_again(client: Client) -> dict[bytes, Node]:
     return {entry.name: entry.node for entry in listed(client.tree, client.find(b"d"))}
 
 
-def test_listed_files_are_asked_for_many_at_once(client: Client, files: dict[bytes, Node]) -> None:
-    extended, before = client.tree.extended, client.tree.rpc.inodes.count
+def test_a_listing_says_which_files_have_attributes(client: Client, files: dict[bytes, Node]) -> None:
+    extended = client.tree.extended
     names = {name: extended.names(files[name]) for name in sorted(files) if name.isdigit()}
     assert {name for name in names if names[name]} == {b"007"} and len(names) == _MANY
     assert errno_of(extended.get, files[b"006"], b"user.a") == errno.ENODATA
     assert extended.get(files[b"007"], b"user.a") == b"1"
-    assert client.asked(x.FindBare.NAME) <= 10 and client.asked(x.ListXattrs.NAME) == 1
-    assert client.tree.rpc.inodes.count == before and len(client.tree.rpc.inodes.listed) == _MANY - 1
+    assert (client.asked(x.ListXattrs.NAME), client.asked(x.GetXattr.NAME)) == (1, 1)
 
 
 def test_a_change_of_a_listed_file_is_seen(device: Device, client: Client, files: dict[bytes, Node]) -> None:
     extended = client.tree.extended
-    one, two, three = neighbours(files)
-    assert not any(extended.names(files[name]) for name in (one, two, three))
-    theirs = device.tree.walk(device.public, (b"d", one)).node
+    assert not any(extended.names(files[name]) for name in (b"001", b"002", b"003"))
+    theirs = device.tree.walk(device.public, (b"d", b"001")).node
     device.tree.extended.set(theirs, b"user.a", b"1", 0)
-    extended.set(files[two], b"user.b", b"2", 0)
+    extended.set(files[b"002"], b"user.b", b"2", 0)
     for node in (files, list_again(client)):
-        assert extended.names(node[one]) == (b"user.a",) and extended.names(node[two]) == (b"user.b",)
-        assert extended.names(node[three]) == ()
+        assert extended.names(node[b"001"]) == (b"user.a",) and extended.names(node[b"002"]) == (b"user.b",)
+        assert extended.names(node[b"003"]) == ()
 
 
 @pytest.mark.parametrize("whose", ["device", "own"])
-def test_a_late_answer_does_not_count_for_a_file_that_has_changed(
+def test_a_late_page_does_not_count_for_a_file_that_has_changed(
     device: Device, client: Client, files: dict[bytes, Node], whose: str
 ) -> None:
-    extended, (one, two, _) = client.tree.extended, neighbours(files)
-    client.gate.shut(x.BareAre.NAME)
-    asking = Doing(extended.names, files[one])
+    extended, two = client.tree.extended, files[b"002"]
+    client.gate.shut(c.EntriesPlus.NAME)
+    listing = Doing(list_again, client)
     client.gate.reached()
     if whose == "own":
-        extended.set(files[two], b"user.a", b"1", 0)
+        extended.set(two, b"user.a", b"1", 0)
     else:
-        theirs = device.tree.walk(device.public, (b"d", two)).node
+        theirs = device.tree.walk(device.public, (b"d", b"002")).node
         device.tree.extended.set(theirs, b"user.a", b"1", 0)
-    again = list_again(client)
     client.gate.open()
-    assert asking.result() == ()
-    assert extended.names(files[two]) == extended.names(again[two]) == (b"user.a",)
-
-
-def test_a_late_answer_does_not_count_for_a_later_grant(
-    device: Device, client: Client, files: dict[bytes, Node]
-) -> None:
-    """The kernel and the client forget a file, it changes, and a listing brings it again."""
-    extended, (one, two, _) = client.tree.extended, neighbours(files)
-    client.gate.shut(x.BareAre.NAME)
-    asking = Doing(extended.names, files[one])
-    client.gate.reached()
-    client.tree.forget(files[two], 1)
-    theirs = device.tree.walk(device.public, (b"d", two)).node
-    device.tree.extended.set(theirs, b"user.a", b"1", 0)
-    again = list_again(client)
-    assert again[two] in client.tree.rpc.inodes.listed
-    client.gate.open()
-    assert asking.result() == ()
-    assert extended.names(again[two]) == (b"user.a",)
-
-
-def test_a_hostile_host_asks_for_names_that_no_file_has(server: Server, top: Path) -> None:
-    (top / "public" / "f").touch()
-    with server.talk() as talk:
-        public = talk.find(b"public")
-        for name in (b"../secret", b"/etc/passwd", b".", b"..", b"", b"f\0"):
-            assert talk.call(x.FindBare(public, (b"f", name)), p.Error).errno == errno.EINVAL, name
-        inode = (top / "public" / "f").stat().st_ino
-        assert talk.call(x.FindBare(public, (b"f", b"none")), x.BareAre).inodes == (inode,)
+    assert extended.names(two) == extended.names(listing.result()[b"002"] or two) == (b"user.a",)

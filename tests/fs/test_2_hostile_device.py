@@ -18,14 +18,13 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, ProtocolError
-from millpond.fs.client.cache.dir_page import DOTS_END
 from millpond.fs.client.callbacks import CallbackChannel
+from millpond.fs.client.listing.pages import DOTS_END
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.fuse.server import _HANDLERS, FuseServer
 from millpond.fs.proto import bulk_copy as c
-from millpond.fs.proto import dirents
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
@@ -50,16 +49,14 @@ _ANSWERED_BY: dict[type[Message], type[Message]] = {
     **dict.fromkeys([x.SetXattr, x.RemoveXattr], p.AttributesAre),
     x.GetXattr: x.XattrIs,
     x.ListXattrs: x.XattrsAre,
-    x.FindBare: x.BareAre,
     x.GetBirthTime: x.BirthTimeIs,
-    **dict.fromkeys([p.MakeNode, p.MakeDirectory, p.MakeSymlink, p.MakeLink], p.FoundIs),
-    **dict.fromkeys([p.Unlink, p.RemoveDirectory, p.Rename], p.Changed),
+    **dict.fromkeys([p.Make, p.MakeLink], p.FoundIs),
+    **dict.fromkeys([p.Remove, p.Rename], p.Changed),
     **dict.fromkeys([p.Create, p.Open], p.Opened),
     **dict.fromkeys([p.Read, p.ReadFile], p.Data),
     **dict.fromkeys([p.Sync, p.SyncDirectory, p.Goodbye], p.Done),
     r.SetLock: r.LockSet,
     p.SessionHello: p.SessionWelcome,
-    p.ReadDirectory: p.Entries,
     c.ReadDirectoryPlus: c.EntriesPlus,
     p.ReadLink: p.Link,
     p.Write: p.Written,
@@ -222,7 +219,7 @@ class Mounted:
             p.Done: [(Code.FSYNC, abi.FSYNC.pack(self.handle, 0, 0), f)],
             r.LockIs: [(Code.GETLK, lock, f)],
             r.LockSet: [(Code.SETLK, lock, f)],
-            p.Entries: [(Code.READDIR, whole, d)],
+            c.EntriesPlus: [(Code.READDIR, whole, d)],
         }
 
 
@@ -231,7 +228,7 @@ def mounted() -> Iterator[Mounted]:
     made = Mounted(Device())
     yield made
     for kind, requests in made.requests().items():  # it still works
-        if kind is not p.Entries:
+        if kind is not c.EntriesPlus:
             made.device.says.clear()
             assert made.ask(*requests[0]) == 0, kind
     made.close()
@@ -345,12 +342,12 @@ def test_a_strange_welcome(welcome: Message) -> None:
     ids=lambda n: n[0][:9],
 )
 def test_listings_with_names_that_no_file_has(mounted: Mounted, names: list[bytes]) -> None:
-    packed = b"".join(dirents._ENTRY.pack(5, 9, stat.S_IFREG, len(name)) + name for name in names)
+    packed = b"".join(_entry(name, 9) for name in names)
     _list(mounted, packed, errno.EIO)
 
 
 def test_listings_that_are_none(mounted: Mounted) -> None:
-    entry = dirents._ENTRY.pack((1 << 64) - 1, 9, (1 << 32) - 1, 1) + b"f"
+    entry = _entry(b"f", 9, (1 << 64) - 1)
     for cut in range(1, len(entry)):
         _list(mounted, entry[:cut], errno.EIO)
     _list(mounted, bytes((1 << 20) + 1), errno.EIO)
@@ -360,13 +357,17 @@ def test_listings_that_are_none(mounted: Mounted) -> None:
 def test_listings_that_never_end(mounted: Mounted) -> None:
     _list(mounted, b"", errno.EIO, end=False)
     for cookie in (0, 7):
-        entry = dirents._ENTRY.pack(5, cookie, stat.S_IFREG, 1) + b"f"
-        _list(mounted, entry, errno.EIO, end=False)
+        _list(mounted, _entry(b"f", cookie), errno.EIO, end=False)
+
+
+def _entry(name: bytes, cookie: int, inode: int = 5) -> bytes:
+    page = c.Page(1 << 20)
+    page.add(name, cookie, (inode, stat.S_IFREG, 1, *(0,) * 9))
+    return page.packed()
 
 
 def _list(mounted: Mounted, packed: bytes, error: int, *, end: bool = True, plus: bool = False) -> None:
-    kind: type[Message] = c.EntriesPlus if plus else p.Entries
-    mounted.device.says[kind] = c.EntriesPlus(end) if plus else p.Entries(end=end), packed
+    mounted.device.says[c.EntriesPlus] = c.EntriesPlus(end), packed
     handle = mounted.tree.opendir(mounted.directory)
     body = abi.READ.pack(handle, 0, 4096, 0, 0, 0, 0)
     assert mounted.ask(Code.READDIRPLUS if plus else Code.READDIR, body) == error
@@ -401,7 +402,7 @@ def test_pages_with_attributes_that_cannot_be(mounted: Mounted) -> None:
 def test_more_than_was_asked_for(mounted: Mounted) -> None:
     for kind, requests in mounted.requests().items():
         size = {p.Data: 101, x.XattrIs: MAX_VALUE + 1}.get(kind, 5)
-        if kind is not p.Entries:
+        if kind is not c.EntriesPlus:
             mounted.device.says[kind] = _GOOD[kind], bytes(size)
             assert mounted.ask(*requests[0]) == errno.EIO, kind
 

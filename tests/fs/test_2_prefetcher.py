@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import ProtocolError
-from millpond.fs.client.cache.small_files import MOST
+from millpond.fs.client.cache.blocks import MOST
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import SetAttr

@@ -158,7 +158,7 @@ def hoarded(talk: Talk, name: bytes) -> int:
     if not isinstance(opened, p.Opened) or opened.found is None:
         raise os_error(errno.ENOSPC if opened == p.Error(errno.ENOSPC) else errno.EIO)
     written = talk.ask(p.Write(opened.handle, 0), bytes(512 * KIB))
-    talk.call(p.Unlink(public, name), p.Changed)
+    talk.call(p.Remove(public, name), p.Changed)
     talk.post(p.Release(opened.handle))
     if written == p.Error(errno.ENOSPC):
         raise os_error(errno.ENOSPC)

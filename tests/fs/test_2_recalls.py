@@ -26,7 +26,7 @@ __all__ = ["client", "device", "lease", "other", "server"]
 
 def test_what_is_granted_is_known_without_asking(client: Client, server: Server) -> None:
     tree, public = client.tree, client.public
-    node, names = client.find(b"f"), client.names()
+    node = client.find(b"f")
     with pytest.raises(NegativeEntry):
         tree.lookup(public, b"none")
     server.refusing = True
@@ -34,7 +34,7 @@ def test_what_is_granted_is_known_without_asking(client: Client, server: Server)
     found = tree.lookup(public, b"f")
     assert (found.node, found.attributes.size) == (node, 3)
     assert 0 < found.seconds <= LONG and 0 < found.name_seconds <= LONG
-    assert client.size(node) == 3 and client.names() == names == {"f", "g"}
+    assert client.size(node) == 3
     with pytest.raises(NegativeEntry) as caught:
         tree.lookup(public, b"none")
     assert caught.value.seconds > 0
@@ -69,14 +69,13 @@ def test_what_a_client_changes_itself_is_not_recalled(client: Client) -> None:
     assert len(client.kernel.dropped) == before
 
 
-@pytest.mark.parametrize("what", ["fs.attributes", "fs.found", "fs.entries", "fs.data"])
+@pytest.mark.parametrize("what", ["fs.attributes", "fs.found", "fs.data"])
 def test_a_reply_that_was_under_way_is_not_kept(client: Client, device: Device, what: str) -> None:
     node = client.find(b"f")
     device.put(b"f", b"two")
     calls = {
         "fs.attributes": lambda: client.size(node),
         "fs.found": lambda: client.tree.lookup(client.public, b"f"),
-        "fs.entries": client.names,
         "fs.data": lambda: client.read(node),
     }
     if what == "fs.found":

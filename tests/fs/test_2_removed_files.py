@@ -56,8 +56,8 @@ def test_a_manager_that_was_started_again_tells_of_all(
 def test_the_mount_is_told_whose_names_a_host_may_have_removed(told: tuple[Listening, set[int]]) -> None:
     server, heard = told
     host = server.client()
-    with server.manager.write_intent(host, D, inodes=(F,)) as change:
-        change.recall(G)
+    with server.manager.write_intent(host, D, inodes=(F,)) as recall:
+        recall(G)
         assert lasts(lambda: not heard)
     eventually(lambda: heard == {F, G}, "both are told")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from millpond.base.errors import ConnectionLost
 from millpond.fs.client.cache import inodes
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.bulk_copy import EntriesPlus, ReadDirectoryPlus
 from millpond.fs.server import client_state, sessions
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.vfs.inode_api import ROOT
@@ -77,7 +79,7 @@ def test_files_by_number_are_found_again(tree: RemoteFs, server: Server, top: Pa
 
 def test_lost_before_sending(volume: PathAdapter, server: Server, top: Path) -> None:
     volume.statfs()
-    Cutting.cut_before = "fs.mkdir"
+    Cutting.cut_before = "fs.make"
     volume.mkdir("d", 0o755)
     assert (top / "d").is_dir() and server.dialled == 2
 
@@ -86,21 +88,21 @@ def test_nothing_is_done_twice(volume: PathAdapter, server: Server, top: Path) -
     log = volume.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     calls: list[tuple[str, Callable[[], object]]] = [
         ("fs.write", lambda: volume.write(log, b"once", 0)),
-        ("fs.mkdir", lambda: volume.mkdir("d", 0o755)),
-        ("fs.mknod", lambda: volume.mknod("n", 0o100644)),
+        ("fs.make", lambda: volume.mkdir("d", 0o755)),
+        ("fs.make", lambda: volume.mknod("n", 0o100644)),
         ("fs.rename", lambda: volume.rename("n", "m")),
         ("fs.link", lambda: volume.link("m", "d/l")),
-        ("fs.symlink", lambda: volume.symlink("m", "s")),
+        ("fs.make", lambda: volume.symlink("m", "s")),
         ("fs.create", lambda: volume.release(volume.open("x", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))),
-        ("fs.unlink", lambda: volume.unlink("m")),
-        ("fs.unlink", lambda: volume.unlink("d/l")),
-        ("fs.rmdir", lambda: volume.rmdir("d")),
+        ("fs.remove", lambda: volume.unlink("m")),
+        ("fs.remove", lambda: volume.unlink("d/l")),
+        ("fs.remove", lambda: volume.rmdir("d")),
     ]
     for name, call in calls:
         Cutting.cut_after = name
         call()
         assert Cutting.cut_after is None
-    Cutting.cut_after = "fs.unlink"
+    Cutting.cut_after = "fs.remove"
     assert errno_of(volume.unlink, "m") == errno.ENOENT  # a failure is told again as well
     assert (top / "log").read_bytes() == b"once"
     assert sorted(os.listdir(top)) == ["log", "s", "x"]  # noqa: PTH208
@@ -110,7 +112,7 @@ def test_nothing_is_done_twice(volume: PathAdapter, server: Server, top: Path) -
 
 def test_a_reply_that_is_lost_more_than_once(volume: PathAdapter, server: Server, top: Path) -> None:
     volume.statfs()
-    Cutting.cut_after = "fs.mkdir"
+    Cutting.cut_after = "fs.make"
     Cutting.cut_after_that = "fs.again"
     volume.mkdir("d", 0o755)
     assert Cutting.cut_after is None and Cutting.cut_after_that is None
@@ -126,7 +128,7 @@ def test_what_goes_out_with_a_request_is_not_taken_for_it(
     (top / "gone").mkdir()
     for handle in handles:
         volume.release(handle)
-    setattr(Cutting, cut, "fs.rmdir")
+    setattr(Cutting, cut, "fs.remove")
     volume.rmdir("gone")
     assert getattr(Cutting, cut) is None
     assert not (top / "gone").exists()
@@ -169,24 +171,24 @@ def test_a_client_has_so_many_files_open_and_no_more(
 def test_what_arrives_late_over_an_earlier_connection_is_not_done(server: Server, top: Path) -> None:
     with server.talk() as first:
         assert first.welcome.verifier and first.welcome.performed == 0
-        first.call(p.MakeDirectory(ROOT, b"d", 0o755), p.FoundIs)
+        first.call(p.Make(ROOT, b"d", stat.S_IFDIR | 0o755), p.FoundIs)
         with server.talk() as second:
             assert (second.welcome.verifier, second.welcome.performed) == (first.welcome.verifier, 1)
             with contextlib.suppress(ConnectionLost):
-                first.ask(p.MakeDirectory(ROOT, b"late", 0o755))
+                first.ask(p.Make(ROOT, b"late", stat.S_IFDIR | 0o755))
             second.call(p.Again(), p.FoundIs)
-            second.call(p.RemoveDirectory(ROOT, b"d"), p.Changed)
+            second.call(p.Remove(ROOT, b"d", True), p.Changed)
     assert os.listdir(top) == []  # noqa: PTH208
 
 
 def test_there_is_not_always_something_to_be_told_again(server: Server, top: Path) -> None:
     with server.talk() as client:
         assert client.ask(p.Again()) == p.Error(errno.EIO)
-        client.call(p.ReadDirectory(ROOT), p.Entries)
+        client.call(ReadDirectoryPlus(ROOT), EntriesPlus)
         (top / "f").write_text("data")
         client.call(p.Read(client.open(b"f"), 9, 0), p.Data)
         assert client.ask(p.Again()) == p.Error(errno.EIO)
-        assert client.ask(p.Unlink(ROOT, b"none")) == client.ask(p.Again()) == p.Error(errno.ENOENT)
+        assert client.ask(p.Remove(ROOT, b"none")) == client.ask(p.Again()) == p.Error(errno.ENOENT)
 
 
 def test_slots_are_conversations_over_the_same_files(server: Server, top: Path) -> None:
@@ -196,7 +198,7 @@ def test_slots_are_conversations_over_the_same_files(server: Server, top: Path) 
         handle = one.open(b"f")
         two.call(p.Read(handle, 9, 0), p.Data)
         two.call(p.Write(handle, 0), p.Written, b"IN")
-        two.call(p.MakeDirectory(ROOT, b"d", 0o755), p.FoundIs)
+        two.call(p.Make(ROOT, b"d", stat.S_IFDIR | 0o755), p.FoundIs)
         one.call(p.Again(), p.Opened)  # each its own last reply, and its own count
         two.call(p.Again(), p.FoundIs)
         with server.talk(slot=b"the second slot.") as again:
@@ -347,8 +349,8 @@ def test_lost_in_the_middle(volume: PathAdapter, server: Server, top: Path) -> N
     Cutting.then = server.forget
     Cutting.cut_after = "fs.write"
     assert errno_of(volume.write, log, b"once", 0) == errno.EIO  # appended or not: nobody knows
-    for name, call in (("fs.mkdir", volume.mkdir), ("fs.mknod", volume.mknod)):
-        Cutting.cut_after = name
+    for name, call in (("folder", volume.mkdir), ("file", volume.mknod)):
+        Cutting.cut_after = "fs.make"
         assert errno_of(call, name, 0o755) == errno.EIO
     Cutting.cut_after = "fs.rename"
     assert errno_of(volume.rename, "f", "g") == errno.EIO

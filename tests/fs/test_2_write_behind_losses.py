@@ -15,11 +15,12 @@ import pytest
 
 from millpond.fs.client import write_behind
 from millpond.fs.client.rpc_pool import now
+from millpond.fs.coherence.lease_file import open_leases
 from millpond.fs.vfs.inode_api import SetAttr
 from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
-from .caching_client import Client, Device, make, restart
+from .caching_client import LONG_LEASE, Client, Device, make, restart, shared
 from .gathering_clients import LEASE, client, close, device, patience, public, server, written
 from .support import Cutting, Doing, Held, Server, errno_of, lasts
 
@@ -266,3 +267,25 @@ def test_files_that_are_open_are_held_again_at_the_end_of_the_grace_period(
     if flags == os.O_RDWR:
         client.tree.write(handle, b"MINE", 0)
     assert all((public / name).read_bytes() == b"other" for name in names)
+
+
+@pytest.mark.parametrize("gathers", [False, True], ids=["open", "gathered"])
+def test_hosts_that_are_back_at_once_do_not_wait_for_each_other(
+    tmp_path: Path, patience: None, gathers: bool
+) -> None:
+    leases = open_leases(tmp_path / "leases")
+    with shared(tmp_path, LONG_LEASE, leases) as served:
+        clients = [Client(served, LONG_LEASE) for _ in range(2)]
+        for number, client in enumerate(clients):
+            node, _ = make(client, b"%d" % number)
+            assert not gathers or client.gather(node, b"data")
+        served.refusing = True
+        served.crash()
+        served.refusing, began = False, time.monotonic()
+        for client in clients:
+            eventually(client.attended, "the host is back", 2 * LONG_LEASE)
+        assert time.monotonic() - began < LONG_LEASE / 2
+        for client in clients:
+            client.close()
+        assert not gathers or all((tmp_path / "public" / name).read_bytes() == b"data" for name in "01")
+    os.close(leases)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.fs.fuse import fusermount, mounts
+from millpond.fs.fuse import mounts
 from millpond.fs.fuse.libfuse2 import mount_and_serve
 from millpond.fs.fuse.mounts import read_ahead, unmount
 from millpond.fs.mount.stats_socket import read_stats
@@ -192,7 +192,7 @@ def test_a_read_only_mount(world: World) -> None:
 def test_a_dead_mount_is_taken_away(
     world: World, with_both: WithBoth, kind: str, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fusermount, "_SECONDS", 90.0)
+    monkeypatch.setattr(mounts, "_HELPER_SECONDS", 90.0)
 
     def body() -> None:
         path, pid = getattr(world, kind), getattr(world, f"{kind}_pid")

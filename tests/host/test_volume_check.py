@@ -171,8 +171,8 @@ def shown(info: VolumeReport) -> str:
 
 def test_people_see_all_of_it() -> None:
     took = tuple(3 if bits == 8 else 0 for bits in range(32))
-    mount = of_mount(MountStats("csd0", "/mnt", "kept", {"lookup": 9}, {"fs.walk": took}, 2000, 1000))
-    assert mount.kept["lookup"] == (6, 9) and mount.dirty == 0
+    mount = of_mount(MountStats("csd0", "/mnt", "kept", {"lookup": 9}, {"fs.walk": took}, 2000, 1000, 7))
+    assert mount.kept["lookup"] == (6, 9)
     status = replace(STATUS, quota=8192, clients=(CLIENT, replace(CLIENT, heard=None)))
     info = VolumeReport("csd0", status, "somehow", 1000, 250, 5, AtRest("AES", ""), (mount,))
     text = " ".join(shown(info).split())
@@ -185,6 +185,7 @@ def test_people_see_all_of_it() -> None:
         "over",
         "lookup 6 of 9",
         "2.0 kB, 1.0 kB of it used",
+        "7 B of new files are not on the device yet",
         "walk 3 192 us 192 us",
     ):
         assert words in text, (words, text)

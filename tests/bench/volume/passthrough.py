@@ -8,7 +8,7 @@ kernel's page cache (direct I/O), ``mount-cached`` reads them through it. Both s
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import errno
 import functools
 import os
@@ -24,8 +24,8 @@ import msgpack
 
 from millpond.fs.fuse import server
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.store.directories import list_with_lookups
 from millpond.fs.vfs.inode_api import (
+    UNLISTED,
     AddEntry,
     Buffer,
     CachedAttributes,
@@ -33,7 +33,6 @@ from millpond.fs.vfs.inode_api import (
     FoundEntry,
     NegativeEntry,
     Node,
-    Now,
     SetAttr,
 )
 from millpond.fs.vfs.lock_types import Family, Lock
@@ -42,20 +41,17 @@ from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle, Owner, 
 
 _SIZES = struct.Struct("=II")
 _TYPES = (CachedAttributes, FoundEntry, SetAttr, Attributes, DirectoryEntry, Owner, Statistics)
-_NOW = len(_TYPES)
 _SECONDS = 300.0
 _PAGE = 1000  # names in a reply to readdir
 
 
 def _encode(value: object) -> msgpack.ExtType:
-    if isinstance(value, Now):
-        return msgpack.ExtType(_NOW, b"")
-    fields = [getattr(value, field.name) for field in dataclasses.fields(value)]  # type: ignore[arg-type]
+    fields = [getattr(value, name) for name in value.__match_args__]  # type: ignore[attr-defined]
     return msgpack.ExtType(_TYPES.index(type(value)), _packed(fields))
 
 
 def _decode(code: int, data: bytes) -> object:
-    return Now.NOW if code == _NOW else _TYPES[code](*_unpacked(data))
+    return _TYPES[code](*_unpacked(data))
 
 
 def _packed(value: object) -> bytes:
@@ -147,7 +143,19 @@ class Passthrough:
             offset = page[-1].offset
 
     def readdirplus(self, handle: Handle, offset: int, add: AddEntry) -> None:
-        list_with_lookups(self, self._ask("directory_of", handle), handle, offset, add)  # type: ignore[arg-type]
+        directory = self._ask("node_of", handle)
+        for entry in self.readdir(handle, offset):
+            if entry.name in (".", ".."):
+                known = (entry.inode, entry.mode, 1, *(0,) * 9)
+                if not add(os.fsencode(entry.name), entry.offset, UNLISTED, known, 0.0, 0.0):
+                    return
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                found = self.lookup(directory, os.fsencode(entry.name))
+                fields = found.attributes.fields()
+                if not add(os.fsencode(entry.name), entry.offset, found.node, fields, 0.0, 0.0):
+                    self.forget(found.node, 1)
+                    return
 
     def read(self, handle: Handle, size: int, offset: int) -> Buffer:
         return self._ask("read", handle, size, offset) or b""

@@ -7,7 +7,7 @@ Nothing that is listed or read here is cached.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.inode import CachedInode
@@ -15,13 +15,10 @@ from millpond.fs.client.cache.invalidation import Invalidation
 from millpond.fs.client.rpc_pool import RpcPool
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
-from millpond.fs.proto.extended import BareAre, FindBare
 from millpond.fs.proto.validate import are_outcomes
 from millpond.fs.vfs.bulk_api import SMALL_BYTES, FileRead, SmallFile
 from millpond.fs.vfs.inode_api import Node, one_name
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, os_error
-
-_MOST_NAMES = 512  # of one request, which nothing else of the server waits for longer
 
 
 class RemoteBulk:
@@ -36,16 +33,12 @@ class RemoteBulk:
         """Iterate over the names in a directory, with attributes: a request for each page."""
         names, cookie, end = tuple(one_name(name) for name in path), 0, False
         while not end:
-            entries, end = self._page(self._file(start), names, cookie)
+            entries, end = self._page(self._rpc.inodes.file(start), names, cookie)
             if not end and (not entries or entries[-1].cookie == cookie):
                 raise os_error(errno.EIO)  # the server would go on for ever
             for entry in entries:
                 yield entry.name, entry.attributes
                 cookie = entry.cookie
-
-    def _file(self, node: Node) -> CachedInode:
-        with self._rpc.lock:
-            return self._rpc.inodes.file(node)
 
     def _page(
         self, start: CachedInode, path: tuple[bytes, ...], cookie: int
@@ -62,24 +55,11 @@ class RemoteBulk:
             except ProtocolError:
                 raise os_error(errno.EIO) from None
 
-    def bare(self, directory: Node, names: Sequence[bytes]) -> Collection[int]:
-        """Return the inode numbers of files without extended attributes: a request for many names."""
-        found, left = set[int](), tuple(one_name(name) for name in names)
-        while left:
-            found |= self._find_bare(self._file(directory), left[:_MOST_NAMES])
-            left = left[_MOST_NAMES:]
-        return found
-
-    def _find_bare(self, directory: CachedInode, names: tuple[bytes, ...]) -> set[int]:
-        with self._rpc.call() as call:
-            reply, _ = call.ask(lambda: FindBare(call.remote(directory), names), BareAre, idempotent=True)
-        return set(reply.inodes)
-
     def read(self, directory: Node, names: Sequence[bytes]) -> Iterator[FileRead]:
         """Read small regular files, as many in a request as fit."""
         left = tuple(one_name(name) for name in names)
         while left:
-            found, looked = self._read_some(self._file(directory), left)
+            found, looked = self._read_some(self._rpc.inodes.file(directory), left)
             if not 0 < looked <= len(left):
                 raise os_error(errno.EIO)
             left = left[looked:]
@@ -104,7 +84,7 @@ class RemoteBulk:
 
     def store(self, directory: Node, files: Sequence[SmallFile]) -> Sequence[int]:
         """Store files whole, with one request. Returns an errno for each."""
-        at, payload = self._file(directory), c.pack_files(files)
+        at, payload = self._rpc.inodes.file(directory), c.pack_files(files)
         with self._invalidation(at), self._rpc.call() as call:
             reply, _ = call.ask(
                 lambda: c.StoreFiles(call.remote(at)), c.FilesStored, idempotent=True, payload=payload

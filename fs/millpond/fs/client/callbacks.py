@@ -33,7 +33,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 log = logging.getLogger(__name__)
-MOST_KNOWN = 262_144
+MOST_KNOWN = 131_072
 """The files from which on the kernel is told to forget those that it does not use."""
 _AGAIN_SECONDS = 0.5
 _SILENT_SHARE = 0.75  # of the lease: the server calls four times per lease

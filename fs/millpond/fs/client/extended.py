@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
-from millpond.fs.client.cache.listed import ListedFile
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import extended as x
 from millpond.fs.proto.file_ops import AttributesAre
@@ -21,54 +19,26 @@ from millpond.wire.messages import Message
 
 
 class RemoteExtended:
-    """ExtendedFs of the files of a device. That a file has no attribute of a name is cached as its other
-    attributes are, once its names were listed; of files that arrived with a listing, many are asked for at
-    once.
-    """
+    """ExtendedFs of the files of a device. That a file has none is cached with its other attributes."""
 
     def __init__(self, rpc: RpcPool) -> None:
         self._rpc = rpc
 
     def _file(self, node: Node) -> CachedInode:
-        file = self._rpc.file(node)
+        file = self._rpc.inodes.file(node)
         file.seen = True
         return file
 
-    def _is_bare(self, node: Node) -> bool:
-        """Return whether a file that was only listed is known to have no extended attributes, if need be
-        after a request about it and others.
-        """
-        inodes = self._rpc.inodes
+    def _is_bare(self, file: CachedInode) -> bool:
         with self._rpc.lock:
-            if node not in inodes.listed or inodes.lease_end <= now():
-                return False
-            if (known := inodes.listed.is_bare(node)) is not None:
-                return known
-            files = inodes.listed.like(node)
-            directory = inodes.known(files[0][0])
-        if directory is not None:
-            with contextlib.suppress(OSError):  # the next request tells why
-                self._find_bare(directory, files)
-        with self._rpc.lock:
-            return inodes.listed.is_bare(node) is True
-
-    def _find_bare(self, directory: CachedInode, files: Sequence[ListedFile]) -> None:
-        names = tuple(file[1] for file in files)
-        with self._rpc.call() as call:
-            reply, _ = call.ask(lambda: x.FindBare(call.remote(directory), names), x.BareAre, idempotent=True)
-        bare = set(reply.inodes)
-        with self._rpc.lock:
-            for file in files:
-                self._rpc.inodes.listed.note_bare(file, is_bare=file[2] in bare)
+            known = file.attributes
+            return known is not None and known.bare and self._rpc.inodes.ttl(file, now()) > 0
 
     def get(self, node: Node, name: bytes) -> bytes:
         """Return the value of an extended attribute."""
         user_name(name)
-        if self._is_bare(node):
-            raise os_error(errno.ENODATA)
         file = self._file(node)
-        known = self._cached_names(file)
-        if known is not None and name not in known:
+        if self._is_bare(file):
             raise os_error(errno.ENODATA)
         with self._rpc.call() as call:
             _, value = call.ask(
@@ -76,20 +46,11 @@ class RemoteExtended:
             )
             return bytes(value)
 
-    def _cached_names(self, file: CachedInode) -> tuple[bytes, ...] | None:
-        with self._rpc.lock:
-            if file.xattrs is None or file.xattrs[0] is not file.attributes:
-                return None
-            return file.xattrs[1] if self._rpc.inodes.ttl(file, now()) else None
-
     def names(self, node: Node) -> tuple[bytes, ...]:
         """Return the names of a file's extended attributes."""
-        if self._is_bare(node):
-            return ()
         file = self._file(node)
-        known = self._cached_names(file)
-        if known is not None:
-            return known
+        if self._is_bare(file):
+            return ()
         with self._rpc.call() as call:
             reply, packed = call.ask(
                 lambda: x.ListXattrs(call.remote(file)), x.XattrsAre, idempotent=True, limit=MAX_LIST
@@ -100,7 +61,6 @@ class RemoteExtended:
                 raise os_error(errno.EIO) from error
         with self._rpc.lock:
             self._rpc.inodes.learn(file, reply.file.attributes, reply.file.granted, since=call.since)
-            file.xattrs = reply.file.attributes, names
         return names
 
     def set(self, node: Node, name: bytes, value: bytes, flags: int) -> None:

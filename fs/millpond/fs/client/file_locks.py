@@ -47,7 +47,7 @@ class RemoteLocks:
         """Send the request that is built from the server's number of a file. Raises OSError and
         WouldBlock.
         """
-        file = self._rpc.file(node)
+        file = self._rpc.inodes.file(node)
         with self._rpc.call() as call:
             return call.ask(lambda: request(call.remote(file)), reply, idempotent=True)[0]
 
@@ -55,7 +55,7 @@ class RemoteLocks:
         """Return a POSIX lock that conflicts, None if there is none."""
         if lock.mode is Mode.UNLOCK:
             raise os_error(errno.EINVAL)
-        self._flush(self._rpc.file(node))
+        self._flush(self._rpc.inodes.file(node))
         found = self._ask(
             node, lambda file: r.GetLock(file, lock.owner, lock.mode, lock.start, lock.end), r.LockIs
         )
@@ -78,7 +78,7 @@ class RemoteLocks:
         if not unlocks and (*place, lock.owner) in self._lost:
             return errno.EIO
         try:
-            self._flush(self._rpc.file(node))
+            self._flush(self._rpc.inodes.file(node))
         except OSError:  # whoever closes the file is told of it
             if not unlocks:
                 raise
@@ -148,7 +148,12 @@ class RemoteLocks:
                 self._lose(node, family, lock.owner)
             self._held.put((node, family), lock.owner, [])
         with contextlib.suppress(OSError):  # the kernel has forgotten the file: nobody has it open
-            released = self._rpc.file(node).inode, next(self._serials), family is Family.FLOCK, lock.owner
+            released = (
+                self._rpc.inodes.file(node).inode,
+                next(self._serials),
+                family is Family.FLOCK,
+                lock.owner,
+            )
             self._rpc.post(r.ReleaseLocks(*released), self._rpc.inodes.verifier)
 
     def _lose(self, node: Node, family: Family, owner: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from millpond.base.deadline import Deadline
 
@@ -19,13 +18,6 @@ SILENT_SECONDS = 15.0
 _TICKS, _LONGEST_TICK = 8, 0.5
 _EARLY = 0.25  # of the silence: then the first keep-alive is sent
 _JOIN_SECONDS = 5.0
-
-
-class WaitingRequest(Protocol):
-    """A request that waits for its reply."""
-
-    def give_up(self) -> None:
-        """End the wait: the server has stopped. Any thread may call."""
 
 
 class KeepAlive:
@@ -37,22 +29,22 @@ class KeepAlive:
     def __init__(self, ping: Callable[[Deadline], None], silence: float) -> None:
         self._ping, self._silence = ping, silence
         self._tick = min(silence / _TICKS, _LONGEST_TICK)
-        self._waiting: dict[WaitingRequest, float] = {}
+        self._waiting: dict[Callable[[], None], float] = {}
         self.heard = 0.0
         self.away_since: float | None = None
         self._called, self._closed = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def begin(self, waiting: WaitingRequest, began: float) -> None:
-        """Watch a request of an operation that began then."""
-        self._waiting[waiting] = began
+    def begin(self, give_up: Callable[[], None], began: float) -> None:
+        """Watch a request of an operation that began then; ``give_up`` ends its wait, from any thread."""
+        self._waiting[give_up] = began
         if not self._called.is_set():
             self._wake()
 
-    def end(self, waiting: WaitingRequest) -> None:
+    def end(self, give_up: Callable[[], None]) -> None:
         """Watch a request no longer."""
-        self._waiting.pop(waiting, None)
+        self._waiting.pop(give_up, None)
 
     def earlier(self, deadline: Deadline) -> Deadline:
         """Return the deadline of connecting for an operation with this one."""
@@ -99,6 +91,6 @@ class KeepAlive:
         if now - since > _EARLY * self._silence:
             self._ping(Deadline(max(since + self._silence, now + self._tick)))
             now = time.monotonic()
-        for waiting, began in list(self._waiting.items()):
+        for give_up, began in list(self._waiting.items()):
             if now - max(began, self.heard) >= self._silence:
-                waiting.give_up()
+                give_up()

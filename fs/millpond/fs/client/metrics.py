@@ -21,8 +21,8 @@ class OperationMeter(Latencies):
 @dataclass(frozen=True, slots=True)
 class MountStats:
     """The statistics of one mount: kernel requests by operation, durations of requests to the device by kind,
-    bytes read ahead and bytes of them used; durations of operations as programs see them, and their errors
-    by errno.
+    bytes read ahead and bytes of them used, bytes written that the device does not have yet (``dirty``);
+    durations of operations as programs see them, and their errors by errno.
     """
 
     device: str
@@ -32,6 +32,7 @@ class MountStats:
     took: dict[str, tuple[int, ...]] = field(default_factory=dict)
     ahead: int = 0
     ahead_used: int = 0
+    dirty: int = 0
     operations: dict[str, tuple[int, ...]] = field(default_factory=dict)
     errors: dict[str, dict[str, int]] = field(default_factory=dict)
 

@@ -61,11 +61,10 @@ class OpenFiles:
     def __init__(self, rpc: RpcPool) -> None:
         self._rpc = rpc
         self._open: dict[Handle, OpenFile] = {}
-        self._open_directories: dict[Handle, OpenFile] = {}
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._open_directories)
+        return len(self._open)
 
     def add(self, file: CachedInode, flags: int, reply: p.Opened, verifier: int) -> Handle:
         """Add a file that the server has opened; return its handle."""
@@ -237,19 +236,10 @@ class OpenFiles:
         call.ask(prepare, p.Done, idempotent=True)
         durability.sync(changed)
 
-    def add_directory(self, handle: Handle, file: CachedInode) -> None:
-        """Add a directory that was opened locally."""
-        self._open_directories[handle] = OpenFile(file, os.O_RDONLY, 0, 0, direct=True)
-
-    def sync_directory(self, handle: Handle) -> None:
+    def sync_directory(self, opened: OpenFile) -> None:
         """Return when the directory's names are on the flash. Raises OSError: EIO as ``sync`` does."""
-        opened = self._open_directories[handle]
         with self._rpc.call() as call:
             self._sync(call, opened, lambda: p.SyncDirectory(call.remote(opened.file)))
-
-    def release_directory(self, handle: Handle) -> None:
-        """Forget an open directory."""
-        self._open_directories.pop(handle, None)
 
     def release(self, handle: Handle) -> None:
         """Forget the handle. The server closes it with a later request."""

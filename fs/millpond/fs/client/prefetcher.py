@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from millpond.base.errors import ProtocolError
+from millpond.fs.client.cache.blocks import MOST, BlockCache
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.cache.small_files import MOST, SmallFileCache
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto.file_ops import FoundIs
@@ -37,11 +37,11 @@ class Prefetcher:
     def __init__(
         self,
         rpc: RpcPool,
-        small_files: SmallFileCache,
+        blocks: BlockCache,
         listing: Callable[[CachedInode], Sequence[DirectoryEntry]],
     ) -> None:
-        self._rpc, self._inodes, self._small_files, self._listing = rpc, rpc.inodes, small_files, listing
-        self._dense: queue.SimpleQueue[Node | None] = queue.SimpleQueue()
+        self._rpc, self._inodes, self._blocks, self._listing = rpc, rpc.inodes, blocks, listing
+        self._dense: queue.SimpleQueue[tuple[Node, int] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -52,7 +52,7 @@ class Prefetcher:
         directory.small_reads += 1
         count = directory.small_reads
         if count >= _MANY and count & (count - 1) == 0:
-            self._dense.put(directory.node)
+            self._dense.put((directory.node, count))
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="fetching", daemon=True)
                 self._thread.start()
@@ -66,23 +66,23 @@ class Prefetcher:
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        while (node := self._dense.get()) is not None and not self._closed.is_set():
+        while (dense := self._dense.get()) is not None and not self._closed.is_set():
             try:
-                self._fetch_directory(node)
+                self._fetch_directory(*dense)
             except OSError as error:
                 log.debug("files not prefetched: %s", error)  # programs read them one by one
             except Exception:
                 log.exception("files could not be prefetched")
 
-    def _fetch_directory(self, node: Node) -> None:
-        """Fetch all files of a directory if enough of them were read."""
+    def _fetch_directory(self, node: Node, reads: int) -> None:
+        """Fetch all files of a directory if so many reads are enough."""
         with self._rpc.lock:
             directory = self._inodes.get(node)
             known = directory and directory.attributes
-        if directory is None or (known and known.size > directory.small_reads * _DENSE * _NAME):
+        if directory is None or (known and known.size > reads * _DENSE * _NAME):
             return  # listing it would take long, for nothing
         names = [os.fsencode(entry.name) for entry in self._listing(directory) if stat.S_ISREG(entry.mode)]
-        if directory.small_reads * _DENSE < len(names):
+        if reads * _DENSE < len(names):
             return
         left = names[:_MOST_WANTED]
         while left and not self._closed.is_set():
@@ -107,7 +107,7 @@ class Prefetcher:
         if file.attributes is None or not self._inodes.ttl(file, time):
             return True
         small = (file.readable or not file.remote) and 0 < file.attributes.size <= MOST
-        return small and not file.has_data and not self._small_files.has(file)
+        return small and not file.has_data and not self._blocks.get(file, 0)
 
     def _fetch(self, directory: CachedInode, names: tuple[bytes, ...]) -> None:
         """Fetch these names with as many requests as it takes. Raises OSError."""
@@ -161,4 +161,4 @@ class Prefetcher:
             return
         file = self._inodes.insert(found, directory, name, since=since, verifier=verifier)
         if contents and not file.has_data and self._inodes.may_cache(file, found.granted, since=since):
-            self._small_files.keep(file, bytes(contents))
+            self._blocks.keep_whole(file, bytes(contents))

@@ -16,9 +16,10 @@ from millpond.fs.client.cache.blocks import BLOCK, Block, BlockCache
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.open_files import OpenFile
 from millpond.fs.client.reply_buffers import ReplyBuffers
-from millpond.fs.client.rpc import Exchange, SlotLost, until
+from millpond.fs.client.rpc import Exchange, SlotLost, seconds_left
 from millpond.fs.client.rpc_pool import RpcPool
 from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.operation import held
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle
 
 EXTENT = MAX_TRANSFER
@@ -52,8 +53,8 @@ class Readahead:
     serves one thread at a time.
     """
 
-    def __init__(self, rpc: RpcPool) -> None:
-        self._blocks = BlockCache()
+    def __init__(self, rpc: RpcPool, blocks: BlockCache) -> None:
+        self._blocks = blocks
         self._slots = [_PipelinedSlot(rpc, self._blocks) for _ in range(_SLOTS)]
 
     def _slot(self, handle: Handle) -> _PipelinedSlot:
@@ -96,7 +97,7 @@ class _PipelinedSlot:
     ) -> tuple[int, memoryview] | None:
         """Return the grant and the data, or None; see ``Readahead.take``."""
         deadline = self._rpc.deadline()
-        with until(deadline, self._lock):
+        with held(self._lock, seconds_left(deadline)):
             return self._take(handle, opened, size, offset, end, deadline)
 
     def _take(

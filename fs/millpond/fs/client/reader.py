@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from millpond.fs.client.cache.blocks import MOST, BlockCache
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.cache.small_files import MOST, SmallFileCache
 from millpond.fs.client.open_files import OpenFile, OpenFiles
 from millpond.fs.client.prefetcher import Prefetcher
 from millpond.fs.client.readahead import Readahead
@@ -19,23 +18,11 @@ from millpond.fs.vfs.inode_api import Buffer, may_block
 from millpond.fs.vfs.path_api import Handle, os_error
 from millpond.wire.messages import Message
 
+if TYPE_CHECKING:
+    from millpond.fs.client.callbacks import CallbackChannel
+
 _REFUSED_SECONDS = 15.0
 _MOMENT = 0.001
-
-
-class Backchannel(Protocol):
-    """Renews the lease of a client, and invalidates what its kernel caches."""
-
-    def await_lease(self, file: CachedInode) -> None:
-        """Return once the lease is valid or the file is being recalled. Raises WouldBlock and OSError."""
-
-    def drop_soon(self, file: CachedInode) -> None:
-        """With the lock: queue a file for invalidation whose data is about to be returned to the kernel
-        without a grant, or was lost.
-        """
-
-    def invalidated(self, files: Sequence[CachedInode]) -> None:
-        """With the lock: queue files for invalidation, since no grant of them is valid any more."""
 
 
 class Reader:
@@ -45,18 +32,18 @@ class Reader:
         self,
         rpc: RpcPool,
         files: OpenFiles,
-        small_files: SmallFileCache,
+        blocks: BlockCache,
         prefetcher: Prefetcher,
         readahead: Readahead,
     ) -> None:
         self._rpc, self._files = rpc, files
         self._inodes, self._lock = rpc.inodes, rpc.lock
-        self._small_files, self._prefetcher, self._readahead = small_files, prefetcher, readahead
+        self._blocks, self._prefetcher, self._readahead = blocks, prefetcher, readahead
 
     def _ttl(self, file: CachedInode) -> float:
         return self._inodes.ttl(file, now())
 
-    def read(self, handle: Handle, size: int, offset: int, backchannel: Backchannel | None) -> Buffer:
+    def read(self, handle: Handle, size: int, offset: int, backchannel: CallbackChannel | None) -> Buffer:
         """Return up to ``size`` bytes, which the kernel caches if there is a ``backchannel`` for recalls."""
         if backchannel:
             return self._read_granted(handle, size, offset, backchannel)
@@ -77,7 +64,7 @@ class Reader:
                 )
         return self._files.ask(handle, request, p.Data, limit=max(0, size))
 
-    def _read_granted(self, handle: Handle, size: int, offset: int, backchannel: Backchannel) -> Buffer:
+    def _read_granted(self, handle: Handle, size: int, offset: int, backchannel: CallbackChannel) -> Buffer:
         """Read data that the kernel will cache until it is recalled; wait until the read is granted."""
         opened = self._files.get(handle)
         file = opened.file
@@ -109,7 +96,7 @@ class Reader:
                 return None
             if parent and offset == 0 and known.size <= MOST:
                 self._prefetcher.note_small_read(parent)
-            if (data := self._small_files.take(file, size, offset)) is not None:
+            if (data := self._blocks.take_whole(file, size, offset)) is not None:
                 file.has_data = True
                 return data
         if known.size > MOST:

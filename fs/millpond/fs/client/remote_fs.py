@@ -6,25 +6,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from millpond.fs.client.bulk_files import RemoteBulk
+from millpond.fs.client.cache.blocks import MOST, BlockCache, wanted
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
-from millpond.fs.client.cache.small_files import MOST, SmallFileCache, wanted
 from millpond.fs.client.extended import RemoteExtended
 from millpond.fs.client.file_locks import RemoteLocks
 from millpond.fs.client.listing.open_dirs import OpenDirectories
 from millpond.fs.client.open_files import OpenFiles, may_keep
 from millpond.fs.client.prefetcher import Prefetcher
 from millpond.fs.client.readahead import Readahead
-from millpond.fs.client.reader import Backchannel, Reader
+from millpond.fs.client.reader import Reader
 from millpond.fs.client.rpc import AbsentName, Dial
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool, now
 from millpond.fs.client.write_behind import WriteBehind
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.setattr import set_attributes
 from millpond.fs.vfs.inode_api import (
     Buffer,
     CachedAttributes,
@@ -45,7 +45,9 @@ from millpond.fs.vfs.path_api import (
 )
 from millpond.wire.messages import Message
 
-R = TypeVar("R", bound=Message)
+if TYPE_CHECKING:
+    from millpond.fs.client.callbacks import CallbackChannel
+
 DEFAULT_SECONDS = 900.0  # a slow flash takes minutes to sync what the memory held
 _EXCHANGE = 2  # RENAME_EXCHANGE
 
@@ -64,11 +66,11 @@ class RemoteFs:
     """
 
     def __init__(self, dial: Dial, timeout: float = DEFAULT_SECONDS) -> None:
-        self.backchannel: Backchannel | None = None
+        self.backchannel: CallbackChannel | None = None
         self.rpc = RpcPool(dial, timeout, self._on_invalidate)
         self.meter, self._inodes, self._lock = self.rpc.meter, self.rpc.inodes, self.rpc.lock
         self.files = OpenFiles(self.rpc)
-        self._small_files = SmallFileCache()
+        self._blocks = BlockCache()
         self.write_behind = WriteBehind(
             self.rpc, self.files, self._data_invalidation, self._cache_written, self._on_lost
         )
@@ -76,9 +78,9 @@ class RemoteFs:
         self.locks = RemoteLocks(self.rpc, self.write_behind.flush)
         self._directories = OpenDirectories(self.rpc, self._ttl)
         self.readdir, self.readdirplus = self._directories.read, self._directories.read_plus
-        self._prefetcher = Prefetcher(self.rpc, self._small_files, self._directories.listing)
-        self._readahead = Readahead(self.rpc)
-        self._reader = Reader(self.rpc, self.files, self._small_files, self._prefetcher, self._readahead)
+        self._prefetcher = Prefetcher(self.rpc, self._blocks, self._directories.listing)
+        self._readahead = Readahead(self.rpc, self._blocks)
+        self._reader = Reader(self.rpc, self.files, self._blocks, self._prefetcher, self._readahead)
         self.bulk = RemoteBulk(self.rpc, self._invalidation)
 
     def close(self) -> None:
@@ -88,7 +90,12 @@ class RemoteFs:
         self.rpc.close()
         self.files.clear()
 
-    def attend(self, backchannel: Backchannel) -> None:
+    @property
+    def is_used(self) -> bool:
+        """Whether a file or a directory is open."""
+        return bool(len(self.files) or len(self._directories))
+
+    def attend(self, backchannel: CallbackChannel) -> None:
         """Cache from now on what the server grants, as long as the backchannel renews the lease."""
         self.backchannel = backchannel
 
@@ -101,7 +108,7 @@ class RemoteFs:
             self.backchannel.drop_soon(file)
 
     def _file(self, node: Node) -> CachedInode:
-        file = self.rpc.file(node)
+        file = self._inodes.file(node)
         file.seen = True
         return file
 
@@ -127,7 +134,7 @@ class RemoteFs:
         with self._lock:
             file = self._inodes.insert(reply, parent, name, since=since, verifier=verifier)
             if contents and self._inodes.may_cache(file, reply.granted, since=since):
-                self._small_files.keep(file, contents)
+                self._blocks.keep_whole(file, contents)
             return self._entry(file, parent, file.attributes or reply.attributes)
 
     def path_of(self, node: Node) -> str:
@@ -148,7 +155,7 @@ class RemoteFs:
 
     def _walk(self, start: CachedInode, names: tuple[bytes, ...]) -> FoundEntry:
         found = self._walk_once(start, names)
-        if (file := self._inodes.known(found.node)) and file.gathered:  # the server lacks data
+        if (file := self._inodes.get(found.node)) and file.gathered:  # the server lacks data
             self.forget(found.node, 1)
             self.write_behind.flush(file)
             found = self._walk_once(start, names)
@@ -182,8 +189,6 @@ class RemoteFs:
     def forget(self, node: Node, times: int) -> None:
         """Drop ``times`` of the kernel's lookups of a node."""
         with self._lock:
-            if self._inodes.forget_listed(node, times):
-                return
             self._inodes.forget(node, times)
             if not self._inodes.lease_end:
                 self._inodes.forget_idle()
@@ -206,15 +211,11 @@ class RemoteFs:
         return CachedAttributes(reply.attributes, seconds)
 
     def _invalidation(self, *files: CachedInode) -> Invalidation:
-        return Invalidation(self._inodes, self._lock, self._drop, files)
+        return Invalidation(self._inodes, self._lock, self._readahead.drop, files)
 
     def _data_invalidation(self, file: CachedInode, *, keeps_data: bool = False) -> Invalidation:
-        drop = (lambda _file: None) if keeps_data else self._drop
+        drop = (lambda _file: None) if keeps_data else self._readahead.drop
         return Invalidation(self._inodes, self._lock, drop, (file,), data_only=True)
-
-    def _drop(self, file: CachedInode) -> None:
-        self._readahead.drop(file)
-        self._small_files.drop(file)
 
     def _cache_written(
         self, change: Invalidation, file: CachedInode, changed: p.AttributesAre | None, whole: Buffer
@@ -224,7 +225,7 @@ class RemoteFs:
         with self._lock:
             is_current = changed is not None and file.attributes is changed.attributes
             if is_current and changed and 0 < len(whole) == changed.attributes.size <= MOST:
-                self._small_files.keep(file, bytes(whole))
+                self._blocks.keep_whole(file, bytes(whole))
 
     def setattr(self, node: Node, changes: SetAttr, handle: Handle | None = None) -> CachedAttributes:
         """Change attributes."""
@@ -238,7 +239,7 @@ class RemoteFs:
 
             def prepare() -> Message:
                 remote = None if opened is None else self.files.remote(call, opened)
-                return set_attributes(call.remote(file), changes, remote)
+                return p.SetAttributes(call.remote(file), changes, remote)
 
             reply, _ = call.ask(prepare, p.AttributesAre, idempotent=True)
         change.learn_reply(file, reply)
@@ -277,15 +278,17 @@ class RemoteFs:
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> FoundEntry:
         """Create a file that is neither a directory nor a symbolic link."""
-        return self._create(parent, name, lambda _, into: p.MakeNode(into, name, mode, owner, rdev))
+        return self._create(parent, name, lambda _, into: p.Make(into, name, mode, owner, rdev))
 
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> FoundEntry:
         """Create a directory."""
-        return self._create(parent, name, lambda _, into: p.MakeDirectory(into, name, mode, owner))
+        kind = stat.S_IFDIR | stat.S_IMODE(mode)
+        return self._create(parent, name, lambda _, into: p.Make(into, name, kind, owner))
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> FoundEntry:
         """Create a symbolic link."""
-        return self._create(parent, name, lambda _, into: p.MakeSymlink(into, name, target, owner))
+        kind = stat.S_IFLNK | 0o777
+        return self._create(parent, name, lambda _, into: p.Make(into, name, kind, owner, target=target))
 
     def link(self, node: Node, parent: Node, name: bytes) -> FoundEntry:
         """Give a file another name."""
@@ -295,18 +298,21 @@ class RemoteFs:
 
     def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
-        self._remove(parent, name, lambda into: p.Unlink(into, one_name(name)))
+        self._remove(parent, name, is_directory=False)
 
     def rmdir(self, parent: Node, name: bytes) -> None:
         """Remove an empty directory."""
-        self._remove(parent, name, lambda into: p.RemoveDirectory(into, one_name(name)))
+        self._remove(parent, name, is_directory=True)
 
-    def _remove(self, parent: Node, name: bytes, request: Callable[[int], Message]) -> None:
+    def _remove(self, parent: Node, name: bytes, *, is_directory: bool) -> None:
         directory = self._file(parent)
+        one_name(name)
         with self._lock:
             removed = self._inodes.last_known(directory, name)
         with self._invalidation(directory) as change, self.rpc.call() as call:
-            reply, _ = call.ask(lambda: request(call.remote(directory)), p.Changed, idempotent=False)
+            reply, _ = call.ask(
+                lambda: p.Remove(call.remote(directory), name, is_directory), p.Changed, idempotent=False
+            )
         with self._lock:
             self._inodes.remove_name(directory, name, removed)
             for changed in reply.directories:
@@ -412,7 +418,7 @@ class RemoteFs:
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
         if handle in self._directories:
-            self.files.sync_directory(handle)
+            self.files.sync_directory(self._directories.get(handle))
         else:
             self.write_behind.flush(self.files.get(handle).file)
             self.files.sync(handle, data_only)
@@ -438,7 +444,6 @@ class RemoteFs:
         """Forget the handle."""
         if handle in self._directories:
             self._directories.close(handle)
-            self.files.release_directory(handle)
             return
         self._readahead.forget(handle)
         self.write_behind.end(self.files.get(handle).file, handle)
@@ -446,9 +451,7 @@ class RemoteFs:
 
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
-        file, handle = self._file(node), self._directories.open(node)
-        self.files.add_directory(handle, file)
-        return handle
+        return self._directories.open(self._file(node))
 
     def statfs(self) -> Statistics:
         """Return how full the volume is."""

@@ -13,7 +13,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
@@ -68,19 +68,6 @@ class SlotLost(Exception):
         self.in_doubt = in_doubt
 
 
-@contextlib.contextmanager
-def until(deadline: Deadline, lock: threading.Lock) -> Iterator[None]:
-    """Hold the lock. Raises OSError: ETIMEDOUT if it is not free by the deadline."""
-    if not lock.acquire(blocking=False):
-        about_to_wait()
-        if not lock.acquire(timeout=seconds_left(deadline)):
-            raise os_error(errno.ETIMEDOUT)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def seconds_left(deadline: Deadline) -> float:
     """Return the seconds until the deadline. Raises OSError: ETIMEDOUT."""
     try:
@@ -112,7 +99,7 @@ class Exchange:
         began = self.operation.began if self.operation else 0.0
         if self.operation:
             self.operation.add_wake(self._channel.shut_down)
-        self._slot.keep_alive.begin(self, began or time.monotonic())
+        self._slot.keep_alive.begin(self.give_up, began or time.monotonic())
         return self
 
     def send(
@@ -146,7 +133,7 @@ class Exchange:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._slot.keep_alive.end(self)
+        self._slot.keep_alive.end(self.give_up)
         if self.operation:
             self.operation.remove_wake(self._channel.shut_down)
         if error is not None:

@@ -23,7 +23,7 @@ from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.client.rpc import Dial, RpcSlot, SlotLost, seconds_left
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.bulk_copy import ReturnUnused
-from millpond.fs.vfs.inode_api import Node, may_block
+from millpond.fs.vfs.inode_api import may_block
 from millpond.fs.vfs.operation import about_to_wait, current, woken_by
 from millpond.fs.vfs.path_api import os_error
 from millpond.wire.channel import Buffer, Channel
@@ -106,13 +106,6 @@ class RpcPool:
     def _notify(self) -> None:
         with self._slot_free:
             self._slot_free.notify_all()
-
-    def file(self, node: Node) -> CachedInode:
-        """Return the inode of a node, without the lock. Raises OSError: ESTALE for a forgotten one."""
-        if file := self.inodes.known(node):
-            return file
-        with self.lock:
-            return self.inodes.file(node)
 
     def deadline(self) -> Deadline:
         """Return the deadline of the operation of this thread, or of one that begins now."""
@@ -298,7 +291,7 @@ class RpcCall:
         with self._rpc.lock:
             path = self._rpc.inodes.path(file)
         try:
-            found = self.exchange(p.Walk(self._slot.session.root, path), p.FoundIs)
+            found = self.exchange(p.Walk(self._slot.session.root, path, again=True), p.FoundIs)
         except SlotLost:
             raise SlotLost(in_doubt=False) from None
         except OSError as error:

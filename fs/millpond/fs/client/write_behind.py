@@ -26,12 +26,11 @@ from millpond.fs.client.cache.gathered import Extent, changed, may_follow, merge
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
 from millpond.fs.client.open_files import OpenFiles
-from millpond.fs.client.rpc import is_in_doubt, seconds_left, until
+from millpond.fs.client.rpc import is_in_doubt, seconds_left
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.setattr import set_attributes
 from millpond.fs.vfs.inode_api import Buffer, Node, SetAttr, WouldBlock
-from millpond.fs.vfs.operation import about_to_wait
+from millpond.fs.vfs.operation import about_to_wait, held
 from millpond.fs.vfs.path_api import Attributes, Handle, os_error
 from millpond.wire.messages import Message
 
@@ -102,6 +101,11 @@ class WriteBehind:
         for one in list(self._dirty.values()):
             self._flush_or_lose(one, deadline)
 
+    @property
+    def dirty(self) -> int:
+        """Bytes that are gathered, and not yet on the device."""
+        return self._bytes
+
     def may_begin(self, flags: int, mode: int) -> bool:
         """Return whether writes to a file that is made with these flags and permissions may be gathered."""
         return flags & os.O_ACCMODE != os.O_RDONLY and not (flags & _THROUGH or mode & _SET_IDS)
@@ -110,7 +114,7 @@ class WriteBehind:
         """Gather the writes to a file that was made and is open, under this grant unless it is recalled."""
         verifier = self._files.get(handle).verifier
         with self._lock:  # a newer grant does not stand for one that was recalled before its reply came
-            if 0 < granted <= file.granted and self._inodes.is_held(file, granted, verifier):
+            if 0 < granted <= file.granted and self._inodes.is_held(file.inode, granted, verifier):
                 self._new[file.node] = _NewFile(file, handle, file.drops, verifier)
 
     def add(self, node: Node, flags: int, data: Buffer, offset: int) -> bool:
@@ -257,7 +261,7 @@ class WriteBehind:
             self._lose(one, error)
 
     def _flush(self, one: _NewFile, deadline: Deadline) -> None:
-        with until(deadline, one.sending):
+        with held(one.sending, seconds_left(deadline)):
             with self._lock:
                 last = one.extents[-1] if one.extents else None
             while last in one.extents:
@@ -291,13 +295,13 @@ class WriteBehind:
         with self._invalidation(one.file) as change, self._rpc.call(deadline) as call:
 
             def prepare() -> Message:
-                then = set_attributes(0, extent.changes, None) if extent.changes else None
                 is_last = one.is_over and len(one.extents) == 1
                 place = self._files.remote(call, opened), extent.offset + extent.written  # it may wait
-                if call.verifier != one.verifier and now() > one.until:
+                reclaim = call.verifier != one.verifier
+                if reclaim and now() > one.until:
                     raise os_error(errno.EIO) from RemoteError("others may have changed it by now")
                 extent.in_doubt = True
-                return p.Write(*place, extent.append, late=True, attributes=then, last=is_last)
+                return p.Write(*place, extent.append, True, extent.changes, is_last, reclaim)
 
             try:
                 reply, _ = call.ask(prepare, p.Written, idempotent=not extent.append, payload=left)
@@ -357,7 +361,7 @@ class WriteBehind:
             if whole:
                 self._flush(one, deadline)
                 return
-            with until(deadline, one.sending):
+            with held(one.sending, seconds_left(deadline)):
                 while len(one.extents) > 1:
                     self._send_first(one, deadline)
         except OSError as error:

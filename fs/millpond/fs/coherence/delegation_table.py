@@ -15,7 +15,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, NewType, Protocol
 
-Inode = NewType("Inode", int)
+Inode = int
+"""The number by which a file is known everywhere."""
 Holder = NewType("Holder", int)
 DEVICE: Final = Holder(0)
 """Holder number of the device's own mount, which never holds a delegation."""
@@ -185,7 +186,7 @@ class DelegationTable:
             del file.open[holder]
             self._discard_if_idle(inode)
 
-    def report_open(self, holder: Holder, inode: Inode, *, is_open: bool) -> None:
+    def report_open(self, holder: Holder, inode: Inode, is_open: bool) -> None:
         """Note whether the holder has a local open of this inode, as its last recall reply or close said."""
         if is_open:
             self._files.setdefault(inode, _File()).reported_open.add(holder)

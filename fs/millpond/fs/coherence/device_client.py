@@ -40,9 +40,9 @@ _PRESENT_SECONDS = 2.0
 
 
 class DeviceDelegationBreaker:
-    """DelegationBreaker over the Unix socket at ``path``. Each write intent has a connection to itself until
-    it ends. Over one more, kept open, the manager learns which files the kernel writes, also after the
-    manager was restarted. ``lease`` and ``clock`` are in seconds.
+    """Announces the mount's changes over the Unix socket at ``path``. Each write intent has a connection to
+    itself until it ends. Over one more, kept open, the manager learns which files the kernel writes, also
+    after the manager was restarted. ``lease`` and ``clock`` are in seconds.
     """
 
     def __init__(
@@ -77,14 +77,32 @@ class DeviceDelegationBreaker:
         self._forget_idle()
 
     @contextlib.contextmanager
-    def write_intent(self, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[_BegunChange]:
-        """Hold a write intent on these directories and other files. Raises WouldBlock and OSError."""
-        request = m.BeginChange(directories, inodes, may_block.get())
-        begun = _BegunChange(self, request, self.ask(request))
+    def write_intent(self, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[Callable[..., None]]:
+        """Hold a write intent on these directories and other files; yields what adds more of these. Raises
+        WouldBlock and OSError.
+        """
+        begin = m.BeginChange(directories, inodes, may_block.get())
+        channel = self.ask(begin)
+
+        def recall(*more: int) -> None:
+            nonlocal begin, channel
+            if channel:
+                begin = replace(begin, inodes=(*begin.inodes, *more))
+                channel = self.ask(m.BeginChange((), more, may_block.get()), channel, begin)
+
         try:
-            yield begun
+            yield recall
         finally:
-            begun.end()
+            if channel:
+                self._end(channel)
+
+    def _end(self, channel: Channel) -> None:
+        try:
+            channel.send(m.EndChange(), Deadline.after(_ANSWER_SECONDS))
+        except MillpondError:  # the intent has ended with its connection
+            channel.close()
+        else:
+            self.return_channel(channel)
 
     def recall_writer(self, inode: int) -> bool:
         """Recall a host's write delegation of a file and wait. False if the shared bitmap shows none. Raises
@@ -221,23 +239,30 @@ class DeviceDelegationBreaker:
             self._presence_channel = None
 
     def begin_writing(self, inode: int, *, force: bool = False) -> bool:
-        """Register that the kernel is to write the file by passthrough. False if a client caches it, unless
-        ``force``. A manager that cannot be reached is informed once it can.
+        """Register that the kernel is to write the file by passthrough, within a write intent on it. False if
+        a client caches it, unless ``force``. A manager that cannot be reached is informed once it can.
         """
         with held(self._lock):
-            if not self._writing[inode] and not self._ask_to_write(inode, force) and not force:
-                return False
+            if not self._writing[inode] and self._presence_channel:
+                answer = self._over_presence(m.BeginWriting(inode, force), Message)
+                if not (force or (isinstance(answer, m.WritingBegun) and answer.passthrough)):
+                    return False
             self._writing[inode] += 1
             return True
 
-    def _ask_to_write(self, inode: int, force: bool) -> bool:
-        """Return whether the manager allows passthrough. One that is not there learns of it before it grants
-        anything.
+    def try_writing(self, inode: int) -> bool | None:
+        """Register that the kernel is to write the file, without a write intent. False if a client has it
+        open; None if it takes an intent.
         """
-        if self._presence_channel is None:
+        with held(self._lock):
+            if not self._writing[inode]:
+                answer = self._over_presence(m.BeginWriting(inode, at_once=True), Message)
+                if not isinstance(answer, m.WritingBegun):
+                    return None
+                if not answer.passthrough:
+                    return False
+            self._writing[inode] += 1
             return True
-        answer = self._over_presence(m.BeginWriting(inode, force), m.WritingBegun)
-        return answer is not None and answer.passthrough
 
     def _over_presence(self, request: Message, reply: type[R]) -> R | None:
         """With the lock: send a request over the presence connection, and return the reply; None if there is
@@ -253,20 +278,6 @@ class DeviceDelegationBreaker:
         except (MillpondError, OSError):
             channel.close()  # a late answer must not be taken for the next request's
             return None
-
-    def try_writing(self, inode: int) -> bool | None:
-        """Register that the kernel is to write the file, without a write intent. False if a client has it
-        open; None if it takes an intent.
-        """
-        with held(self._lock):
-            if not self._writing[inode]:
-                answer = self._over_presence(m.TryWriting(inode), Message)
-                if not isinstance(answer, m.WritingBegun):
-                    return None
-                if not answer.passthrough:
-                    return False
-            self._writing[inode] += 1
-            return True
 
     def end_writing(self, inode: int) -> None:
         """Report that the kernel has closed the file."""
@@ -306,30 +317,3 @@ def _call_interruptibly(channel: Channel, request: Message, reply: type[R], dead
 
 def _timed_out() -> OSError | WouldBlock:
     return os_error(errno.EIO) if may_block.get() else WouldBlock()
-
-
-class _BegunChange:
-    """A write intent that has begun; ``channel`` is None if there was no manager."""
-
-    def __init__(
-        self, breaker: DeviceDelegationBreaker, begin: m.BeginChange, channel: Channel | None
-    ) -> None:
-        self._breaker, self._begin, self._channel = breaker, begin, channel
-
-    def recall(self, *inodes: int) -> None:
-        """Add these inodes to the intent and wait until no client holds a delegation of them."""
-        if self._channel:
-            self._begin = replace(self._begin, inodes=(*self._begin.inodes, *inodes))
-            more = m.BeginChange((), inodes, may_block.get())
-            self._channel = self._breaker.ask(more, self._channel, self._begin)
-
-    def end(self) -> None:
-        """End the write intent."""
-        if not self._channel:
-            return
-        try:
-            self._channel.send(m.EndChange(), Deadline.after(_ANSWER_SECONDS))
-        except MillpondError:  # the intent has ended with its connection
-            self._channel.close()
-        else:
-            self._breaker.return_channel(self._channel)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
-from millpond.fs.coherence.delegation_table import DEVICE, Inode, WriteIntent
+from millpond.fs.coherence.delegation_table import DEVICE, WriteIntent
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.coherence.shared_bitmap import send_bitmap
 from millpond.fs.proto import delegations as m
@@ -50,7 +50,6 @@ def serve(channel: Channel, delegations: DelegationManager) -> None:
                 request = channel.receive(Deadline.after(None)).message
                 if isinstance(request, m.WatchRemovals):
                     _tell_removals(channel, delegations)
-                    return
                 reply = device.perform(request)
                 if reply is not None:
                     channel.send(reply, Deadline.after(_ANSWER_SECONDS))
@@ -66,14 +65,10 @@ def serve(channel: Channel, delegations: DelegationManager) -> None:
 
 
 def _tell_removals(channel: Channel, delegations: DelegationManager) -> None:
-    """Tell the device's mount of removals until its connection ends, or another mount has connected."""
-    removals = delegations.removals
-    removals.begin(channel)
-    try:
-        while (removed := removals.next(channel, _NOTICE_SECONDS)) is not None:
-            channel.send(m.NamesRemoved(removed), Deadline.after(_ANSWER_SECONDS))
-    finally:
-        removals.end(channel)
+    """Tell the device's mount of removals until its connection ends."""
+    with delegations.removals.told() as following:
+        while True:
+            channel.send(m.NamesRemoved(following(_NOTICE_SECONDS)), Deadline.after(_ANSWER_SECONDS))
 
 
 class _Device:
@@ -107,9 +102,7 @@ class _Device:
             case m.DevicePresent():
                 return self._report_presence(request.inodes)
             case m.BeginWriting():
-                return self._begin_writing(request.inode, request.force)
-            case m.TryWriting():
-                return self._try_writing(request.inode)
+                return self._begin_writing(request)
             case m.EndWriting():
                 self._end_writing(request.inode)
             case _:
@@ -117,19 +110,14 @@ class _Device:
         return None
 
     def _begin(self, request: m.BeginChange) -> Message:
-        may_block.set(request.may_block)
-        try:
-            self._delegations.add(
-                self._change, [Inode(i) for i in sorted(set(request.directories))], alone=True
-            )
-            self._delegations.add(self._change, [Inode(i) for i in request.inodes], alone=False)
-        except WouldBlock:
+        def begin() -> None:
+            self._delegations.add(self._change, sorted(set(request.directories)), alone=True)
+            self._delegations.add(self._change, request.inodes, alone=False)
+
+        answer = _awaited(request, begin)
+        if not isinstance(answer, m.ChangeBegun):
             self._delegations.end(self._change)
-            return m.WaitForLeases()
-        except OSError as error:
-            self._delegations.end(self._change)
-            return m.ChangeRefused(error.errno or errno.EIO)
-        return m.ChangeBegun()
+        return answer
 
     def _report_presence(self, inodes: tuple[int, ...]) -> Message:
         for inode in inodes:  # unconditionally: these writes began before this connection
@@ -138,14 +126,12 @@ class _Device:
         self._delegations.report_device(self)
         return m.PresenceAccepted()
 
-    def _begin_writing(self, inode: int, force: bool) -> Message:
-        may = self._delegations.begin_writing(inode, already=force)
-        if may:
-            self._written.append(inode)
-        return m.WritingBegun(may)
-
-    def _try_writing(self, inode: int) -> Message:
-        may = self._delegations.try_writing(inode)
+    def _begin_writing(self, request: m.BeginWriting) -> Message:
+        inode = request.inode
+        if request.at_once:
+            may = self._delegations.try_writing(inode)
+        else:
+            may = self._delegations.begin_writing(inode, already=request.force)
         if may:
             self._written.append(inode)
         return m.WaitForLeases() if may is None else m.WritingBegun(may)
@@ -156,7 +142,7 @@ class _Device:
             self._delegations.end_writing(inode)
 
 
-def _awaited(request: m.RecallWriter | m.AwaitLocks, wait: Callable[[], object]) -> Message:
+def _awaited(request: m.BeginChange | m.RecallWriter | m.AwaitLocks, wait: Callable[[], object]) -> Message:
     may_block.set(request.may_block)
     try:
         wait()

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from millpond.fs.coherence.announced_change import AnnouncedChange
 from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
 from millpond.fs.coherence.removal_notices import RemovalNotices
@@ -37,6 +38,22 @@ class _Client:
     last_heard: float = -math.inf
     is_gone: Callable[[], bool] = lambda: False
     recalls: set[Inode] = field(default_factory=set)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _locked(of_table: Callable[Concatenate[DelegationTable, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return a method of the manager that calls one of its table, with the lock, and wakes all that wait."""
+
+    @functools.wraps(of_table)
+    def call(self: DelegationManager, /, *arguments: P.args, **more: P.kwargs) -> R:
+        with self._changed:
+            self._changed.notify_all()
+            return of_table(self._table, *arguments, **more)
+
+    return call
 
 
 class DelegationManager:
@@ -69,6 +86,13 @@ class DelegationManager:
         if self._marks_all:  # it is not known which files were delegated to be written
             self.bitmap.add_all()
 
+    end_write = _locked(DelegationTable.end_write)
+    end_writing = _locked(DelegationTable.end_writing)
+    is_stale = _locked(DelegationTable.is_stale)
+    forget = _locked(DelegationTable.forget)
+    closed = _locked(DelegationTable.closed)
+    report_open = _locked(DelegationTable.report_open)
+
     def join(self, name: bytes | None = None) -> Holder:
         """Register a new client; ``name`` finds its lease from an earlier server. Returns its holder
         number.
@@ -99,7 +123,7 @@ class DelegationManager:
             self._table.reconnected(holder)
             if client := self._clients.get(holder):
                 client.is_gone = is_gone
-                self._restoring[holder] = self._clock() + self.lease
+                self._restoring.setdefault(holder, self._clock() + self.lease)  # until it has, or is late
             self.renew_lease(holder)
             self._changed.notify_all()
 
@@ -161,10 +185,10 @@ class DelegationManager:
         with self._changed:
             self.bitmap.descriptor()
 
-    def grant_read(self, holder: Holder, inode: int) -> int:
+    def grant_read(self, holder: Holder, inode: Inode) -> int:
         """Grant a read delegation. Returns the grant's number, 0 for a refusal."""
         with self._changed:
-            return self._grant_read(holder, Inode(inode))
+            return self._grant_read(holder, inode)
 
     def _grant_read(self, holder: Holder, inode: Inode) -> int:
         return self._table.grant_read(holder, inode) if self._may_grant(holder) else 0
@@ -172,59 +196,53 @@ class DelegationManager:
     def _may_grant(self, holder: Holder) -> bool:
         return self._device_reported and self.has_lease(holder) and not self._former_leases_last(holder)
 
-    def grant_reads(self, holder: Holder, inodes: Sequence[int]) -> list[int]:
+    def grant_reads(self, holder: Holder, inodes: Sequence[Inode]) -> list[int]:
         """Grant a read delegation of each inode. Returns the grants' numbers, 0 for a refusal."""
         with self._changed:
             grant, may = self._table.grant_read, self._may_grant(holder)
-            return [grant(holder, Inode(inode)) for inode in inodes] if may else [0] * len(inodes)
+            return [grant(holder, inode) for inode in inodes] if may else [0] * len(inodes)
 
     def return_unused(self, holder: Holder, grants: Iterable[tuple[int, int]]) -> None:
         """Return the client's delegations of these inodes, if granted by a number up to the given one."""
         with self._changed:
             for inode, upto in grants:
-                self._table.return_delegation(holder, Inode(inode), upto)
+                self._table.return_delegation(holder, inode, upto)
             self._changed.notify_all()
 
-    def grant_data(self, holder: Holder, inode: int) -> int:
+    def grant_data(self, holder: Holder, inode: Inode) -> int:
         """Grant a read delegation after write intents that have begun, unless they wait for this client, or
         the device's kernel writes the file. Returns the grant's number, 0 for a refusal. Raises WouldBlock
         and OSError.
         """
         end = self._clock() + _MAX_WAIT_LEASES * self.lease
         with self._changed:
-            while not (number := self._grant_read(holder, Inode(inode))):
+            while not (number := self._grant_read(holder, inode)):
                 if not self._may_grant(holder):
                     return 0
-                if self._table.is_written(Inode(inode)) or self._table.holds(holder, Inode(inode)):
+                if self._table.is_written(inode) or self._table.holds(holder, inode):
                     return 0
                 self._wait(end)
             return number
 
-    def grant_write(self, holder: Holder, inode: int) -> int:
+    def grant_write(self, holder: Holder, inode: Inode) -> int:
         """Grant a write delegation of a new file, before anybody else can find it. Returns the grant's
         number, 0 for a refusal.
         """
         with self._changed:
-            return self._table.grant_write(holder, Inode(inode)) if self._may_grant(holder) else 0
+            return self._table.grant_write(holder, inode) if self._may_grant(holder) else 0
 
-    def end_write(self, holder: Holder, inode: int) -> None:
-        """Note that the client gathers no more writes to a file."""
-        with self._changed:
-            self._table.end_write(holder, Inode(inode))
-            self._changed.notify_all()
-
-    def recall_writer(self, holder: Holder, inode: int) -> bool:
+    def recall_writer(self, holder: Holder, inode: Inode) -> bool:
         """Recall another client's write delegation of a file that is about to be looked at, and wait. False:
         there certainly was none. Raises WouldBlock and OSError.
         """
-        file, end = Inode(inode), self._clock() + _MAX_WAIT_LEASES * self.lease
+        end = self._clock() + _MAX_WAIT_LEASES * self.lease
         waited = self._await_former_holders(holder, end)
-        if self._table.other_writer(holder, file) is None:
+        if self._table.other_writer(holder, inode) is None:
             return waited
         with self._changed:
-            while other := self._table.other_writer(holder, file):
-                self._table.recall_write(file)
-                self._recall_and_wait({other: {file}}, end)
+            while other := self._table.other_writer(holder, inode):
+                self._table.recall_write(inode)
+                self._recall_and_wait({other: {inode}}, end)
         return True
 
     def _await_former_holders(self, holder: Holder, end: float) -> bool:
@@ -242,32 +260,19 @@ class DelegationManager:
                 self.bitmap.remove_all()
             return waits
 
-    def is_written(self, inode: int) -> bool:
+    def is_written(self, inode: Inode) -> bool:
         """Return whether the device's kernel writes the file by passthrough, or may, since the device's mount
         has not reported.
         """
         with self._changed:
-            return not self._device_reported or self._table.is_written(Inode(inode))
+            return not self._device_reported or self._table.is_written(inode)
 
-    def is_stale(self, holder: Holder, inode: int) -> bool:
-        """Return whether others have changed a file that the client had cached when its lease expired, and
-        that the client has not dropped since.
-        """
-        with self._changed:
-            return self._table.is_stale(holder, Inode(inode))
-
-    def forget(self, holder: Holder, inode: int) -> None:
-        """Remove all that is known of this client and inode."""
-        with self._changed:
-            self._table.forget(holder, Inode(inode))
-            self._changed.notify_all()
-
-    def opened(self, holder: Holder, inode: int) -> bool:
+    def opened(self, holder: Holder, inode: Inode) -> bool:
         """Note that the client opens a file and caches it. False if it may not: the device's kernel writes
         the file by passthrough, or no device's mount has reported. Never waits: the file may be a new one.
         """
         with self._changed:
-            return self._device_reported and self._table.opened(holder, Inode(inode))
+            return self._device_reported and self._table.opened(holder, inode)
 
     def await_device(self) -> None:
         """Wait until the device's mount has reported, or is not expected any more. Raises WouldBlock and
@@ -277,39 +282,32 @@ class DelegationManager:
             while not self._device_reported and self._clock() < self._expected:
                 self._wait(self._expected, late=math.inf)
 
-    def closed(self, holder: Holder, inode: int) -> None:
-        """Note one close of a file that the client had opened."""
-        with self._changed:
-            self._table.closed(holder, Inode(inode))
-
-    def report_closed(self, holder: Holder, inode: int) -> None:
-        """Note that the client has closed a file that it had open locally."""
-        with self._changed:
-            self._table.report_open(holder, Inode(inode), is_open=False)
-
     @contextlib.contextmanager
     def write_intent(
-        self, holder: Holder, *directories: int, inodes: tuple[int, ...] = ()
-    ) -> Iterator[AnnouncedChange]:
+        self, holder: Holder, *directories: int, inodes: tuple[int, ...] = (), reclaim: bool = False
+    ) -> Iterator[Callable[..., None]]:
         """Hold a write intent on these directories, which no other intent changes meanwhile, and on other
-        files. Raises WouldBlock and OSError.
+        files. Yields what adds more of these to it. With ``reclaim`` no client of an earlier server is waited
+        for: the holder alone had a delegation of the file by it. Raises WouldBlock and OSError.
         """
         change = WriteIntent(holder)
         try:
             for found, alone in ((sorted({*directories}), True), (inodes, False)):
                 if found:
-                    self.add(change, [Inode(inode) for inode in found], alone=alone)
-            yield AnnouncedChange(self, change)
+                    self.add(change, found, alone=alone, reclaim=reclaim)
+            yield lambda *more: self.add(change, more, alone=False)
         finally:
             self.end(change)
 
-    def add(self, change: WriteIntent, inodes: Collection[Inode], *, alone: bool) -> None:
+    def add(
+        self, change: WriteIntent, inodes: Collection[Inode], *, alone: bool, reclaim: bool = False
+    ) -> None:
         """Add inodes to a write intent, and wait until no other client holds a delegation of them; those to
         be ``alone`` in order, or two intents would deadlock.
         """
         end = self._clock() + _MAX_WAIT_LEASES * self.lease
         with self._changed:
-            while self._former_leases_last(change.holder):
+            while not reclaim and self._former_leases_last(change.holder):
                 self._wait(end)
             for inode in inodes:
                 while not self._table.begin(change, inode, alone=alone):
@@ -413,31 +411,25 @@ class DelegationManager:
                 return
             client.recalls.difference_update(inodes)
             for inode in inodes:
-                self._table.report_open(holder, inode, is_open=inode in is_open)
+                self._table.report_open(holder, inode, inode in is_open)
                 self._table.return_delegation(holder, inode, upto)
             self._changed.notify_all()
 
-    def begin_writing(self, inode: int, *, already: bool = False) -> bool:
+    def begin_writing(self, inode: Inode, *, already: bool = False) -> bool:
         """Note that the device's kernel is to write the file by passthrough. False if a client holds a
         delegation of it or has it open. Called within a write intent on the file, unless the kernel writes it
         ``already``: then it is recalled, and not waited for.
         """
         with self._changed:
-            for holder in self._table.readers(Inode(inode)) if already else ():
-                self._recall(holder, {Inode(inode)})
-            return self._table.begin_writing(Inode(inode), already=already)
+            for holder in self._table.readers(inode) if already else ():
+                self._recall(holder, {inode})
+            return self._table.begin_writing(inode, already=already)
 
-    def try_writing(self, inode: int) -> bool | None:
+    def try_writing(self, inode: Inode) -> bool | None:
         """Note, without a write intent, that the device's kernel is to write the file by passthrough. False
         if a client has it open; None if a delegation would have to be recalled first.
         """
         with self._changed:
-            if self._former_leases_last(DEVICE) or self._table.readers(Inode(inode)):
+            if self._former_leases_last(DEVICE) or self._table.readers(inode):
                 return None
-            return self._table.begin_writing(Inode(inode))
-
-    def end_writing(self, inode: int) -> None:
-        """Note that the device's kernel has closed the file."""
-        with self._changed:
-            self._table.end_writing(Inode(inode))
-            self._changed.notify_all()
+            return self._table.begin_writing(inode)

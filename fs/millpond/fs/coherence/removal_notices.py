@@ -7,8 +7,10 @@ the machine is not short of memory.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Iterator
 
 from millpond.fs.proto.delegations import ALL_KNOWN
 
@@ -17,41 +19,41 @@ _GATHER_SECONDS = 0.05  # one message for many removals
 
 
 class RemovalNotices:
-    """The inodes of which hosts may have removed names since the mount was told last. ``changed`` is the
+    """The inodes of which hosts may have removed names since each mount was told last. ``changed`` is the
     delegation manager's condition, which is notified.
     """
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
-        self._mount: object = None
-        self._removed: set[int] = set()
+        self._told: dict[object, set[int]] = {}
 
-    def begin(self, mount: object) -> None:
-        """Note that a mount has connected, which looks at all files that it knows."""
-        with self._changed:
-            self._mount, self._removed = mount, {ALL_KNOWN}
-            self._changed.notify_all()
+    @contextlib.contextmanager
+    def told(self) -> Iterator[Callable[[float], tuple[int, ...]]]:
+        """Yield what waits for removals, so many seconds at most, and returns them: at first all."""
+        mount, removed = object(), {ALL_KNOWN}
 
-    def end(self, mount: object) -> None:
-        """Note that a mount's connection has ended."""
+        def following(seconds: float) -> tuple[int, ...]:
+            with self._changed:
+                self._changed.wait_for(lambda: removed, seconds)
+            time.sleep(_GATHER_SECONDS)
+            with self._changed:
+                found = tuple(removed)
+                removed.clear()
+            return found
+
         with self._changed:
-            if self._mount is mount:
-                self._mount = None
+            self._told[mount] = removed
+        try:
+            yield following
+        finally:
+            with self._changed:
+                del self._told[mount]
 
     def report(self, inodes: Collection[int]) -> None:
-        """With the lock of ``changed``: have the mount told soon of files."""
-        if self._mount is not None and inodes and ALL_KNOWN not in self._removed:
-            self._removed.update(inodes)
-            if len(self._removed) > _MOST:
-                self._removed = {ALL_KNOWN}
-            self._changed.notify_all()
-
-    def next(self, mount: object, seconds: float) -> tuple[int, ...] | None:
-        """Wait for removals, ``seconds`` at most, and return them; None if another mount has connected."""
-        with self._changed:
-            if self._changed.wait_for(lambda: self._removed or self._mount is not mount, seconds):
-                self._changed.wait_for(lambda: self._mount is not mount, _GATHER_SECONDS)
-            if self._mount is not mount:
-                return None
-            removed, self._removed = tuple(self._removed), set()
-            return removed
+        """With the lock of ``changed``: have the mounts told soon of files."""
+        for removed in self._told.values():
+            removed.update(inodes)
+            if len(removed) > _MOST:
+                removed.clear()
+                removed.add(ALL_KNOWN)
+        self._changed.notify_all()

@@ -12,7 +12,7 @@ import errno
 from collections.abc import Sequence
 
 from millpond.fs.fuse import abi
-from millpond.fs.fuse.abi import Header, names
+from millpond.fs.fuse.abi import Code, Header, names
 from millpond.fs.vfs.inode_api import Buffer, ExtendedFs, Node
 from millpond.fs.vfs.path_api import os_error
 
@@ -27,34 +27,24 @@ class KernelExtended:
     def __init__(self, tree: ExtendedFs, *, is_cheap: bool) -> None:
         self._tree, self._is_cheap = tree, is_cheap
 
-    def _require(self) -> None:
+    def perform(self, header: Header, body: memoryview) -> _Reply:
+        """Perform GETXATTR, LISTXATTR, SETXATTR and REMOVEXATTR. Raises OSError: ERANGE if the answer is
+        larger than the caller's buffer.
+        """
         if not self._is_cheap:
             raise os_error(errno.ENOSYS)
-
-    def get(self, header: Header, body: memoryview) -> _Reply:
-        """Perform GETXATTR. Raises OSError: ERANGE if the value is larger than the caller's buffer."""
-        self._require()
-        size, name = abi.parse_getxattr(body)
-        return _sized(self._tree.get(Node(header.node), name), size)
-
-    def list(self, header: Header, body: memoryview) -> _Reply:
-        """Perform LISTXATTR. Raises OSError: ERANGE if the names are longer than the caller's buffer."""
-        self._require()
-        found = self._tree.names(Node(header.node))
-        return _sized(b"".join(name + b"\0" for name in found), abi.parse_listxattr(body))
-
-    def set(self, header: Header, body: memoryview) -> _Reply:
-        """Perform SETXATTR."""
-        self._require()
-        name, value, flags = abi.parse_setxattr(body)
-        self._tree.set(Node(header.node), name, value, flags)
-        return ()
-
-    def remove(self, header: Header, body: memoryview) -> _Reply:
-        """Perform REMOVEXATTR."""
-        self._require()
-        (name,) = names(body)
-        self._tree.remove(Node(header.node), name)
+        node = Node(header.node)
+        match header.code:
+            case Code.GETXATTR:
+                size, name = abi.parse_getxattr(body)
+                return _sized(self._tree.get(node, name), size)
+            case Code.LISTXATTR:
+                found = b"".join(name + b"\0" for name in self._tree.names(node))
+                return _sized(found, abi.parse_listxattr(body))
+            case Code.SETXATTR:
+                self._tree.set(node, *abi.parse_setxattr(body))
+            case Code.REMOVEXATTR:
+                self._tree.remove(node, *names(body))
         return ()
 
 

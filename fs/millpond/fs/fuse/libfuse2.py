@@ -15,7 +15,6 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,10 @@ from millpond.linux.confinement.userns import has_many_uids
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _UNKNOWN_INODE = 0xFFFFFFFF  # readdir(3) skips names whose inode is 0
+_STAT = (
+    *("st_ino", "st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_blocks", "st_blksize"),
+    *("st_atime", "st_mtime", "st_ctime", "st_dev", "st_rdev"),
+)
 _OPTIONS = (
     "direct_io,use_ino,big_writes,default_permissions,nosuid,nodev,subtype=millpond,"
     "attr_timeout=0,entry_timeout=0,negative_timeout=0"
@@ -143,47 +146,6 @@ class _OpenFile:
         self.answer = (self, True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stat:
-    """The fields of struct stat, as the C module reads it: whole seconds, and no negative number (EINVAL)."""
-
-    st_ino: int
-    st_mode: int
-    st_nlink: int
-    st_uid: int
-    st_gid: int
-    st_size: int
-    st_blocks: int
-    st_blksize: int
-    st_atime: int
-    st_mtime: int
-    st_ctime: int
-    st_dev: int = 0
-    st_rdev: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    ino: int
-    type: int
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _StatVfs:
-    f_bsize: int
-    f_frsize: int
-    f_blocks: int
-    f_bfree: int
-    f_bavail: int
-    f_files: int
-    f_ffree: int
-    f_favail: int
-    f_namemax: int
-    f_flag: int = 0
-
-
 class _Binding:
     """Performs the requests that the C module passes on, on a volume. Each callback returns a value, 0 or
     -errno.
@@ -219,7 +181,6 @@ class _Binding:
             "create": lambda path, flags, mode: self._opened(v.open(path[1:], flags, mode, self._caller())),
             "read": lambda _, size, offset, file: v.read(file.handle, size, offset),
             "write": lambda _, data, offset, file: v.write(file.handle, data, offset),
-            "flush": lambda _, file: v.flush(file.handle),
             "fsync": lambda _, data_only, file: v.fsync(file.handle, bool(data_only)),
             "release": lambda _path, _flags, file: self._release(file),
             "statfs": self._statfs,
@@ -257,20 +218,28 @@ class _Binding:
         self._spare.append(file)
         self._volume.release(handle)
 
-    def _readdir(self, path: str, _offset: int) -> list[_Entry]:
-        found = [
-            _Entry(e.name, _unsigned(e.inode), _unsigned(e.mode)) for e in self._volume.readdir(path[1:])
-        ]
-        return [_Entry(".", _UNKNOWN_INODE, stat.S_IFDIR), _Entry("..", _UNKNOWN_INODE, stat.S_IFDIR), *found]
+    def _readdir(self, path: str, _offset: int) -> list[Any]:
+        dots = [(name, _UNKNOWN_INODE, stat.S_IFDIR) for name in (".", "..")]
+        found = [(e.name, _unsigned(e.inode), _unsigned(e.mode)) for e in self._volume.readdir(path[1:])]
+        return [fuse.Direntry(name, ino=inode, type=mode) for name, inode, mode in (*dots, *found)]
 
     def _utimens(self, path: str, atime: int, atime_ns: int, mtime: int, mtime_ns: int) -> None:
         self._volume.utimens(path[1:], atime * 10**9 + atime_ns, mtime * 10**9 + mtime_ns)
 
-    def _statfs(self) -> _StatVfs:
+    def _statfs(self) -> Any:
         s = self._volume.statfs()
-        numbers = (s.block_size, s.fragment_size, s.blocks, s.free, s.available)
-        files = (s.files, s.files_free, s.files_free, s.name_max)
-        return _StatVfs(*map(_unsigned, numbers), *map(_unsigned, files))
+        known = {
+            "f_bsize": s.block_size,
+            "f_frsize": s.fragment_size,
+            "f_blocks": s.blocks,
+            "f_bfree": s.free,
+            "f_bavail": s.available,
+            "f_files": s.files,
+            "f_ffree": s.files_free,
+            "f_favail": s.files_free,
+            "f_namemax": s.name_max,
+        }
+        return fuse.StatVfs(**{name: _unsigned(value) for name, value in known.items()})
 
 
 def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -283,10 +252,13 @@ def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-def _stat(a: Attributes) -> _Stat:
+def _stat(a: Attributes) -> Any:
+    """Return the fields of struct stat, as the C module reads it: whole seconds, and no negative number
+    (EINVAL).
+    """
     times = (time // 10**9 for time in (a.atime, a.mtime, a.ctime))
     numbers = (a.inode, a.mode, a.links, a.uid, a.gid, a.size, a.blocks, a.block_size, *times, 0, a.rdev)
-    return _Stat(*map(_unsigned, numbers))
+    return fuse.Stat(**dict(zip(_STAT, map(_unsigned, numbers), strict=True)))
 
 
 def _unsigned(value: int) -> int:

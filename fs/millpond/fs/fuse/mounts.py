@@ -15,7 +15,7 @@ from millpond.base.errors import LocalError
 from millpond.linux import syscalls
 
 _USED_MILLISECONDS = 1000
-_DEAD_SECONDS = 2.0
+_DEAD_SECONDS, _HELPER_SECONDS = 2.0, 5.0
 _MOST_LINKS = 40  # as the kernel's
 _TABLE = Path("/proc/self/mountinfo")
 
@@ -55,10 +55,29 @@ def unmount(mountpoint: Path) -> bool:
             return False
         if error.errno != errno.EPERM:
             raise LocalError(f"{mountpoint}: cannot unmount: {error.strerror}") from None
-        from millpond.fs.fuse.fusermount import unmount_by_helper  # lasting processes rarely need it
-
-        unmount_by_helper(mountpoint)
+        _unmount_by_helper(mountpoint)
     return True
+
+
+def _unmount_by_helper(mountpoint: Path) -> None:
+    """Unmount through fusermount, the set-uid helper of FUSE that lets users unmount their own mounts. Raises
+    LocalError.
+    """
+    import shutil  # lasting processes rarely need these
+    import subprocess
+
+    helper = shutil.which("fusermount") or shutil.which("fusermount3")
+    if helper is None:
+        raise LocalError(f"{mountpoint}: cannot unmount: this user may not, and there is no fusermount")
+    try:
+        done = subprocess.run(
+            [helper, "-u", "-z", mountpoint], capture_output=True, timeout=_HELPER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise LocalError(f"{mountpoint}: cannot unmount: fusermount hangs") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise LocalError(f"{mountpoint}: cannot unmount: {reason[-1]}")
 
 
 def read_ahead(mountpoint: Path, size: int) -> bool:

@@ -202,17 +202,13 @@ class FuseServer:
 
     def _forget(self, header: Header, body: memoryview) -> None:
         if header.code is Code.FORGET:
-            self._forget_node(Node(header.node), abi.FORGET.unpack_from(body)[0])
+            self._tree.forget(Node(header.node), abi.FORGET.unpack_from(body)[0])
             return
         count, _ = abi.BATCH_FORGET.unpack_from(body)
         for number in range(count):
             place = abi.BATCH_FORGET.size + number * abi.FORGOTTEN.size
             node, times = abi.FORGOTTEN.unpack_from(body, place)
-            self._forget_node(Node(node), times)
-
-    def _forget_node(self, node: Node, times: int) -> None:
-        self._backings.forget(node)
-        self._tree.forget(node, times)
+            self._tree.forget(Node(node), times)
 
     def _lookup(self, header: Header, body: memoryview) -> Reply:
         (name,) = abi.names(body)
@@ -271,15 +267,10 @@ class FuseServer:
         return ()
 
     def _rename(self, header: Header, body: memoryview) -> Reply:
-        (directory,) = abi.RENAME.unpack_from(body)
-        old, new = abi.names(body[abi.RENAME.size :], 2)
-        self._tree.rename(Node(header.node), old, Node(directory), new)
-        return ()
-
-    def _rename2(self, header: Header, body: memoryview) -> Reply:
-        directory, flags, _ = abi.RENAME2.unpack_from(body)
-        old, new = abi.names(body[abi.RENAME2.size :], 2)
-        self._tree.rename(Node(header.node), old, Node(directory), new, flags)
+        layout = abi.RENAME2 if header.code is Code.RENAME2 else abi.RENAME
+        directory, *flags = layout.unpack_from(body)
+        old, new = abi.names(body[layout.size :], 2)
+        self._tree.rename(Node(header.node), old, Node(directory), new, *flags[:1])
         return ()
 
     def _link(self, header: Header, body: memoryview) -> Reply:
@@ -385,9 +376,6 @@ class FuseServer:
     def _opendir(self, header: Header, _body: memoryview) -> Reply:
         return [abi.pack_opened(self._tree.opendir(Node(header.node)))]
 
-    def _readdir(self, _header: Header, body: memoryview) -> Reply:
-        return list_names(self._tree, body)
-
     def _readdirplus(self, _header: Header, body: memoryview) -> Reply:
         return list_attributes(self._tree, body, self._owners.ids, caches_names=self._kernel.caches_names)
 
@@ -421,7 +409,7 @@ _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply
     Code.UNLINK: FuseServer._unlink,
     Code.RMDIR: FuseServer._rmdir,
     Code.RENAME: FuseServer._rename,
-    Code.RENAME2: FuseServer._rename2,
+    Code.RENAME2: FuseServer._rename,
     Code.LINK: FuseServer._link,
     Code.OPEN: FuseServer._open,
     Code.CREATE: FuseServer._create,
@@ -431,7 +419,7 @@ _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply
     Code.RELEASE: FuseServer._release,
     Code.FSYNC: FuseServer._fsync,
     Code.OPENDIR: FuseServer._opendir,
-    Code.READDIR: FuseServer._readdir,
+    Code.READDIR: lambda binding, _header, body: list_names(binding._tree, body),
     Code.READDIRPLUS: FuseServer._readdirplus,
     Code.RELEASEDIR: FuseServer._releasedir,
     Code.FSYNCDIR: FuseServer._fsync,
@@ -441,10 +429,10 @@ _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply
     Code.SETLK: lambda binding, header, body: binding._locks.set(header, body),
     Code.SETLKW: lambda binding, header, body: binding._locks.set(header, body),
     Code.FLUSH: FuseServer._flush,
-    Code.GETXATTR: lambda binding, header, body: binding._extended.get(header, body),
-    Code.SETXATTR: lambda binding, header, body: binding._extended.set(header, body),
-    Code.LISTXATTR: lambda binding, header, body: binding._extended.list(header, body),
-    Code.REMOVEXATTR: lambda binding, header, body: binding._extended.remove(header, body),
+    **dict.fromkeys(
+        (Code.GETXATTR, Code.SETXATTR, Code.LISTXATTR, Code.REMOVEXATTR),
+        lambda binding, header, body: binding._extended.perform(header, body),
+    ),
     Code.STATX: FuseServer._statx,
     Code.DESTROY: lambda _binding, _header, _body: (),
 }
@@ -483,6 +471,6 @@ def _time(valid: Valid, given: Valid, now: Valid, seconds: int, nanoseconds: int
     if not valid & given:
         return None
     if valid & now:
-        return Now.NOW
+        return "now"
     signed = seconds - (1 << 64) if seconds >> 63 else seconds
     return signed * 10**9 + nanoseconds

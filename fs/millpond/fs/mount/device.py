@@ -162,7 +162,7 @@ def _coherent(
     locks = FileLocks(inodes, breaker.await_hosts, breaker.is_settled)
     if memory:
         return DeviceFs(inodes, breaker, memory, locks)
-    return CoherentFs(inodes, breaker, locks=locks)
+    return CoherentFs(inodes, breaker.write_intent, breaker.recall_writer, locks)
 
 
 def _may_chown() -> bool:

@@ -58,6 +58,7 @@ class _StatsSource:
             took={kind: tuple(classes) for kind, classes in list(meter.kinds.items())},
             ahead=meter.ahead,
             ahead_used=meter.ahead_used,
+            dirty=self._tree.write_behind.dirty,
             operations={kind: tuple(each) for kind, each in list(self.operations.latencies.kinds.items())},
             errors=self._errors(),
         )
@@ -144,7 +145,7 @@ def _ended_when_unmounted(kernel: FuseDevice, mountpoint: Path, tree: RemoteFs) 
     """Within the context, end the mount once it was unmounted in this namespace and nothing is open in it,
     whatever copies of it other namespaces have.
     """
-    watch = MountWatch(mountpoint, lambda: len(tree.files) > 0, kernel.stop)
+    watch = MountWatch(mountpoint, lambda: tree.is_used, kernel.stop)
     try:
         yield
     finally:

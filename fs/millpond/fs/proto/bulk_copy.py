@@ -20,16 +20,15 @@ from millpond.fs.vfs.lock_types import OFFSET_MAX
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 from millpond.wire.messages import Kind, Message, message
 
-_ENTRY = struct.Struct("!HqQQ?QIQIIQQIqqqQ")
-"""Bytes of the name, cookie, node, granted, readable; the attributes in their order."""
-_ATTRIBUTES, _MODE, _LINKS, _SIZE, _RDEV = 5, 6, 7, 10, 16  # places in it
+_ENTRY = struct.Struct("!HqQQ??QIQIIQQIqqqQ")
+"""Bytes of the name, cookie, node, granted, readable, bare; the other attributes in their order."""
+_ATTRIBUTES, _MODE, _LINKS, _SIZE, _RDEV = 6, 7, 8, 11, 17  # places in it
 _MOST = (1 << 32) - 1
 _TYPES = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK}
 _MODE_TYPES = frozenset(kind >> 12 for kind in _TYPES)  # of a mode of at most 16 bits
 _DOTS = (b".", b"..")
-Granted = tuple[int, int, int, bool]
-"""Of an entry: cookie, node, granted, readable."""
-RECORD: Final = _ENTRY.size
+Granted = tuple[int, int, int, bool, bool]
+"""Of an entry: cookie, node, granted, readable, bare."""
 _FILE = struct.Struct("!HIIqq")
 """Bytes of the name, bytes of the contents, mode, atime, mtime."""
 
@@ -38,7 +37,9 @@ _FILE = struct.Struct("!HIIqq")
 class ReadDirectoryPlus(Message):
     """List a page of the directory that ``path`` leads to from ``node``, with attributes: its names behind
     ``cookie``, 0 for the first, in at most ``size`` bytes. With ``delegated`` the attributes are granted, and
-    all but regular files are looked up, as by Walk. Answered by EntriesPlus.
+    all but regular files are looked up, as by Walk; with ``names_only`` inodes and types are told alone. A
+    cookie is the file system's own position: it outlives the connection and the server. Answered by
+    EntriesPlus.
     """
 
     node: int
@@ -46,6 +47,7 @@ class ReadDirectoryPlus(Message):
     cookie: int = 0
     size: int = MAX_TRANSFER
     delegated: bool = False
+    names_only: bool = False
 
 
 @message("fs.entriesplus", Kind.VOLUME)
@@ -124,9 +126,10 @@ class Page:
         node: int = 0,
         granted: int = 0,
         readable: bool = False,
+        bare: bool = False,
     ) -> None:
         """Add the entry that EntryPlus describes; ``fields`` are the attributes in their order."""
-        self._parts += (_ENTRY.pack(len(name), cookie, node, granted, readable, *fields), name)
+        self._parts += (_ENTRY.pack(len(name), cookie, node, granted, readable, bare, *fields), name)
         self._left -= _ENTRY.size + len(name)
 
     def packed(self) -> bytes:
@@ -140,13 +143,13 @@ def unpack_page(data: Buffer) -> Iterator[EntryPlus]:
     """
     at, whole = 0, bytes(data)
     while at < len(whole):
-        at, name, (cookie, node, granted, readable), fields = unpack_entry(whole, at)
-        yield EntryPlus(name, cookie, Attributes(*fields), node, granted, readable)
+        at, name, (cookie, node, granted, readable, bare), fields = unpack_entry(whole, at)
+        yield EntryPlus(name, cookie, Attributes(*fields, bare=bare), node, granted, readable)
 
 
 def unpack_entry(data: bytes, at: int) -> tuple[int, bytes, Granted, tuple[int, ...]]:
     """Unpack the entry at an offset of a payload that a Page packed. Returns the offset behind it, the name,
-    cookie, node, granted and readable, and the attributes in their order. Raises ProtocolError as
+    cookie, node, granted, readable and bare, and the attributes in their order. Raises ProtocolError as
     ``unpack_page`` does.
     """
     try:
@@ -154,8 +157,8 @@ def unpack_entry(data: bytes, at: int) -> tuple[int, bytes, Granted, tuple[int, 
     except struct.error:
         raise ProtocolError("a page of a directory ends in the middle of an entry") from None
     length = found[0]
-    end = at + RECORD + length
-    name = data[at + RECORD : end]
+    end = at + _ENTRY.size + length
+    name = data[end - length : end]
     if (
         not (0 < len(name) == length < 256 and found[1] > 0)
         or b"/" in name
@@ -168,11 +171,6 @@ def unpack_entry(data: bytes, at: int) -> tuple[int, bytes, Granted, tuple[int, 
     ):
         raise ProtocolError("a page of a directory holds an entry that cannot be")
     return end, name, found[1:_ATTRIBUTES], found[_ATTRIBUTES:]
-
-
-def attributes_of(record: Buffer) -> tuple[int, ...]:
-    """Return the attributes, in their order, from the first RECORD bytes of an entry."""
-    return _ENTRY.unpack(record)[_ATTRIBUTES:]
 
 
 def pack_files(files: Sequence[SmallFile]) -> bytes:

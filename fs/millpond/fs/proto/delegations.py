@@ -60,20 +60,13 @@ class AwaitLocks(Message):
 @message("fs.lock.write")
 class BeginWriting(Message):
     """Register that the kernel is to write a file by passthrough, under a write intent; with ``force`` even
-    if a client has it open. Answered by WritingBegun.
+    if a client has it open. Answered by WritingBegun. ``at_once``: without a write intent; answered by
+    WaitForLeases, with nothing registered, if it takes one.
     """
 
     inode: int
     force: bool = False
-
-
-@message("fs.lock.write_at_once")
-class TryWriting(Message):
-    """Register, without a write intent, that the kernel is to write a file by passthrough. Answered by
-    WritingBegun, and by WaitForLeases, with nothing registered, if it takes a write intent.
-    """
-
-    inode: int
+    at_once: bool = False
 
 
 @message("fs.lock.written")

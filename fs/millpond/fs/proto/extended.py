@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.proto.file_ops import AttributesAre
@@ -14,7 +13,6 @@ from millpond.wire.messages import Kind, Message, message
 
 
 @message("fs.getxattr", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class GetXattr(Message):
     """Get the value of an extended attribute. Answered by XattrIs."""
 
@@ -23,7 +21,6 @@ class GetXattr(Message):
 
 
 @message("fs.setxattr", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class SetXattr(Message):
     """Set an extended attribute to the payload, with ``flags`` as in setxattr(2). Answered by
     AttributesAre.
@@ -35,26 +32,13 @@ class SetXattr(Message):
 
 
 @message("fs.listxattr", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class ListXattrs(Message):
     """List the names of a file's extended attributes. Answered by XattrsAre."""
 
     node: int
 
 
-@message("fs.findbare", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class FindBare(Message):
-    """Find out which of the files with these names, in a directory of the public part, have no extended
-    attributes. Answered by BareAre.
-    """
-
-    node: int
-    names: tuple[bytes, ...]
-
-
 @message("fs.removexattr", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class RemoveXattr(Message):
     """Remove an extended attribute. Answered by AttributesAre."""
 
@@ -63,7 +47,6 @@ class RemoveXattr(Message):
 
 
 @message("fs.birthtime", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class GetBirthTime(Message):
     """Get when a file was made. Answered by BirthTimeIs."""
 
@@ -71,33 +54,20 @@ class GetBirthTime(Message):
 
 
 @message("fs.xattr", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class XattrIs(Message):
     """The payload is the value of an extended attribute."""
 
 
 @message("fs.xattrs", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class XattrsAre(Message):
-    """The payload is the names of a file's extended attributes, packed by ``pack_names``. They may be cached
-    as long as the attributes in ``file``.
+    """The payload is the names of a file's extended attributes, packed by ``pack_names``. That there are none
+    is said in ``file``, too, and may be cached with it.
     """
 
     file: AttributesAre
 
 
-@message("fs.bare", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class BareAre(Message):
-    """The inode numbers of files without extended attributes. It may be cached of a file that was delegated
-    to the client by the same grant before the request and after the reply.
-    """
-
-    inodes: tuple[int, ...]
-
-
 @message("fs.birthtime.is", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
 class BirthTimeIs(Message):
     """When a file was made, in nanoseconds since 1970; None if the device does not know."""
 

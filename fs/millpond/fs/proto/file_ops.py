@@ -2,19 +2,17 @@
 """Pure: messages of file operations between a client and the server of a volume, one request and one reply at
 a time.
 
-Names and paths are bytes, as the kernel has them. A request that fails is answered by Error. Only Write, Data
-and Entries have a payload of raw bytes.
+Names and paths are bytes, as the kernel has them. A request that fails is answered by Error. Only Write and
+Data have a payload of raw bytes.
 """
 
 from __future__ import annotations
 
 import errno
 
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Owner, Statistics
+from millpond.fs.vfs.inode_api import SetAttr
+from millpond.fs.vfs.path_api import Attributes, Owner, Statistics
 from millpond.wire.messages import Kind, Message, message
-
-MAX_LISTING = 64 << 20
-"""The most bytes of one directory's listing: some two million names."""
 
 
 @message("fs.hello", Kind.VOLUME)
@@ -79,12 +77,14 @@ class Ping(Message):
 @message("fs.walk", Kind.VOLUME)
 class Walk(Message):
     """Look up one name after the other, from ``start`` on. Answered by FoundIs; its payload is the whole of a
-    regular file of at most ``contents`` bytes, if a delegation of it is granted.
+    regular file of at most ``contents`` bytes, if a delegation of it is granted. ``again``: for the file's
+    node alone, after a restart of the server; what other hosts have gathered of it is not waited for.
     """
 
     start: int
     names: tuple[bytes, ...]
     contents: int = 0
+    again: bool = False
 
 
 @message("fs.forget", Kind.VOLUME)
@@ -103,30 +103,11 @@ class GetAttributes(Message):
 
 @message("fs.setattr", Kind.VOLUME)
 class SetAttributes(Message):
-    """Set attributes, None to keep one. Times in nanoseconds since 1970; those named in ``now`` are set to
-    the present time. Answered by AttributesAre.
-    """
+    """Set attributes, through an open file's ``handle`` if there is one. Answered by AttributesAre."""
 
     node: int
-    mode: int | None = None
-    uid: int | None = None
-    gid: int | None = None
-    size: int | None = None
-    atime: int | None = None
-    mtime: int | None = None
-    now: tuple[str, ...] = ()
+    changes: SetAttr
     handle: int | None = None
-
-
-@message("fs.readdir", Kind.VOLUME)
-class ReadDirectory(Message):
-    """List a page of a directory: its names behind ``cookie``, 0 for the first, in at most ``size`` bytes. A
-    cookie is the file system's own position: it outlives the connection and the server. Answered by Entries.
-    """
-
-    node: int
-    cookie: int = 0
-    size: int = MAX_TRANSFER
 
 
 @message("fs.readlink", Kind.VOLUME)
@@ -136,35 +117,18 @@ class ReadLink(Message):
     node: int
 
 
-@message("fs.mknod", Kind.VOLUME)
-class MakeNode(Message):
-    """Make a file, FIFO, socket or device file; ``rdev`` is a device file's number. Answered by FoundIs."""
+@message("fs.make", Kind.VOLUME)
+class Make(Message):
+    """Make a file of the type in ``mode``, or a regular one; ``rdev`` is a device file's number, ``target`` a
+    symbolic link's. Answered by FoundIs.
+    """
 
     parent: int
     name: bytes
     mode: int
     owner: Owner | None = None
     rdev: int = 0
-
-
-@message("fs.mkdir", Kind.VOLUME)
-class MakeDirectory(Message):
-    """Make a directory. Answered by FoundIs."""
-
-    parent: int
-    name: bytes
-    mode: int
-    owner: Owner | None = None
-
-
-@message("fs.symlink", Kind.VOLUME)
-class MakeSymlink(Message):
-    """Make a symbolic link. Answered by FoundIs."""
-
-    parent: int
-    name: bytes
-    target: bytes
-    owner: Owner | None = None
+    target: bytes = b""
 
 
 @message("fs.link", Kind.VOLUME)
@@ -176,20 +140,13 @@ class MakeLink(Message):
     name: bytes
 
 
-@message("fs.unlink", Kind.VOLUME)
-class Unlink(Message):
-    """Remove a name of a file. Answered by Changed."""
+@message("fs.remove", Kind.VOLUME)
+class Remove(Message):
+    """Remove a name of a file or, if it ``is_directory``, of an empty directory. Answered by Changed."""
 
     parent: int
     name: bytes
-
-
-@message("fs.rmdir", Kind.VOLUME)
-class RemoveDirectory(Message):
-    """Remove an empty directory. Answered by Changed."""
-
-    parent: int
-    name: bytes
+    is_directory: bool = False
 
 
 @message("fs.rename", Kind.VOLUME)
@@ -257,16 +214,18 @@ class ReadFile(Message):
 class Write(Message):
     """Write the payload, at the file's end if ``append``; answered by Written. ``late``: a program has
     written it before, under a delegation; it gives EIO if others have changed the file since the lease
-    expired. The ``attributes`` are set if all is written. ``last``: the client has no write delegation of the
-    file any more.
+    expired. The attributes ``then`` are set if all is written. ``last``: the client has no write delegation
+    of the file any more. ``reclaim``: it had one by an earlier server, so that no other client caches
+    anything of the file.
     """
 
     handle: int
     offset: int
     append: bool = False
     late: bool = False
-    attributes: SetAttributes | None = None
+    then: SetAttr | None = None
     last: bool = False
+    reclaim: bool = False
 
 
 @message("fs.fsync", Kind.VOLUME)
@@ -393,16 +352,6 @@ class Changed(Message):
     """
 
     directories: tuple[AttributesAre, ...] = ()
-
-
-@message("fs.entries", Kind.VOLUME)
-class Entries(Message):
-    """The payload is a page of a directory, packed by ``pack_page``; ``end``: there are no names behind it.
-    ``granted`` as in FoundIs.
-    """
-
-    granted: int = 0
-    end: bool = True
 
 
 @message("fs.link.target", Kind.VOLUME)

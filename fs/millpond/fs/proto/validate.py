@@ -69,11 +69,6 @@ def _(reply: x.XattrsAre) -> bool:
 
 
 @_is_possible.register
-def _(reply: x.BareAre) -> bool:
-    return _are_within((0, *reply.inodes), 0, _LONG)
-
-
-@_is_possible.register
 def _(reply: x.BirthTimeIs) -> bool:
     return reply.time is None or abs(reply.time) <= _MAX_TIME
 
@@ -128,12 +123,6 @@ def are_possible(a: Attributes) -> bool:
         and _are_within((a.inode, a.blocks), 0, _LONG)
         and _are_within((a.links, a.uid, a.gid, a.rdev, a.block_size), 0, _SHORT)
     )
-
-
-def require_name(name: bytes) -> None:
-    """Raise ProtocolError if no file in a directory can have this name."""
-    if not 0 < len(name) < 256 or b"/" in name or b"\0" in name or name in (b".", b".."):
-        raise ProtocolError("a directory's listing holds a name that no file can have")
 
 
 def _are_within(numbers: tuple[int, ...], low: int, high: int) -> bool:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+from functools import partial
 
-from millpond.fs.coherence.coherent_fs import ClientDelegationBreaker, CoherentFs
+from millpond.fs.coherence.coherent_fs import CoherentFs
 from millpond.fs.coherence.delegation_table import Holder
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.server.file_locks import ClientLocks
@@ -31,7 +32,11 @@ class ClientState:
         self._backing, self._delegations, self._shared = tree, delegations, shared
         self.holder: Holder = delegations.join(name)
         self.locks = ClientLocks(tree, lambda: delegations.await_locks(self.holder))
-        self._coherent = CoherentFs(tree, ClientDelegationBreaker(delegations, self.holder))
+        self._coherent = CoherentFs(
+            tree,
+            partial(delegations.write_intent, self.holder),
+            partial(delegations.recall_writer, self.holder),
+        )
         self._nodes: dict[Node, None] = {}
         self._handles: dict[Handle, Node] = {}
         self._cached_opens: dict[Handle, int] = {}

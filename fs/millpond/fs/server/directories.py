@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.dirents import pack_page
 from millpond.fs.server.client_state import ClientState
 from millpond.fs.store.directories import DOTS, blocks_from, entries_from
+from millpond.fs.store.extended import is_bare
 from millpond.fs.store.identity import key_of
 from millpond.fs.vfs.inode_api import ROOT, FoundEntry, Node
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, os_error, within
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error, within
 from millpond.wire.channel import FileSlice
 from millpond.wire.messages import Message
 
@@ -38,48 +38,50 @@ class DirectoryHandlers(ClientState):
     def _may_read(self, node: Node, attributes: Attributes) -> bool:
         return stat.S_ISREG(attributes.mode) and self._backing.may_read(node)
 
-    def _walk(self, start: Node, names: tuple[bytes, ...]) -> FoundEntry:
+    def _walk(self, start: Node, names: tuple[bytes, ...], *, again: bool = False) -> FoundEntry:
         if names and self._backing.hides(start, names[0]):
             raise os_error(errno.ENOENT)
-        return self._coherent.walk(start, names)
+        return (self._backing if again else self._coherent).walk(start, names)
 
     def _shows(self, node: Node, name: bytes) -> bool:
         return name not in DOTS and (node != ROOT or not self._backing.hides(node, name))
 
     @contextlib.contextmanager
-    def _opened_directory(self, node: Node) -> Iterator[int]:
-        """Yield a descriptor of a directory."""
+    def _opened_directory(self, node: Node) -> Iterator[tuple[Handle, int]]:
+        """Yield the handle and the descriptor of a directory."""
         handle = self._coherent.opendir(node)
         try:
-            yield self._coherent.descriptor(handle)
+            yield handle, self._coherent.descriptor(handle)
         finally:
             self._coherent.release(handle)
 
     def _is_empty(self, node: Node) -> bool:
         """Return whether a directory certainly has no names, and compares them by their bytes."""
-        with contextlib.suppress(OSError), self._opened_directory(node) as directory:
+        with contextlib.suppress(OSError), self._opened_directory(node) as (_, directory):
             return not os.listdir(directory) and self._backing.compares_bytes(node)  # noqa: PTH208
         return False
 
-    def _names_page(self, request: p.ReadDirectory) -> Reply:
-        node = self._node(request.node)
-        granted, cookie = self._grant_read(node), within(request.cookie, 0, _MAX_OFFSET)
-        handle = self._coherent.opendir(node)
-        try:
-            found = self._coherent.readdir(handle, cookie)
-            shown = (entry for entry in found if self._shows(node, os.fsencode(entry.name)))
-            listing, end = pack_page(shown, within(request.size, 0, MAX_TRANSFER))
-        finally:
-            self._coherent.release(handle)
-        return p.Entries(granted, end), listing
-
-    def _attributes_page(self, node: Node, request: c.ReadDirectoryPlus, granted: int) -> Reply:
+    def _page(self, node: Node, request: c.ReadDirectoryPlus, granted: int) -> Reply:
         page = c.Page(within(request.size, 0, MAX_TRANSFER))
         cookie = within(request.cookie, 0, _MAX_OFFSET)
-        with self._opened_directory(node) as directory:
-            fill = self._fill_delegated if request.delegated else self._fill
-            end = fill(page, node, directory, cookie)
+        with self._opened_directory(node) as (handle, directory):
+            if request.names_only:
+                end = self._fill_names(page, node, handle, cookie)
+            else:
+                fill = self._fill_delegated if request.delegated else self._fill
+                end = fill(page, node, directory, cookie)
         return c.EntriesPlus(end, granted), page.packed()
+
+    def _fill_names(self, page: c.Page, node: Node, handle: Handle, cookie: int) -> bool:
+        """Add names with inodes and types alone to a page. Returns whether there were no more."""
+        for entry in self._coherent.readdir(handle, cookie):
+            name = os.fsencode(entry.name)
+            if not self._shows(node, name) or not entry.mode:  # removed meanwhile
+                continue
+            if not page.has_room(name):
+                return False
+            page.add(name, entry.offset, (entry.inode, entry.mode, 1, *(0,) * 9))
+        return True
 
     def _fill(self, page: c.Page, node: Node, directory: int, cookie: int) -> bool:
         """Add names with attributes to a page. Returns whether there were no more."""
@@ -93,7 +95,8 @@ class DirectoryHandlers(ClientState):
                 number = self._backing.identity.number(key_of(status))
                 if self._delegations.recall_writer(self.holder, number):
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                page.add(name, behind, self._backing.identity.fields(status))
+                bare = is_bare(directory, name)
+                page.add(name, behind, self._backing.identity.fields(status), bare=bare)
         return True
 
     def _fill_delegated(self, page: c.Page, node: Node, directory: int, cookie: int) -> bool:
@@ -114,7 +117,8 @@ class DirectoryHandlers(ClientState):
                     if kind == stat.S_IFREG:
                         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                         if status.st_ino == inode and status.st_dev == device:
-                            page.add(name, behind, fields(status), 0, granted)
+                            bare = is_bare(directory, name)
+                            page.add(name, behind, fields(status), 0, granted, bare=bare)
                             continue
                     self._add_looked_up(page, node, name, behind)
                 except OSError:  # removed meanwhile, or it cannot be looked up

@@ -19,11 +19,10 @@ from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.setattr import requested_changes
 from millpond.fs.server.directories import DirectoryHandlers, Reply
 from millpond.fs.store.bulk_files import read_small
 from millpond.fs.store.identity import key_of
-from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node, SetAttr, one_name
+from millpond.fs.vfs.inode_api import Buffer, FoundEntry, Node, SetAttr
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error, within
 from millpond.fs.vfs.xattr_names import MAX_LIST, MAX_VALUE
 from millpond.wire.channel import FileSlice
@@ -31,6 +30,7 @@ from millpond.wire.messages import Message
 
 _LARGE = 1 << 16
 _MAX_OFFSET = (1 << 63) - 1
+_MAX_TIME = (1 << 40) * 10**9  # 34,000 years, within any file system's own clamp
 _CREATE_FLAGS = os.O_ACCMODE | os.O_EXCL | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
 _DONE: Reply = (p.Done(), b"")
 
@@ -78,7 +78,8 @@ class RequestHandlers(DirectoryHandlers):
         start = self._node(request.start)
         named = self._grant_read(start) if len(request.names) == 1 else 0
         try:
-            found = self._found_reply(self._walk(start, request.names), named)
+            walked = self._walk(start, request.names, again=request.again)
+            found = self._found_reply(walked, named)
         except FileNotFoundError:
             return p.Error(errno.ENOENT, named), b""
         if found.readable and 0 < found.attributes.size <= min(request.contents, MAX_TRANSFER):
@@ -161,21 +162,18 @@ class RequestHandlers(DirectoryHandlers):
         handle = None if request.handle is None else self._handle(request.handle)
         if handle is not None and self._node_of(handle) != node:
             raise os_error(errno.EBADF)
-        self._coherent.setattr(node, requested_changes(request), handle)
+        self._coherent.setattr(node, _checked(request.changes), handle)
         return self._attributes(node), b""
-
-    @perform.register
-    def _(self, request: p.ReadDirectory, _payload: Buffer) -> Reply:
-        return self._names_page(request)
 
     @perform.register
     def _(self, request: c.ReadDirectoryPlus, _payload: Buffer) -> Reply:
         start = self._node(request.node)
         if not request.path:
-            return self._attributes_page(start, request, self._grant_read(start))
+            granted = 0 if request.names_only else self._grant_read(start)
+            return self._page(start, request, granted)
         found = self._walk(start, request.path)
         try:
-            return self._attributes_page(found.node, request, 0)
+            return self._page(found.node, request, 0)
         finally:
             self._backing.forget(found.node, 1)
 
@@ -189,23 +187,17 @@ class RequestHandlers(DirectoryHandlers):
         return p.Link(self._coherent.readlink(self._node(request.node))), b""
 
     @perform.register
-    def _(self, request: p.MakeNode, _payload: Buffer) -> Reply:
-        mode = within(request.mode, 0, 0o177777)
+    def _(self, request: p.Make, _payload: Buffer) -> Reply:
+        mode, name, owner = within(request.mode, 0, 0o177777), request.name, request.owner
         parent, granted = self._parent_and_grant(request.parent)
-        made = self._coherent.mknod(parent, request.name, mode, request.rdev, request.owner)
-        return self._created_reply(made, parent, granted), b""
-
-    @perform.register
-    def _(self, request: p.MakeDirectory, _payload: Buffer) -> Reply:
-        parent, granted = self._parent_and_grant(request.parent)
-        made = self._coherent.mkdir(parent, request.name, request.mode, request.owner)
-        found = self._created_reply(made, parent, granted)
-        return replace(found, empty=bool(found.granted) and self._is_empty(made.node)), b""
-
-    @perform.register
-    def _(self, request: p.MakeSymlink, _payload: Buffer) -> Reply:
-        parent, granted = self._parent_and_grant(request.parent)
-        made = self._coherent.symlink(parent, request.name, request.target, request.owner)
+        if stat.S_ISDIR(mode):
+            made = self._coherent.mkdir(parent, name, stat.S_IMODE(mode), owner)
+            found = self._created_reply(made, parent, granted)
+            return replace(found, empty=bool(found.granted) and self._is_empty(made.node)), b""
+        if stat.S_ISLNK(mode):
+            made = self._coherent.symlink(parent, name, request.target, owner)
+        else:
+            made = self._coherent.mknod(parent, name, mode, request.rdev, owner)
         return self._created_reply(made, parent, granted), b""
 
     @perform.register
@@ -215,15 +207,10 @@ class RequestHandlers(DirectoryHandlers):
         return self._created_reply(made, parent, granted), b""
 
     @perform.register
-    def _(self, request: p.Unlink, _payload: Buffer) -> Reply:
+    def _(self, request: p.Remove, _payload: Buffer) -> Reply:
         parent, granted = self._parent_and_grant(request.parent)
-        self._coherent.unlink(parent, request.name)
-        return self._changed((parent, granted))
-
-    @perform.register
-    def _(self, request: p.RemoveDirectory, _payload: Buffer) -> Reply:
-        parent, granted = self._parent_and_grant(request.parent)
-        self._coherent.rmdir(parent, request.name)
+        remove = self._coherent.rmdir if request.is_directory else self._coherent.unlink
+        remove(parent, request.name)
         return self._changed((parent, granted))
 
     @perform.register
@@ -364,10 +351,9 @@ class RequestHandlers(DirectoryHandlers):
         def is_stale() -> bool:
             return request.late and self._delegations.is_stale(self.holder, self._backing.inode(node))
 
-        then = requested_changes(request.attributes) if request.attributes else None
-        count = self._coherent.write(
-            handle, payload, offset, append=request.append, is_stale=is_stale, then=then
-        )
+        then = _checked(request.then) if request.then else None
+        how = {"append": request.append, "reclaim": request.reclaim}
+        count = self._coherent.write(handle, payload, offset, **how, is_stale=is_stale, then=then)
         if request.last:
             self._end_gathering(handle)
         return p.Written(count, self._attributes_after(node, granted)), b""
@@ -413,7 +399,8 @@ class RequestHandlers(DirectoryHandlers):
         names = x.pack_names(self._coherent.extended.names(node))
         if len(names) > MAX_LIST:
             raise os_error(errno.E2BIG)
-        return x.XattrsAre(known), names
+        attributes = replace(known.attributes, bare=not names)
+        return x.XattrsAre(p.AttributesAre(attributes, known.granted)), names
 
     @perform.register
     def _(self, request: x.SetXattr, payload: Buffer) -> Reply:
@@ -434,14 +421,8 @@ class RequestHandlers(DirectoryHandlers):
         return x.BirthTimeIs(self._coherent.extended.birth_time(self._node(request.node))), b""
 
     @perform.register
-    def _(self, request: x.FindBare, _payload: Buffer) -> Reply:
-        node, number = self._node(request.node), self._backing.identity.number
-        names = [one_name(name) for name in request.names if self._backing.is_public(node)]
-        return x.BareAre(tuple(number(key_of(a)) for a in self._backing.extended.bare(node, names))), b""
-
-    @perform.register
     def _(self, request: p.Closed, _payload: Buffer) -> Reply:
-        return self._done(self._delegations.report_closed, self.holder, request.inode)
+        return self._done(self._delegations.report_open, self.holder, request.inode, False)
 
     @perform.register
     def _(self, request: r.GetLock, _payload: Buffer) -> Reply:
@@ -475,3 +456,13 @@ class RequestHandlers(DirectoryHandlers):
 def _performer(kind: type[Message]) -> Callable[[RequestHandlers, Message, Buffer], Reply]:
     dispatcher: singledispatchmethod[Reply] = vars(RequestHandlers)["perform"]
     return dispatcher.dispatcher.dispatch(kind)
+
+
+def _checked(changes: SetAttr) -> SetAttr:
+    """Return the changes. Raises OSError: EINVAL for values that no file can have."""
+    within(changes.size or 0, 0, _MAX_OFFSET)
+    within(changes.mode or 0, 0, 0o177777)
+    for time in (changes.atime, changes.mtime):
+        if isinstance(time, int):
+            within(time, -_MAX_TIME, _MAX_TIME)
+    return changes

@@ -5,25 +5,17 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import os_error
 
+if TYPE_CHECKING:
+    from millpond.fs.server.client_state import ClientState
+
 _LEAST_OPEN = 16
 _OF_EACH_OPEN_FILE = 2  # one to find the file, one to read and write it
-
-
-class NodeOwner(Protocol):
-    """A client that has nodes."""
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes that the client has."""
-
-    def forget_oldest(self, but: Node) -> bool:
-        """Drop the node found longest ago that is neither open nor ``but``. Returns False without one."""
 
 
 class SharedDescriptors:
@@ -31,13 +23,13 @@ class SharedDescriptors:
 
     def __init__(self, tree: BackingFs) -> None:
         self.tree = tree
-        self._clients: dict[NodeOwner, Callable[[], bool]] = {}
+        self._clients: dict[ClientState, Callable[[], bool]] = {}
 
-    def add(self, client: NodeOwner, is_lost: Callable[[], bool]) -> None:
+    def add(self, client: ClientState, is_lost: Callable[[], bool]) -> None:
         """Add a client; ``is_lost`` tells whether it has no connection."""
         self._clients[client] = is_lost
 
-    def remove(self, client: NodeOwner) -> None:
+    def remove(self, client: ClientState) -> None:
         """Remove a client, which has dropped its nodes."""
         self._clients.pop(client, None)
 
@@ -55,6 +47,6 @@ class SharedDescriptors:
             if not any(client.forget_oldest(but) for client in self._by_share()):
                 raise os_error(errno.ENFILE)
 
-    def _by_share(self) -> list[NodeOwner]:
+    def _by_share(self) -> list[ClientState]:
         clients = list(self._clients.items())
         return [client for client, is_lost in sorted(clients, key=lambda one: (not one[1](), -one[0].nodes))]

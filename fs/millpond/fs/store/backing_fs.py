@@ -29,7 +29,7 @@ from millpond.fs.store.create import (
     set_times,
 )
 from millpond.fs.store.descriptors import DescriptorUse, InodeRef, OpenRef, drop
-from millpond.fs.store.directories import list_from, list_with_lookups
+from millpond.fs.store.directories import list_from
 from millpond.fs.store.extended import BackingExtended
 from millpond.fs.store.file_locks import FileLocks
 from millpond.fs.store.identity import FileIdentity, Key, key_of
@@ -379,18 +379,22 @@ class BackingFs:
         except OSError:
             os.close(made)
             raise
-        return found, self._opened(made)
+        return found, self._opened(made, found.node)
 
     def create_unnamed(self, parent: Node) -> tuple[FoundEntry, Handle]:
-        """Make and open a regular file without a name (O_TMPFILE), to be linked in this directory later."""
+        """Make and open a regular file without a name (O_TMPFILE), to be linked in this directory later.
+        Raises OSError: EOPNOTSUPP where there is none.
+        """
         with self.pinned(parent) as directory:
-            made = open_unnamed(directory)
+            made = open_unnamed(directory, os.O_RDWR, 0o600)
+        if made < 0:
+            raise os_error(errno.EOPNOTSUPP)
         try:
             found = self._found(os.open(proc_path(made), os.O_PATH | os.O_CLOEXEC), self.is_public(parent))
         except OSError:
             os.close(made)
             raise
-        return found, self._opened(made)
+        return found, self._opened(made, found.node)
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; EPERM for any other type."""
@@ -398,11 +402,11 @@ class BackingFs:
             if not stat.S_ISREG(os.fstat(here).st_mode):  # before open(2), which has side effects on a FIFO
                 raise os_error(errno.EPERM)
             kept = flags & _CREATE_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW
-            return self._opened(open_past_lease(proc_path(here), kept))
+            return self._opened(open_past_lease(proc_path(here), kept), node)
 
-    def _opened(self, descriptor: int, directory: Node | None = None) -> Handle:
+    def _opened(self, descriptor: int, node: Node) -> Handle:
         handle = Handle(next(self._handles))
-        self._open[handle] = OpenRef(descriptor, directory)
+        self._open[handle] = OpenRef(descriptor, node)
         return handle
 
     def _file(self, handle: Handle) -> OpenRef:
@@ -475,16 +479,13 @@ class BackingFs:
         with self._opened_file(handle) as directory:
             yield from list_from(directory, offset, self.identity, self._refs[ROOT].key)
 
-    def readdirplus(self, handle: Handle, offset: int, add: AddEntry) -> None:
-        """List a directory with attributes."""
-        list_with_lookups(self, self.directory_of(handle), handle, offset, add)
+    def readdirplus(self, _handle: Handle, _offset: int, _add: AddEntry) -> None:
+        """Raise OSError: EOPNOTSUPP, since a device's kernel asks for no attributes with a listing."""
+        raise os_error(errno.EOPNOTSUPP)
 
-    def directory_of(self, handle: Handle) -> Node:
-        """Return the node of an open directory. Raises OSError."""
-        node = self._file(handle).directory
-        if node is None:
-            raise os_error(errno.ENOTDIR)
-        return node
+    def node_of(self, handle: Handle) -> Node:
+        """Return the node of an open file or directory. Raises OSError: EBADF."""
+        return self._file(handle).node
 
     def statfs(self) -> Statistics:
         """Return how full the quota is, or the file system below if that is fuller."""

@@ -9,11 +9,12 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.store.identity import key_of
+from millpond.fs.store.extended import is_bare
 from millpond.fs.vfs.bulk_api import SMALL_BYTES, FileRead, SmallFile
 from millpond.fs.vfs.inode_api import FoundEntry, Node, SetAttr
 from millpond.fs.vfs.path_api import Attributes, Handle, os_error
@@ -37,20 +38,15 @@ class BackingBulk:
         finally:
             self._tree.forget(found.node, 1)
         try:
-            with os.scandir(self._tree.descriptor(handle)) as entries:
+            directory = self._tree.descriptor(handle)
+            with os.scandir(directory) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        yield (
-                            os.fsencode(entry.name),
-                            self._tree.identity.attributes(entry.stat(follow_symlinks=False)),
-                        )
+                        name = os.fsencode(entry.name)
+                        known = self._tree.identity.attributes(entry.stat(follow_symlinks=False))
+                        yield name, replace(known, bare=is_bare(directory, name))
         finally:
             self._tree.release(handle)
-
-    def bare(self, directory: Node, names: Sequence[bytes]) -> Collection[int]:
-        """Return the inode numbers of files without extended attributes."""
-        number = self._tree.identity.number
-        return {number(key_of(found)) for found in self._tree.extended.bare(directory, names)}
 
     def read(self, directory: Node, names: Sequence[bytes]) -> Iterator[FileRead]:
         """Read small regular files."""
@@ -127,10 +123,7 @@ def _write(tree: BackingFs, directory: Node, file: SmallFile) -> _Written:
     tree.inode_of(directory, file.name)  # of a name that no file here can have this alone fails
     if tree.is_full:
         raise os_error(errno.ENFILE)
-    try:
-        found, handle = tree.create_unnamed(directory)
-    except IsADirectoryError:  # no O_TMPFILE
-        raise os_error(errno.EOPNOTSUPP) from None
+    found, handle = tree.create_unnamed(directory)
     try:
         data = memoryview(file.data)
         while data:

@@ -56,7 +56,7 @@ class Creator:
         what stat tells of it, where the file system makes files without a name. Returns its descriptor.
         """
         mode = self.permissions(mode)
-        if announce and (unnamed := _open_unnamed(parent, flags, mode)) >= 0:
+        if announce and (unnamed := open_unnamed(parent, flags, mode)) >= 0:
             return self._announced(unnamed, parent, name, mode, owner, announce)
         made = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, mode, dir_fd=parent)
         with _undo_on_error(lambda: os.unlink(name, dir_fd=parent)):
@@ -110,7 +110,7 @@ class Creator:
         return made
 
 
-def _open_unnamed(parent: int, flags: int, mode: int) -> int:
+def open_unnamed(parent: int, flags: int, mode: int) -> int:
     """Create a regular file without a name that is opened with these flags, to write it at least; -1 where
     there is none.
     """
@@ -121,13 +121,6 @@ def _open_unnamed(parent: int, flags: int, mode: int) -> int:
         if error.errno in (errno.EISDIR, errno.EOPNOTSUPP):
             return -1
         raise
-
-
-def open_unnamed(parent: int) -> int:
-    """Create a regular file without a name (O_TMPFILE) that can be linked in ``parent``. Returns its
-    descriptor.
-    """
-    return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent)
 
 
 @contextlib.contextmanager
@@ -199,6 +192,6 @@ def set_times(descriptor: int, atime: int | Now | None, mtime: int | Now | None)
 def _time(time: int | Now | None) -> tuple[int, int]:
     if time is None:
         return 0, syscalls.UTIME_OMIT
-    if isinstance(time, Now):
+    if time == "now":
         return 0, syscalls.UTIME_NOW
     return divmod(time, 10**9)

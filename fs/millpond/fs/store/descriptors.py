@@ -35,9 +35,9 @@ class InodeRef(HeldDescriptor):
 
 @dataclass(slots=True)
 class OpenRef(HeldDescriptor):
-    """Descriptor of an open file, or of an open directory and its node."""
+    """Descriptor of an open file or directory, and its node."""
 
-    directory: Node | None = None
+    node: Node
 
 
 class DescriptorUse:

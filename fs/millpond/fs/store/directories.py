@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from millpond.fs.store.identity import FileIdentity, Key, key_of
-from millpond.fs.vfs.inode_api import UNLISTED, AddEntry, FoundEntry, InodeFs, Node
-from millpond.fs.vfs.path_api import DirectoryEntry, Handle
+from millpond.fs.vfs.path_api import DirectoryEntry
 from millpond.linux import syscalls
 
 DOTS = (b".", b"..")
@@ -64,28 +63,3 @@ def _type(directory: int, name: bytes) -> int:
         return stat.S_IFMT(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return 0
-
-
-def list_with_lookups(tree: InodeFs, directory: Node, handle: Handle, offset: int, add: AddEntry) -> None:
-    """Implement ``readdirplus`` of a tree by its own ``readdir`` and ``lookup``."""
-    for entry in tree.readdir(handle, offset):
-        name, found = os.fsencode(entry.name), None
-        if name not in DOTS:
-            found = _found(tree, directory, name)
-        if found is None:
-            fields = (entry.inode, entry.mode, 1, *(0,) * 9)
-            if not add(name, entry.offset, UNLISTED, fields, 0.0, 0.0):
-                return
-        elif not add(
-            name, entry.offset, found.node, found.attributes.fields(), found.seconds, found.name_seconds
-        ):
-            tree.forget(found.node, 1)
-            return
-
-
-def _found(tree: InodeFs, directory: Node, name: bytes) -> FoundEntry | None:
-    """Return what a name stands for; None if it cannot be looked up."""
-    try:
-        return tree.lookup(directory, name)
-    except OSError:
-        return None

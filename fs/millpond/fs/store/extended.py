@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Self
 
@@ -18,23 +18,17 @@ from millpond.fs.vfs.xattr_names import is_user_name, user_name
 from millpond.linux import syscalls
 
 
-@contextlib.contextmanager
-def _opened(name: bytes, directory: int) -> Iterator[int]:
-    file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-def _user_names(file: int) -> tuple[bytes, ...]:
-    found = map(os.fsencode, os.listxattr(proc_path(file)))
+def _user_names(path: bytes, *, follow_symlinks: bool = True) -> tuple[bytes, ...]:
+    found = map(os.fsencode, os.listxattr(path, follow_symlinks=follow_symlinks))
     return tuple(name for name in found if is_user_name(name))
 
 
-def _is_bare(file: int) -> bool:
+def is_bare(directory: int, name: bytes) -> bool:
+    """Return whether the file with a name in an open directory certainly has no extended attributes, or is in
+    a file system without any.
+    """
     try:
-        return not _user_names(file)
+        return not _user_names(os.fsencode(proc_path(directory)) + b"/" + name, follow_symlinks=False)
     except OSError as error:
         return error.errno == errno.EOPNOTSUPP
 
@@ -83,7 +77,7 @@ class BackingExtended:
         if not self._is_public(node):
             return ()
         with self._pinned(node) as file:
-            return _user_names(file)
+            return _user_names(os.fsencode(proc_path(file)))
 
     def remove(self, node: Node, name: bytes) -> None:
         """Remove an extended attribute. A full quota does not hinder it."""
@@ -91,16 +85,6 @@ class BackingExtended:
         self._require_public(node)
         with self._intent(node), self._pinned(node) as file:
             os.removexattr(proc_path(file), name)
-
-    def bare(self, directory: Node, names: Iterable[bytes]) -> Iterator[os.stat_result]:
-        """Iterate over what stat tells of the files with these names that have no extended attribute, or are
-        in a file system without any.
-        """
-        with self._pinned(directory) as here:
-            for name in names:
-                with contextlib.suppress(OSError), _opened(name, here) as file:
-                    if _is_bare(file):
-                        yield os.fstat(file)
 
     def birth_time(self, node: Node) -> int | None:
         """Return when a file was made; None if its file system does not know."""

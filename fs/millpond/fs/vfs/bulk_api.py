@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -43,11 +43,8 @@ class BulkFs(Protocol):
 
     def list(self, start: Node, path: Sequence[bytes]) -> Iterator[tuple[bytes, Attributes]]:
         """Iterate over the names, with attributes, in the directory that ``path`` leads to from ``start``. A
-        name that is added or removed meanwhile may be missing or not.
+        name that is added or removed meanwhile may be missing or not. Those that are ``bare`` say so.
         """
-
-    def bare(self, directory: Node, names: Sequence[bytes]) -> Collection[int]:
-        """Return the inode numbers of files that have no extended attributes, of those with these names."""
 
     def read(self, directory: Node, names: Sequence[bytes]) -> Iterator[FileRead]:
         """Read regular files of at most SMALL_BYTES. Any other is left out, and so is one that cannot be

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NewType, Protocol
+from typing import Final, Literal, NewType, Protocol
 
 from millpond.fs.vfs.lock_types import Family, Lock
 from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle, Owner, Statistics, os_error
@@ -58,10 +58,8 @@ class CacheMode(Enum):
     DIRECT = "direct"
 
 
-class Now(Enum):
-    """Marker for a time that is the present one (UTIME_NOW)."""
-
-    NOW = "now"
+Now = Literal["now"]
+"""In place of a time: the present one (UTIME_NOW)."""
 
 
 @dataclass(frozen=True, slots=True)

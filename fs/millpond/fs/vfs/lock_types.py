@@ -64,9 +64,10 @@ class HeldLocks:
 
     def __init__(self) -> None:
         self._held: dict[Place, dict[int, list[Lock]]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(len(locks) for owners in self._held.values() for locks in owners.values())
+        return self._count
 
     def __iter__(self) -> Iterator[tuple[Place, Lock]]:
         """Iterate over all locks."""
@@ -86,6 +87,7 @@ class HeldLocks:
     def put(self, place: Place, owner: int, locks: list[Lock]) -> None:
         """Note that an owner holds these locks of a file, and no others."""
         owners = self._held.setdefault(place, {})
+        self._count += len(locks) - len(owners.get(owner, ()))
         if locks:
             owners[owner] = locks
         else:

@@ -89,11 +89,14 @@ def woken_by(wake: Callable[[], None]) -> Iterator[Operation]:
 
 
 @contextlib.contextmanager
-def held(lock: threading.Lock) -> Iterator[None]:
-    """Hold a lock that another thread may hold while it waits for another process."""
+def held(lock: threading.Lock, seconds: float = threading.TIMEOUT_MAX) -> Iterator[None]:
+    """Hold a lock that another thread may hold while it waits for another process. Raises OSError: ETIMEDOUT
+    if it is not free within ``seconds``.
+    """
     if not lock.acquire(blocking=False):
         about_to_wait()
-        lock.acquire()
+        if not lock.acquire(timeout=seconds):
+            raise os_error(errno.ETIMEDOUT)
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from millpond.fs.vfs.bulk_api import BulkFs, FileRead, SmallFile
 from millpond.fs.vfs.inode_api import ROOT, ExtendedFs, FoundEntry, InodeFs, Node, SetAttr
@@ -184,10 +184,6 @@ class PathAdapter:
         _, append = self._file(handle)
         return self._tree.write(handle, data, offset, append=append)
 
-    def flush(self, handle: Handle) -> None:
-        """Note that a descriptor of this file was closed."""
-        self._file(handle)
-
     def fsync(self, handle: Handle, data_only: bool = False) -> None:
         """Return when the file is on the flash."""
         self._file(handle)
@@ -236,11 +232,6 @@ class BulkPathAdapter(PathAdapter):
         """Iterate over all names in a directory but ``.`` and ``..``, with attributes."""
         names = [_bytes(name) for name in components(path)]
         return ((os.fsdecode(name), found) for name, found in self._bulk.list(ROOT, names))
-
-    def bare(self, folder: str, names: Iterable[str]) -> Collection[int]:
-        """Return the inode numbers of a directory's files that have no extended attributes."""
-        with self._at(folder) as at:
-            return self._bulk.bare(at.node, [_bytes(name) for name in names])
 
     def read_small(self, folder: str, names: Sequence[str]) -> dict[str, FileRead]:
         """Return the small regular files of these names in a directory that can be read."""

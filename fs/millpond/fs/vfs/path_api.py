@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NewType
 
@@ -35,7 +35,8 @@ class Owner:
 @dataclass(frozen=True, slots=True)
 class Attributes:
     """A file's attributes, as in stat(2): times in nanoseconds since 1970, ``size`` in bytes, ``blocks`` of
-    512 bytes, ``rdev`` the device number of a device file.
+    512 bytes, ``rdev`` the device number of a device file. ``bare``: it is known to have no extended
+    attributes.
     """
 
     inode: int
@@ -50,9 +51,10 @@ class Attributes:
     mtime: int
     ctime: int
     rdev: int = 0
+    bare: bool = field(default=False, compare=False, kw_only=True)
 
     def fields(self) -> tuple[int, ...]:
-        """Return the values in their order."""
+        """Return the values in their order, without ``bare``."""
         return _FIELDS(self)
 
 

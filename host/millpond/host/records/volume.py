@@ -35,7 +35,7 @@ class OperationCount:
 class MountInfo:
     """A mount of this host. ``kept`` has, by kind of request of its kernel, how many were answered without
     the device, and how many there were. ``ahead`` and ``ahead_used`` are bytes read ahead, and those of them
-    used; ``dirty`` is always 0, as mounts write through. ``operations`` are by name, as programs see them.
+    used, ``dirty`` those written that the device lacks. ``operations`` are by name, as programs see them.
     """
 
     mountpoint: str

@@ -12,7 +12,8 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from operator import itemgetter
 from types import TracebackType
 from typing import Self
@@ -58,7 +59,6 @@ class Copier:
         self._listings = Listings(there)
         self._existing: dict[str, Attributes] = {}
         self._listed: str | None = None
-        self._bare: Collection[int] = ()  # inodes in it without extended attributes
         self.failures: list[CopyFailed] = []
         self._lost: list[str] = []
         self._made: list[Item] = []
@@ -82,12 +82,14 @@ class Copier:
             found = self._here.getattr(source)
             if stat.S_ISDIR(found.mode) and not recursive:
                 raise os_error(errno.EISDIR)
-            folder, _, name_here = source.rpartition("/")
-            is_bare = not stat.S_ISDIR(found.mode) and found.inode in self._here.bare(folder, [name_here])
+            if stat.S_ISREG(found.mode):
+                with self._here.extended(source) as (extended, node), contextlib.suppress(OSError):
+                    found = replace(found, bare=not extended.names(node))
+        name_here = source.rpartition("/")[2]
         with naming(self._there, target):
             if is_directory(self._there, target):
                 target = _joined(target, name or name_here)
-        return list(self._walk(Item(source, target, found, not is_bare)))
+        return list(self._walk(Item(source, target, found)))
 
     def _walk(self, top: Item) -> Iterator[Item]:
         left = [top]
@@ -108,11 +110,7 @@ class Copier:
     def _below(self, item: Item) -> list[Item]:
         with naming(self._here, item.source):
             found = sorted(self._here.list_attributes(item.source), key=itemgetter(0))
-            bare = self._here.bare(item.source, [name for name, _ in found])
-        return [
-            Item(_joined(item.source, name), _joined(item.target, name), known, known.inode not in bare)
-            for name, known in found
-        ]
+        return [Item(_joined(item.source, name), _joined(item.target, name), known) for name, known in found]
 
     def copy(self, items: Iterable[Item], progress: Callable[[int], None]) -> Iterator[Item]:
         """Copy the items of a plan, of a directory only itself, and call ``progress`` with bytes as they are
@@ -145,7 +143,7 @@ class Copier:
                 self._link(item, first)
         for item in reversed(self._made):
             with self._noted(self._there.shown(item.target)), naming(self._there, item.target):
-                if item.is_extended:
+                if not item.attributes.bare:
                     self._carry(item, item.target)
                 self._set_mode_and_times(item, item.target)
 
@@ -183,8 +181,6 @@ class Copier:
         """Make a directory unless it is there, and remember what is in it."""
         self._existing, self._listed = existing or {}, item.target
         if existing is not None:
-            with naming(self._there, item.target):
-                self._bare = self._there.bare(item.target, existing)
             return
         with naming(self._there, item.target):
             try:
@@ -216,7 +212,7 @@ class Copier:
             raise CopyFailed(errno.EISDIR, os.strerror(errno.EISDIR), self._there.shown(item.target))
         elif wanted.links > 1 and (first := self._first_name(item)) != item.target:
             self._other_names.append((item, first))
-        elif wanted.size <= SMALL_BYTES and not item.is_extended:
+        elif wanted.size <= SMALL_BYTES and wanted.bare:
             small.add(item)
         else:
             self._file(item)
@@ -225,7 +221,7 @@ class Copier:
         """Give a file with the contents of its source the source's mode and extended attributes."""
         target, mode, now = item.target, item.attributes.mode & self._mask, stat.S_IMODE(known.mode)
         with naming(self._there, target):
-            if item.is_extended or known.inode not in self._bare:
+            if not (item.attributes.bare and known.bare):
                 if not now & stat.S_IWUSR:
                     now |= stat.S_IWUSR
                     self._there.chmod(target, now)

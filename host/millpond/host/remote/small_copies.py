@@ -42,14 +42,11 @@ _ONE_BY_ONE = frozenset({errno.EOPNOTSUPP, errno.ENFILE, errno.EMFILE})
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file, directory or symbolic link to copy: its source, its target, its attributes, and whether it may
-    have extended ones.
-    """
+    """A file, directory or symbolic link to copy: its source, its target, its attributes."""
 
     source: str
     target: str
     attributes: Attributes
-    is_extended: bool = True
 
 
 @dataclass(slots=True)

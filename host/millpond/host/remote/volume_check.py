@@ -17,7 +17,7 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.status import StatusIs
 from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.fs.vfs.path_adapter import PathAdapter
-from millpond.fs.vfs.path_api import Attributes
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -163,7 +163,7 @@ def _deadline() -> Deadline:
 def _answer(channel: Channel, request: Message) -> Message:
     channel.send(request, _deadline())
     answer = channel.receive(_deadline()).message
-    channel.receive_payload(p.MAX_LISTING, _deadline())
+    channel.receive_payload(MAX_TRANSFER, _deadline())
     return answer
 
 

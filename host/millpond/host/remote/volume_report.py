@@ -101,7 +101,7 @@ def of_mount(numbers: MountStats) -> MountInfo:
         numbers.how,
         kept,
         *ahead,
-        dirty=0,
+        dirty=numbers.dirty,
         latencies=latencies,
         operations={name: _operation(numbers, name) for name in sorted(numbers.operations)},
     )

@@ -86,7 +86,7 @@ def _mount(mount: MountInfo) -> Group:
     kept = [f"{name} {here} of {asked}" for name, (here, asked) in mount.kept.items() if asked]
     about.add_row("answered here", ", ".join(kept) or "nothing was asked")
     about.add_row("read ahead", f"{size(mount.ahead)}, {size(mount.ahead_used)} of it used")
-    about.add_row("dirty", "write-through: nothing")
+    about.add_row("dirty", f"{size(mount.dirty)} of new files are not on the device yet")
     if not mount.latencies:
         return Group(about)
     table = _plain("request", "count", "median", "99 %")

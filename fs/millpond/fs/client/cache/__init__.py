@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's caches: inodes and names, blocks, small files, and how their entries become invalid; what is
+"""The client's caches: inodes and names, data, and how their entries become invalid; what is
 not sent yet.
 """

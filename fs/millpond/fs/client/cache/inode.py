@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from millpond.fs.client.cache.write_verifier import WriteVerifier
 from millpond.fs.vfs.inode_api import Node
-from millpond.fs.vfs.path_api import Attributes, DirectoryEntry
+from millpond.fs.vfs.path_api import Attributes
 
 
 @dataclass(slots=True)
@@ -20,13 +20,11 @@ class CachedInode:
     counts invalidations, ``block_changes`` those of its cached blocks; ``changed_at`` is its last change by
     this client. ``local_opens`` are opens that the server does not know of; ``reported_open``: a recall reply
     has reported them. ``recalling`` counts invalidations of the kernel's cache under way; ``ungranted_read``:
-    data was returned to the kernel during one. ``xattrs``: the names of its extended attributes, valid while
-    the other attributes are the same object. ``gathered``: the server lacks data, so that its attributes are
-    not the file's. ``linked``: it was made without a name, and not synced since it has one.
+    data was returned to the kernel during one. ``gathered``: the server lacks data, so that its attributes
+    are not the file's. ``linked``: it was made without a name, and not synced since it has one.
 
     Of a directory: ``small_reads`` counts reads of small files in it; ``in_listing``: the kernel may still be
-    taking over names from a listing; ``old_names``: dropped names; ``complete``: it has no others than
-    ``names``.
+    taking over names from a listing; ``complete``: it has no others than ``names``.
     """
 
     node: Node
@@ -42,9 +40,7 @@ class CachedInode:
     attributes: Attributes | None = None
     names: dict[bytes, Node | None] = field(default_factory=dict)
     complete: bool = False
-    listing: tuple[DirectoryEntry, ...] | None = None
     target: bytes | None = None
-    xattrs: tuple[Attributes, tuple[bytes, ...]] | None = None
     has_data: bool = False
     readable: bool = False
     small_reads: int = 0
@@ -56,7 +52,6 @@ class CachedInode:
     block_changes: int = 0
     changed_at: int = 0
     in_listing: bool = False
-    old_names: dict[bytes, Node | None] | None = None
     gathered: bool = False
     linked: bool = False
     durability: WriteVerifier = field(default_factory=WriteVerifier)
@@ -64,11 +59,11 @@ class CachedInode:
     def drop(self) -> None:
         """Invalidate all cached state of the file."""
         self.drops += 1
-        self.granted, self.attributes, self.listing, self.readable = 0, None, None, False
+        self.granted, self.attributes, self.readable = 0, None, False
         self.drop_names()
 
     def drop_names(self) -> None:
         """Invalidate the names in this directory."""
         self.complete = False
         if self.names:
-            self.old_names, self.names = self.names, {}
+            self.names = {}

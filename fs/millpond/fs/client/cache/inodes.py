@@ -17,9 +17,8 @@ from typing import Literal, cast
 
 from millpond.base.errors import LocalError
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.cache.listed import ListedFiles, listed_attributes
 from millpond.fs.proto.file_ops import FoundIs
-from millpond.fs.vfs.inode_api import ROOT, UNLISTED, KnownFile, Node
+from millpond.fs.vfs.inode_api import ROOT, KnownFile, Node
 from millpond.fs.vfs.path_api import Attributes, os_error
 
 _MOST_IDLE = 8192
@@ -35,9 +34,8 @@ class InodeCache:
 
     ``lease_end`` is in seconds of the lease clock. ``to_forget`` are nodes that the server is to forget;
     ``forget_is_urgent``: one of them may be a removed file that still takes flash space. ``to_return`` are
-    inode numbers and grants of files without a node on the server, to be returned. ``listed`` are files that
-    arrived with a listing; any other use makes a CachedInode of one. ``pages_held`` counts pages of listings
-    that are still to be used.
+    inode numbers and grants of files without a node on the server, to be returned. ``pages_held`` counts
+    pages of listings that are still to be used.
     """
 
     def __init__(self) -> None:
@@ -46,7 +44,6 @@ class InodeCache:
         self.verifier, self._storage = 0, b""
         self.to_forget: list[int] = []
         self.to_return: list[tuple[int, int]] = []
-        self.listed = ListedFiles()
         self.pages_held = 0
         self.forget_is_urgent = False
         self._forgets_in_flight: set[int] = set()
@@ -61,7 +58,7 @@ class InodeCache:
         self._changes = self._names_changed_at = self._invalidated_at = 0
 
     def file(self, node: Node) -> CachedInode:
-        """Return the inode of a node. Raises OSError: ESTALE for a forgotten one."""
+        """Return the inode of a node. Needs no lock. Raises OSError: ESTALE for a forgotten one."""
         file = self.get(node)
         if file is None:
             raise os_error(errno.ESTALE) from LocalError("the file was forgotten here")
@@ -70,103 +67,27 @@ class InodeCache:
     @property
     def count(self) -> int:
         """Number of files that are known."""
-        return len(self._files) + len(self.listed)
-
-    def known(self, node: Node) -> CachedInode | None:
-        """Return the inode of a node, None for one that is forgotten or was only listed. Needs no lock."""
-        return self._files.get(node)
+        return len(self._files)
 
     def get(self, node: Node) -> CachedInode | None:
-        """Return the inode of a node, None for a forgotten one."""
-        return self._files.get(node) or (self._unlist(node) if node in self.listed else None)
+        """Return the inode of a node, None for a forgotten one. Needs no lock."""
+        return self._files.get(node)
 
     def by_inode(self, inode: int) -> CachedInode | None:
         """Return the file with an inode number of the device, None if it is not cached."""
-        if file := self._by_inode.get(inode):
-            return file
-        node = self.listed.node_of(inode)
-        return None if node is None else self._unlist(node)
-
-    def _unlist(self, node: Node) -> CachedInode:
-        """Make a CachedInode of a listed file."""
-        listed = self.listed.pop(node)
-        place, name, inode, granted, lookups, _ = listed
-        file = CachedInode(node, inode, None, name, lookups=lookups, granted=granted)
-        file.attributes = listed_attributes(listed)
-        self._files[node] = self._by_inode[inode] = file
-        if parent := self._files.get(place):
-            self.set_location(file, parent, name)
-            parent.children -= 1  # it had been counted
-        self._idle_unless_used(file)
-        return file
-
-    def list_file(
-        self, directory: CachedInode, name: bytes, inode: int, granted: int, record: bytes, node: Node
-    ) -> None:
-        """Count a lookup of a file that a listing brought, by its node from ``listed_or_new``."""
-        before, lookups = self.listed.get(node), 1
-        if before is None or before[0] != directory.node:
-            directory.children += 1
-        if before:
-            lookups += before[4]
-            if before[0] != directory.node and (parent := self._files.get(before[0])):
-                parent.children -= 1
-            if before[3] > granted:  # of a later page
-                granted, record = before[3], before[5]
-        self.listed.put(node, (directory.node, name, inode, granted, lookups, record))
-
-    def listed_or_new(self, inode: int, granted: int, has_more: object) -> Node | None:
-        """Return the node of a listed file, a new one if none is known; UNLISTED if the grant does not count,
-        and None for a file that ``has_more`` than a listing tells, or has a CachedInode.
-        """
-        if not granted or granted <= self._floor or granted <= self._recalled.get(inode, 0):
-            return UNLISTED
-        if has_more or inode in self._by_inode:
-            return None
-        return self.listed.node_of(inode) or next(self._numbers)
-
-    def files(self) -> Iterable[CachedInode]:
-        """Return all files but those that were only listed, as they were found."""
-        return self._files.values()
+        return self._by_inode.get(inode)
 
     def least_needed(self) -> list[KnownFile]:
         """Return the files that the kernel knows and that are no directories: first those that it was only
         told of with a listing, last those that it has data of, each in the order in which they were found.
         """
-        listed = [(node, file[0], file[1]) for node, file in self.listed.items() if file[4]]
-        plain, with_data = list[KnownFile](), list[KnownFile]()
-        for file in self.files():
+        found = list[CachedInode]()
+        for file in self._files.values():
             is_directory = file.attributes is not None and stat.S_ISDIR(file.attributes.mode)
-            if file.parent is None or is_directory or file.children or file.local_opens or not file.lookups:
-                continue
-            (with_data if file.has_data else plain).append((file.node, file.parent, file.name))
-        return [*listed, *plain, *with_data]
-
-    def keep_unused(self, node: Node) -> None:
-        """Drop a lookup that was counted for no kernel, and keep what is cached of the file for a while."""
-        if (file := self.listed.get(node)) is None:
-            self.forget(node, 1)
-        elif oldest := self.listed.keep_unused(node, file):
-            self.forget_listed(oldest, 0)
-
-    def forget_listed(self, node: Node, times: int) -> bool:
-        """Drop ``times`` lookups of a listed file. Returns False if the node is none."""
-        file = self.listed.get(node)
-        if file is None:
-            return False
-        place, name, inode, granted, lookups, record = file
-        if lookups > times or (lookups and not times):
-            self.listed.put(node, (place, name, inode, granted, lookups - times, record))
-            return True
-        self.listed.pop(node)
-        if parent := self._files.get(place):
-            parent.children -= 1
-            if parent.names.get(name) == node:
-                del parent.names[name]
-                parent.complete = False
-            self._idle_unless_used(parent)
-        self._return(inode, granted)
-        return True
+            if file.lookups and not (is_directory or file.children or file.local_opens):
+                found.append(file)
+        found.sort(key=lambda file: (file.has_data, file.seen))
+        return [(file.node, file.parent, file.name) for file in found if file.parent is not None]
 
     def _return(self, inode: int, granted: int) -> None:
         """Return a grant. A page that is still to be used may name it: it counts as recalled."""
@@ -194,8 +115,6 @@ class InodeCache:
     def last_known(self, directory: CachedInode, name: bytes) -> CachedInode | None:
         """Return the inode that was last found under a name, valid or not, or None."""
         node = directory.names.get(name, self._by_location.get((directory.node, name)))
-        if node is None and directory.old_names and (old := directory.old_names.get(name)):
-            node = old if self.listed.is_at(old, directory.node, name) else None
         return None if node is None else self.get(node)
 
     def parent(self, file: CachedInode) -> CachedInode | None:
@@ -225,19 +144,20 @@ class InodeCache:
     def insert(
         self, reply: FoundIs, parent: CachedInode, name: bytes, *, since: int, verifier: int
     ) -> CachedInode:
-        """Cache a file that the server has found; return its inode.
+        """Cache a file that the server has found, or listed without a node; return its inode.
 
         ``since`` is ``changes`` at the time of the request, ``verifier`` the session verifier then.
         """
         file = self.found(reply.attributes, parent, name)
         # the server may still forget the node, and with it all its grants
         is_being_forgotten = reply.node in self._forgets_in_flight
-        file.remote, file.verifier = reply.node, 0 if is_being_forgotten else verifier
+        if reply.node:
+            file.remote, file.verifier = reply.node, 0 if is_being_forgotten else verifier
         if reply.node in self.to_forget:
             self.to_forget.remove(reply.node)
         granted = 0 if is_being_forgotten else reply.granted
         if self.learn(file, reply.attributes, granted, since=since) and self.is_current(file, since):
-            file.readable = reply.readable
+            file.readable = reply.readable if reply.node else file.readable
         self.learn_name(parent, name, file.node, reply.name_granted, since=since)
         self._idle_unless_used(file)
         return file
@@ -350,11 +270,11 @@ class InodeCache:
         """Return whether a grant was neither recalled nor of an earlier lease or session; a new session
         numbers its grants anew.
         """
-        return since >= self._invalidated_at and self.is_held(file, granted, self.verifier)
+        return since >= self._invalidated_at and self.is_held(file.inode, granted, self.verifier)
 
-    def is_held(self, file: CachedInode, granted: int, verifier: int) -> bool:
-        """Return whether a grant of the session ``verifier`` has not been recalled."""
-        is_recalled = granted <= max(self._floor, self._recalled.get(file.inode, 0))
+    def is_held(self, inode: int, granted: int, verifier: int) -> bool:
+        """Return whether a grant of the session ``verifier`` has not been recalled; 0 is none."""
+        is_recalled = granted <= max(self._floor, self._recalled.get(inode, 0))
         return verifier == self.verifier and not is_recalled
 
     def is_new(self, since: int) -> bool:
@@ -368,8 +288,6 @@ class InodeCache:
 
     def forget(self, node: Node, times: int) -> None:
         """Drop ``times`` lookups of a node; its cached state may still be of use."""
-        if self.forget_listed(node, times):
-            return
         file = self._files.get(node)
         if file is None or file is self.root:
             return
@@ -437,8 +355,6 @@ class InodeCache:
             for file in self._files.values() if is_lost else ():
                 file.durability.storage_changed()
         self.lease_end = 0.0
-        for node in self.listed.nodes():
-            self._unlist(node)
         for file in self._files.values():
             file.drop()
         return list(self._files.values())
@@ -448,8 +364,6 @@ class InodeCache:
         under way.
         """
         self._raise_floor(upto)
-        for node in self.listed.granted_upto(upto):
-            self._unlist(node)
         for file in self._files.values():
             if file.granted <= upto:
                 file.drop()

@@ -56,7 +56,7 @@ class Invalidation:
 
     def _forget(self) -> None:
         for file in self._files:
-            file.attributes, file.listing = None, None
+            file.attributes = None
             self._drop(file)
 
     def learn(self, file: CachedInode, reply: AttributesAre) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's listings: open directories, pages with attributes, and pages fetched ahead."""
+"""A client's listings: open directories, and pages of names, with attributes or without."""

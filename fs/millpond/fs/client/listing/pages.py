@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: lists directories with attributes (READDIRPLUS), a page of names with one request.
+"""Edge: reads directories page by page, with attributes (READDIRPLUS) or names alone.
 
 What a page brings counts only as long as its grants do: that is looked at when an entry is passed on, which
 may be long after the page came.
@@ -10,18 +10,72 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from millpond.base.errors import ProtocolError
-from millpond.fs.client.cache.dir_page import DOTS_END, MAX_OFFSET, HeldPage, cookie_of, offset_of
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.rpc_pool import RpcPool, now
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto.file_ops import FoundIs
-from millpond.fs.vfs.inode_api import UNLISTED, AddEntry, Node
+from millpond.fs.vfs.inode_api import UNLISTED, AddEntry
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, DirectoryEntry, os_error
 
+DOTS_END = 2
+"""The offset behind the dots; a server's cookie is behind it."""
+_MAX_OFFSET = (1 << 63) - 1
 _FIRST_PAGE, _SMALL_PAGE = 1 << 18, 1 << 16  # bytes
+_Entry = tuple[int, bytes, c.Granted, tuple[int, ...]]
+
+
+def _offset_of(cookie: int) -> int:
+    """Return the offset that programs see in place of a server's cookie."""
+    return min(cookie + DOTS_END, _MAX_OFFSET)
+
+
+def _cookie_of(offset: int) -> int:
+    """Return the server's cookie for an offset that programs have seen. The largest cookie is the end of an
+    ext4 directory.
+    """
+    return offset if offset == _MAX_OFFSET else max(0, offset - DOTS_END)
+
+
+@dataclass(slots=True)
+class ListedPage:
+    """A page of a directory, with attributes if it is ``plus``: its entries begin behind ``cookie``, those
+    not yet passed on at byte ``at``, behind the offset ``next``. ``granted``, ``since`` and ``verifier`` are
+    those of the request.
+    """
+
+    data: bytes
+    end: bool
+    granted: int
+    since: int
+    verifier: int
+    plus: bool
+    cookie: int
+    at: int
+    next: int
+    size: int
+
+    @property
+    def is_used(self) -> bool:
+        """Whether all entries are passed on."""
+        return self.at >= len(self.data)
+
+    def entry(self) -> _Entry:
+        """Return the next entry, and behind which byte it ends. Raises OSError."""
+        try:
+            found = c.unpack_entry(self.data, self.at)
+        except ProtocolError:
+            raise os_error(errno.EIO) from None
+        if found[2][0] == self.cookie:
+            raise os_error(errno.EIO)  # the server would go on for ever
+        return found
+
+    def pass_by(self, entry: _Entry) -> None:
+        """Go on behind an entry, which was passed on."""
+        self.at, self.next = entry[0], _offset_of(entry[2][0])
 
 
 class DirectoryPages:
@@ -32,12 +86,14 @@ class DirectoryPages:
     def __init__(self, rpc: RpcPool, ttl: Callable[[CachedInode], float]) -> None:
         self._rpc, self._inodes, self._ttl = rpc, rpc.inodes, ttl
 
-    def fetch(self, directory: CachedInode, offset: int, size: int = _FIRST_PAGE) -> HeldPage:
+    def fetch(
+        self, directory: CachedInode, offset: int, size: int = _FIRST_PAGE, *, plus: bool
+    ) -> ListedPage:
         """Return the page that begins behind an offset. Raises OSError."""
-        cookie = cookie_of(offset)
+        cookie = _cookie_of(offset)
         with self._rpc.call() as call:
             reply, data = call.ask(
-                lambda: c.ReadDirectoryPlus(call.remote(directory), (), cookie, size, True),
+                lambda: c.ReadDirectoryPlus(call.remote(directory), (), cookie, size, plus, not plus),
                 c.EntriesPlus,
                 idempotent=True,
                 limit=MAX_TRANSFER,
@@ -45,108 +101,90 @@ class DirectoryPages:
             if not (data or reply.end):
                 raise os_error(errno.EIO)  # the server would go on for ever
             known = (reply.end, reply.granted, call.since, call.verifier)
-            return HeldPage(bytes(data), *known, cookie, 0, offset, size)
+            return ListedPage(bytes(data), *known, plus, cookie, 0, offset, size)
 
-    def follow(self, directory: CachedInode, page: HeldPage | None, offset: int) -> HeldPage:
+    def follow(
+        self, directory: CachedInode, page: ListedPage | None, offset: int, *, plus: bool
+    ) -> ListedPage:
         """Return a page whose next entry is behind ``offset``: ``page`` if it is that one and still counts,
-        else a new one; there are no more entries if it is used up. Raises OSError.
+        else a new one, with attributes if ``plus``; there are no more entries if it is used up. Raises
+        OSError.
         """
-        is_next = page is not None and page.next == offset
+        is_next = page is not None and page.next == offset and (page.plus or not plus)
         if page and is_next and page.is_used and page.end:
             return page
         if page is None or not is_next or page.is_used:
             size = min(4 * page.size, MAX_TRANSFER) if page and is_next else _FIRST_PAGE
-            page = self.fetch(directory, offset, size)
+            page = self.fetch(directory, offset, size, plus=plus)
         with self._rpc.lock:
             counts = self._counts(directory, page)
-        return page if counts or not page.granted else self.fetch(directory, offset, _SMALL_PAGE)
+        if counts or not (plus and page.granted):
+            return page
+        return self.fetch(directory, offset, _SMALL_PAGE, plus=True)
 
-    def _counts(self, directory: CachedInode, page: HeldPage) -> bool:
-        return self._inodes.may_cache(directory, page.granted, since=page.since)
+    def _counts(self, directory: CachedInode, page: ListedPage) -> bool:
+        return page.plus and self._inodes.may_cache(directory, page.granted, since=page.since)
 
-    def pass_on(self, directory: CachedInode, page: HeldPage, add: AddEntry) -> None:
+    def _left(self, directory: CachedInode, page: ListedPage) -> float:
+        """With the lock: return for how many seconds what a page brings may be cached."""
+        if not (self._counts(directory, page) and self._inodes.is_new(page.since)):
+            return 0.0
+        directory.granted = max(directory.granted, page.granted)
+        return max(0.0, self._inodes.lease_end - now())
+
+    def names(self, directory: CachedInode, page: ListedPage) -> Iterator[DirectoryEntry]:
+        """Yield the names of a page that are not yet passed on, and cache the attributes that it has:
+        programs often list first, and look at each file then. Raises OSError.
+        """
+        while not page.is_used:
+            entry = page.entry()
+            _, name, about, fields = entry
+            if page.plus:
+                with self._rpc.lock:
+                    if self._left(directory, page):
+                        self._learned(directory, page, name, about, fields)
+            yield DirectoryEntry(os.fsdecode(name), fields[0], stat.S_IFMT(fields[1]), _offset_of(about[0]))
+            page.pass_by(entry)
+        if page.plus:
+            with self._rpc.lock:
+                self._inodes.forget_old()
+
+    def pass_on(self, directory: CachedInode, page: ListedPage, add: AddEntry) -> None:
         """Pass on entries of a page, with their attributes if these may be cached, as long as there is room
         for them. Raises OSError.
         """
-        try:
-            with self._rpc.lock:
-                counts = self._counts(directory, page) and self._inodes.is_new(page.since)
-                left = max(0.0, self._inodes.lease_end - now())
-                if counts:
-                    directory.granted = max(directory.granted, page.granted)
-                    directory.in_listing = True
-                self._pass_all(directory, page, add, left if counts else 0.0)
-        except ProtocolError:
-            raise os_error(errno.EIO) from None
-
-    def _pass_all(self, directory: CachedInode, page: HeldPage, add: AddEntry, left: float) -> None:
-        data, names, place, size = page.data, directory.names, page.at, len(page.data)
-        listed_or_new, list_file, record = self._inodes.listed_or_new, self._inodes.list_file, c.RECORD
-        while place < size:
-            at, name, about, fields = c.unpack_entry(data, place)
-            cookie, remote, granted, _ = about
-            if cookie == page.cookie:
-                raise os_error(errno.EIO)  # the server would go on for ever
-            inode, offset = fields[0], min(cookie + DOTS_END, MAX_OFFSET)
-            # links to one file are told from each other by more than a listing
-            node = listed_or_new(inode, granted, remote or fields[2] > 1) if left else UNLISTED
-            if node is None:
-                if not self._pass_known(directory, page, add, left, name, about, fields):
-                    return
-            else:
-                if not add(name, offset, node, fields, left, left):
-                    return
-                if node:
-                    list_file(directory, name, inode, granted, data[place : place + record], node)
-                    names[name] = node
-            page.at, page.next, place = at, offset, at
-
-    def take_names(self, directory: CachedInode, page: HeldPage) -> list[DirectoryEntry]:
-        """Return all names of a page that are not yet passed on, and cache their attributes: programs often
-        list first, and look at each file then. Raises OSError.
-        """
-        names = list[DirectoryEntry]()
-
-        def add(name: bytes, offset: int, node: Node, fields: Sequence[int], _: float, __: float) -> bool:
-            names.append(DirectoryEntry(os.fsdecode(name), fields[0], stat.S_IFMT(fields[1]), offset))
-            if node:
-                taken.append(node)
-            return True
-
-        taken = list[Node]()
-        self.pass_on(directory, page, add)
         with self._rpc.lock:
-            for node in taken:  # looked up by nobody but this listing
-                self._inodes.keep_unused(node)
-        return names
+            left = self._left(directory, page)
+            directory.in_listing |= left > 0
+            while not page.is_used:
+                entry = page.entry()
+                _, name, about, fields = entry
+                file, offset = None, _offset_of(about[0])
+                if left:
+                    file = self._learned(directory, page, name, about, fields)
+                if file is None or file.attributes is None:
+                    if not add(name, offset, UNLISTED, fields, 0.0, 0.0):
+                        return
+                elif not self._pass_file(file, name, offset, add, left):
+                    return
+                page.pass_by(entry)
 
-    def _pass_known(
-        self,
-        directory: CachedInode,
-        page: HeldPage,
-        add: AddEntry,
-        left: float,
-        name: bytes,
-        about: c.Granted,
-        fields: Sequence[int],
-    ) -> bool:
-        """Pass on a file that has a node on the server, or more to be cached than a listing brings. Returns
-        whether there was room.
-        """
-        cookie, remote, granted, readable = about
-        found, inodes = Attributes(*fields), self._inodes
-        if remote:
-            reply = FoundIs(remote, found, granted, page.granted, readable)
-            file = inodes.insert(reply, directory, name, since=page.since, verifier=page.verifier)
-        else:
-            file = inodes.found(found, directory, name)
-            inodes.learn(file, found, granted, since=page.since)
-            inodes.learn_name(directory, name, file.node, page.granted, since=page.since)
-        known = file.attributes
-        if known is None:
-            return add(name, offset_of(cookie), UNLISTED, fields, 0.0, 0.0)
-        inodes.use(file)
-        if add(name, offset_of(cookie), file.node, known.fields(), self._ttl(file), left):
+    def _learned(
+        self, directory: CachedInode, page: ListedPage, name: bytes, about: c.Granted, fields: Sequence[int]
+    ) -> CachedInode | None:
+        """Cache what an entry tells; return the file, None if it was not granted, or recalled since."""
+        _, remote, granted, readable, bare = about
+        inodes, found = self._inodes, Attributes(*fields, bare=bare)
+        if not inodes.is_held(found.inode, granted, page.verifier):
+            return None
+        reply = FoundIs(remote, found, granted, page.granted, readable)
+        return inodes.insert(reply, directory, name, since=page.since, verifier=page.verifier)
+
+    def _pass_file(self, file: CachedInode, name: bytes, offset: int, add: AddEntry, left: float) -> bool:
+        """Pass on a file with attributes, and count its lookup. Returns whether there was room."""
+        assert file.attributes
+        self._inodes.use(file)
+        if add(name, offset, file.node, file.attributes.fields(), self._ttl(file), left):
             return True
-        inodes.forget(file.node, 1)
+        self._inodes.forget(file.node, 1)
         return False
