@@ -16,7 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCES = (
     "tunnel/millpond/tunnel/datapath/datapath.c",
     "agent/millpond/aggregate/kernels.c",
-    "agent/millpond/aggregate/encoding/encodings.c",
+    "agent/millpond/aggregate/encoding/kinds/*.c",
     "agent/millpond/aggregate/udp/engine.c",
 )
 FLAGS = ("-std=gnu11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-ffp-contract=off")
@@ -30,7 +30,9 @@ class EngineHook(BuildHookInterface[Any]):
         """Build ``_NAME.so`` beside each ``NAME.c``, and mark the wheel as one for this platform."""
         if self.target_name != "wheel":
             return
-        sources = [Path(source) for source in SOURCES]
+        sources = [
+            found.relative_to(self.root) for source in SOURCES for found in Path(self.root).glob(source)
+        ]
         libraries = [source.with_name(f"_{source.stem}.so") for source in sources]
         for library in libraries:
             Path(self.root, library).unlink(missing_ok=True)

@@ -62,7 +62,7 @@ def test_what_leaves_is_the_encoding_with_feedback_of_what_was_sent_before(agent
             assert data == fetched(host, encoding) == expected.data(0, SIZE)
             expected.sent(SIZE)
             found = np.empty(SIZE, np.float32)
-            assert codec().decode(encoding, bytearray(data), found.data.cast("B"))
+            assert codec(encoding).decode(encoding, bytearray(data), found.data.cast("B"))
             assert np.abs(found).max() == update.largest > 0
     assert sent(agent) - before == 6 * encoding.size(SIZE) < 6 * 4 * SIZE / 1.9
 

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,18 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from millpond.aggregate.encoding.codec import LIBRARY, Codec, NativeCodec
-from millpond.aggregate.encoding.layout import INT8_VALUES, TOP_VALUES, Bounds, Encoding
+from millpond.aggregate.encoding.codec import Codec, NativeCodec, library_of
+from millpond.aggregate.encoding.layout import Bounds, Encoding
 from millpond.aggregate.encoding.numpy_codec import NumpyCodec
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
-from millpond.aggregate.rules import LEAST_RANGE, ExactMean
+from millpond.aggregate.rules.mean import ExactMean
+from millpond.aggregate.rules.rule import LEAST_RANGE
 from millpond.train.protocol import PART_VALUES
 
 Vector = NDArray[np.float32]
+LIBRARY = library_of("int8")
 IS_BUILT = pytest.mark.skipif(not LIBRARY.exists(), reason="no C compiler built it")
 CODECS = [NumpyCodec, pytest.param(NativeCodec, marks=IS_BUILT)]
 BFLOAT16, INT8, TOP = Encoding("bfloat16"), Encoding("int8"), Encoding("top-k", 0.1)
 ALL = [BFLOAT16, INT8, TOP, Encoding("top-k", 0.5)]
+INT8_VALUES, TOP_VALUES = INT8.block, TOP.block
 SIZES = st.sampled_from([1, 2, 9, 64, INT8_VALUES, INT8_VALUES + 3, TOP_VALUES + 70])
 
 
@@ -126,7 +130,7 @@ def test_what_is_lost_is_bounded(codec: Callable[[], Codec], values: Vector) -> 
         assert np.array_equal(by_top[span][sent], values[span][sent])
         if sent.any():
             assert wide[span][~sent].max(initial=0) <= wide[span][sent].min()
-        assert sent.sum() <= TOP.kept(span.stop - span.start)
+        assert sent.sum() <= TOP.size(span.stop - span.start) // 6
 
 
 def test_of_equal_magnitudes_the_first_are_sent() -> None:
@@ -166,7 +170,7 @@ def test_sizes_are_what_they_promise() -> None:
     assert INT8.size(count) / (4 * count) == pytest.approx(0.251, abs=1e-3)
     assert BFLOAT16.size(count) == 2 * count
     assert Encoding("top-k", 0.01).size(count) / (4 * count) == pytest.approx(0.015, abs=1e-4)
-    assert [Encoding("top-k", 0.01).kept(n) for n in (0, 1, 100, 101)] == [0, 1, 1, 2]
+    assert [Encoding("top-k", 0.01).size(n) // 6 for n in (0, 1, 100, 101)] == [0, 1, 1, 2]
 
 
 def changed(data: bytearray, place: int, value: bytes) -> bytearray:
@@ -290,6 +294,40 @@ def test_an_update_that_was_not_sent_as_a_whole_leaves_no_trace(bad: float, sent
     if sent:
         encoder.sent(TOP_VALUES)
     assert sent_by(encoder, two).tobytes() == sent_by(other, two).tobytes()
+
+
+def test_an_encoding_is_one_file_and_its_kernel(tmp_path: Path) -> None:
+    """It has no kernel here: numpy does without."""
+    (tmp_path / "sign_1.py").write_text(
+        "from millpond.aggregate.encoding.kinds.kind import EncodingKind\n"
+        "class Sign(EncodingKind):\n"
+        "    feeds_back = True\n"
+        "    def size(self, count):\n"
+        "        return count\n"
+        "    def encode(self, values, data):\n"
+        "        data[:] = values > 0\n"
+        "        decoded = data * values.dtype.type(2) - 1\n"
+        "        values -= decoded\n"
+        "        return decoded\n"
+        "    def decode(self, data, values):\n"
+        "        values[:] = data * values.dtype.type(2) - 1\n"
+        "        return True\n"
+    )
+    code = (
+        "import sys; from millpond.aggregate.encoding import kinds; kinds.__path__.append(sys.argv[1])\n"
+        "import numpy as np; from millpond.aggregate.encoding.codec import codec\n"
+        "from millpond.aggregate.encoding.update_encoder import UpdateEncoder\n"
+        "from millpond.train.job.spec import encoding_of\n"
+        "sign = encoding_of('sign-1', 'job'); encoder = UpdateEncoder(sign, 3)\n"
+        "for _ in range(2):\n"
+        "    encoder.encode(np.array([0.5, -3, 2], np.float32).data.cast('B'), memoryview); encoder.sent(3)\n"
+        "    found = np.empty(3, np.float32)\n"
+        "    codec(sign).decode(sign, bytearray(encoder.data(0, 3)), found.data.cast('B'))\n"
+        "    print(found.tolist())"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[1.0, -1.0, 1.0]\n[-1.0, -1.0, 1.0]\n"
 
 
 @IS_BUILT

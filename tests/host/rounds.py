@@ -15,7 +15,7 @@ from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.rules import rule_of
+from millpond.aggregate.rules.catalogue import rule_of
 from millpond.base.deadline import Deadline
 from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
@@ -76,7 +76,7 @@ class RealDevice:
         data, cut = encoder.data(0, len(self._values)), encoder.encoding.size(self._end)
         encoder.sent(len(self._values))
         out = memoryview(bytearray(4 * self._end))
-        assert codec().decode(encoder.encoding, bytearray(data[:cut]), out)  # type: ignore[arg-type]
+        assert codec(encoder.encoding).decode(encoder.encoding, bytearray(data[:cut]), out)  # type: ignore[arg-type]
         self._values[: self._end] = np.frombuffer(out, np.float32)
         self._values[self._end :] = np.frombuffer(data[cut:], np.float32)
         return replace(update, largest=largest, norm=norm)

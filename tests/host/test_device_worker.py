@@ -12,7 +12,7 @@ import pytest
 
 from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import Encoding
-from millpond.aggregate.rules import LEAST_RANGE
+from millpond.aggregate.rules.rule import LEAST_RANGE
 from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, ProtocolError
 from millpond.host.fleet.device import Device
@@ -83,7 +83,7 @@ class Sender(DialledDevice):
             return part.tobytes()
         out, zeros = bytearray(self.encoding.size(len(part))), (bytearray(part.nbytes) for _ in range(2))
         feedback = zeros if self.encoding.feeds_back else ()
-        codec().encode(self.encoding, bytearray(part.tobytes()), out, *feedback)
+        codec(self.encoding).encode(self.encoding, bytearray(part.tobytes()), out, *feedback)
         return self.changed(out)
 
 

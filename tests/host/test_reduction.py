@@ -17,7 +17,8 @@ from millpond.aggregate import reduction
 from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.reduction import Addend, Reduction
-from millpond.aggregate.rules import LEAST_RANGE, MOST_RANGE, TrimmedMeanOfRows, rule_of
+from millpond.aggregate.rules.catalogue import rule_of
+from millpond.aggregate.rules.rule import LEAST_RANGE, MOST_RANGE
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded
 from millpond.host.jobs.training.reduction import UpdateReduction
@@ -416,7 +417,7 @@ def test_the_rows_of_any_number_of_workers_are_a_few_models(size: int, count: in
     addends = [Addend(Made(number), 1.0, 2.0, 1.0) for number in range(count)]
     tracemalloc.start()
     try:
-        lost = Reduction(result, threads, TrimmedMeanOfRows(0.5)).run(addends)
+        lost = Reduction(result, threads, rule_of("median")).run(addends)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -427,5 +428,5 @@ def test_the_rows_of_any_number_of_workers_are_a_few_models(size: int, count: in
 def test_blocks_of_an_encoding_are_not_divided() -> None:
     for block in (1, 1 << 10, 1 << 13):
         for size, count, threads in ((100_000, 1000, 1), (1 << 21, 10, 4), (300, 2, 1)):
-            found = TrimmedMeanOfRows(0.5, block).range_values(size, count, threads)
+            found = rule_of("median", 0.0, block).range_values(size, count, threads)
             assert found % block == 0 and found.bit_count() == 1

@@ -152,7 +152,7 @@ def test_an_encoding_is_a_name_or_a_table(folder: Path, text: str, encoding: Enc
     [
         ('"int9"', "encoding: name: 'int9' is not one of float32, bfloat16, int8, top-k"),
         ('{ name = "top-k", shar = 0.1 }', "encoding: unknown key 'shar'; did you mean 'share'"),
-        ('{ name = "int8", share = 0.1 }', "encoding: share: 'int8' sends all values; only top-k"),
+        ('{ name = "int8", share = 0.1 }', "encoding: share: 'int8' sends all values"),
         ('{ name = "top-k", share = 0 }', "encoding: share: 0.0 is not above 0 and at most 0.5"),
         ('{ name = "top-k", share = 0.6 }', "encoding: share: 0.6 is not above 0 and at most 0.5"),
         ('{ name = "top-k", share = nan }', "encoding: share: nan is not above 0 and at most 0.5"),

@@ -55,6 +55,12 @@ class Wide(Sign):
 class Odd(Strategy):
     combine = "median"
 
+class Misspelt(Strategy):
+    combine = Combination("medain")
+
+class Cut(Strategy):
+    combine = Combination("median", 0.2)
+
 class Nothing:
     pass
 """
@@ -86,6 +92,28 @@ def test_a_strategy_is_one_file(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "Halved(learning_rate=0.5)\n"
+
+
+def test_a_combination_rule_is_one_file(tmp_path: Path) -> None:
+    """Also for a strategy of the user's own, which names it."""
+    (tmp_path / "least.py").write_text(
+        "from millpond.aggregate.rules.rule import RowRule\n"
+        "class LeastOfRows(RowRule):\n"
+        "    def combined(self, columns):\n"
+        "        return columns.min(axis=1)\n"
+    )
+    (tmp_path / "ours.py").write_text(OWN.replace('"trimmed", 0.25', '"least"'))
+    code = (
+        "import sys; from pathlib import Path; import numpy as np; from millpond.aggregate import rules\n"
+        "rules.__path__.append(sys.argv[1])\n"
+        "from millpond.aggregate.rules.catalogue import rule_of\n"
+        "from millpond.train.worker import user_code\n"
+        "made = user_code.strategy({'factory': 'ours:Sign'}, Path(sys.argv[1]))\n"
+        "print(rule_of(made.combine.rule).combined(np.array([[3, 1, 2]])))"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[1]\n"
 
 
 @pytest.mark.parametrize("name", [*catalogue.STRATEGIES, "own"])
@@ -141,6 +169,8 @@ def test_one_of_the_users_own_declares_what_the_others_do(own: Path) -> None:
         ({"factory": "ours:Sign", "rates": 1}, "ours:Sign: got an unexpected keyword argument 'rates'"),
         ({"factory": "ours:Nothing"}, "ours:Nothing is no millpond.train.strategies.Strategy"),
         ({"factory": "ours:Odd"}, "ours:Odd: combine is no millpond.train.strategies.Combination"),
+        ({"factory": "ours:Misspelt"}, "combine: there is no rule 'medain'; did you mean 'median'?"),
+        ({"factory": "ours:Cut"}, "combine: share: the rule 'median' has none"),
         ({"name": "fedopt", "optimizer": "Adamm"}, "optimizer: 'Adamm' is not one of ASGD, Ada"),
         ({"name": "fedopt", "optimizer": {"name": "Adam", "beta": 1}}, "optimizer: Adam: got an unexpected"),
         ({"factory": "ours:Counts"}, "keeps 'steps', a int; keep float32 tensors alone"),

@@ -26,6 +26,7 @@ from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.agent.policy.shown_volume import OWN, showing
+from millpond.aggregate.encoding.layout import PLAIN
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
@@ -94,7 +95,7 @@ class JobWorker:
         self._has_update = False  # whether the shared values are of an update whose head has left
         size, end = layout.size(request.tensors), layout.parameters_end(request.tensors)
         self._size, encoding = 4 * size, request.work.encoding
-        self._encoder = UpdateEncoder(encoding, size, end) if encoding.name != "float32" else None
+        self._encoder = UpdateEncoder(encoding, size, end) if encoding.name != PLAIN else None
         self._busy = threading.Lock()
         sandbox, self._streams = self._sandbox(), _relay(config, request, gate)
         # What jobs keep is private, and a worker with a stream has a way to tell it.

@@ -28,7 +28,8 @@ import numpy as np
 
 from millpond.aggregate.exact import RefusedUpdate, refusing
 from millpond.aggregate.kernels import Totals, Vector, kernels
-from millpond.aggregate.rules import CombinationRule, ExactMean, RangeRule
+from millpond.aggregate.rules.mean import MEAN
+from millpond.aggregate.rules.rule import CombinationRule, RangeRule
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 from millpond.base.sizes import SLOWEST
@@ -159,10 +160,10 @@ class Reduction:
         self,
         mean: Vector,
         threads: int = 0,
-        rule: CombinationRule | None = None,
+        rule: CombinationRule = MEAN,
         parameters: int | None = None,
     ) -> None:
-        self._mean, self._rule = mean, rule or ExactMean()
+        self._mean, self._rule = mean, rule
         self._parameters = len(mean) if parameters is None else parameters
         usual = min(len(os.sched_getaffinity(0)), MOST_THREADS) if len(mean) >= _LEAST_THREADED else 1
         self._most_threads, self._range = threads or usual, 0

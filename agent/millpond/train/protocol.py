@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from millpond.aggregate.encoding.layout import EncodingName
+from millpond.aggregate.encoding.layout import PLAIN
 from millpond.aggregate.messages import Advance
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import JobFile
@@ -311,7 +311,7 @@ class Update(Message):
     busy: float
     peak: int
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
-    encoding: EncodingName = "float32"
+    encoding: str = PLAIN
     local_steps: float = 1.0
     data: DataTiming = field(default_factory=DataTiming)
     shift: float = 0.0

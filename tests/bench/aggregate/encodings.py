@@ -63,7 +63,9 @@ class Client:
         if self._encoder:
             largest, norm = self._encoder.encode(self._values.data.cast("B"), memoryview)
             data = bytearray(self._encoder.data(0, len(state)))
-            assert codec().decode(self._encoder.encoding, data, self._values.data.cast("B"))
+            assert codec(self._encoder.encoding).decode(
+                self._encoder.encoding, data, self._values.data.cast("B")
+            )
             self._encoder.sent(len(state))
         return Addend(self, len(labels), largest, norm)
 

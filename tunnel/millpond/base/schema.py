@@ -10,7 +10,7 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from millpond.base.errors import ConfigError
@@ -98,7 +98,7 @@ def _required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def nearest(key: str, known: Mapping[str, Any]) -> str:
+def nearest(key: str, known: Collection[str]) -> str:
     """Return the end of an error about an unknown key: the nearest known one, or all of them."""
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"

@@ -9,21 +9,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from millpond.aggregate.encoding.layout import (
-    NOT_FINITE,
-    TOP_VALUES,
-    Bounds,
-    Buffer,
-    Encoding,
-    checked_count,
-)
+from millpond.aggregate.encoding.layout import NOT_FINITE, Bounds, Buffer, Encoding, checked_count
 from millpond.base import shared_library
 
-LIBRARY = Path(__file__).with_name("_encodings.so")
-_VERSION = 1
-_KINDS = {"bfloat16": 1, "int8": 2, "top-k": 3}
+_VERSION = 2
 
 
 class Codec(Protocol):
@@ -50,15 +41,7 @@ class Codec(Protocol):
 
 
 class NativeCodec:
-    """The loops in C. Raises LocalError without the library."""
-
-    def __init__(self) -> None:
-        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        library = shared_library.load(LIBRARY, _VERSION)
-        self._encode, self._decode = library.encode, library.decode
-        self._encode.argtypes = (number, *(pointer,) * 4, *(size,) * 3, ctypes.POINTER(ctypes.c_float))
-        self._encode.restype = ctypes.c_double
-        self._decode.argtypes = (number, pointer, pointer, size, size, size)
+    """The loops in C. Raises LocalError for an encoding without a library."""
 
     def encode(
         self,
@@ -70,26 +53,43 @@ class NativeCodec:
     ) -> Bounds:
         count, largest = checked_count(encoding, values, out, kept, left), ctypes.c_float()
         places = [_address(buffer) for buffer in (out, values, kept, left)]
-        squares = self._encode(_KINDS[encoding.name], *places, count, *_top_of(encoding, count), largest)
+        squares = _kernel(encoding.name).encode(*places, count, *_sizes(encoding, count), largest)
         return NOT_FINITE if squares < 0 else Bounds(largest.value, squares)
 
     def decode(self, encoding: Encoding, data: Buffer, out: Buffer) -> bool:
-        count, kind = checked_count(encoding, out, data, decodes=True), _KINDS[encoding.name]
-        return not self._decode(kind, _address(out), _address(data), count, *_top_of(encoding, count))
+        count = checked_count(encoding, out, data, decodes=True)
+        places = _address(out), _address(data)
+        return not _kernel(encoding.name).decode(*places, count, *_sizes(encoding, count))
 
 
-def _top_of(encoding: Encoding, count: int) -> tuple[int, int]:
-    return encoding.kept(TOP_VALUES), encoding.kept(count % TOP_VALUES)
+def library_of(name: str) -> Path:
+    """Return where the kernel of an encoding is, if a compiler built it."""
+    return Path(__file__).parent / "kinds" / f"_{name.replace('-', '_')}.so"
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    library = shared_library.load(library_of(name), _VERSION)
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library.encode.argtypes = (*(pointer,) * 4, *(size,) * 3, ctypes.POINTER(ctypes.c_float))
+    library.encode.restype = ctypes.c_double
+    library.decode.argtypes = (pointer, pointer, *(size,) * 3)
+    return library
+
+
+def _sizes(encoding: Encoding, count: int) -> tuple[int, int]:
+    """Return the bytes of a whole block, and of the last one if it is shorter."""
+    return encoding.size(encoding.block), encoding.size(count % encoding.block)
 
 
 def _address(buffer: Buffer | None) -> int | None:
     return None if not buffer else ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-@functools.cache
-def codec() -> Codec:
-    """Return the loops in C where they are built and load, else those of numpy."""
-    if shared_library.is_usable(LIBRARY, _VERSION):
+@functools.lru_cache(64)
+def codec(encoding: Encoding) -> Codec:
+    """Return the loops of an encoding in C where they are built and load, else those of numpy."""
+    if shared_library.is_usable(library_of(encoding.name), _VERSION):
         return NativeCodec()
     from millpond.aggregate.encoding.numpy_codec import NumpyCodec  # an agent does without where it can
 

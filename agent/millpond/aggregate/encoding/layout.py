@@ -1,74 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure: the encodings of a vector, and how many bytes a part of it takes.
 
-A vector is encoded in blocks of its own, the last of which may be shorter, and the blocks follow each other:
-
-| encoding | values of a block | a block of n values |
-|---|---|---|
-| float32 | 1 | the values |
-| bfloat16 | 1 | the upper halves of the values, rounded to nearest, ties to even |
-| int8 | 1,024 | a float32 scale, then n multiples of it as whole numbers of 8 bits |
-| top-k | 8,192 | the k values of largest magnitude, float32; then their positions, ascending uint16 |
-
-All numbers are little-endian. The length of a part that begins with a block is known before it comes.
-Only parameters are encoded: the buffers behind them stay as they are.
+A vector is encoded in blocks of its own, the last of which may be shorter, and the blocks follow each other.
+All numbers are little-endian. The length of a part that begins with a block is known before it comes. Only
+parameters are encoded: the buffers behind them stay as they are.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
+
+from millpond.aggregate.encoding import kinds
+from millpond.aggregate.encoding.kinds.kind import EncodingKind
+from millpond.base.errors import ConfigError
+from millpond.base.one_class import class_in, names_in
 
 Buffer = bytearray | memoryview
-EncodingName = Literal["float32", "bfloat16", "int8", "top-k"]
-INT8_VALUES: Final = 1 << 10
-TOP_VALUES: Final = 1 << 13
-"""Values of a block; a position in it takes two bytes. Ranges of sums are whole blocks of every encoding."""
+PLAIN: Final = "float32"
+ENCODINGS: Final = (PLAIN, *(name.replace("_", "-") for name in names_in(kinds, ("kind",))))
+MOST_BLOCK: Final = 1 << 13
+"""Whole blocks of every encoding, as the ranges of sums are."""
 MOST_SHARE: Final = 0.5
 """A larger share of the values would take almost as many bytes as all of them, or more."""
 
 
+@functools.lru_cache(64)
+def _kind_of(name: str, share: float) -> EncodingKind:
+    made = EncodingKind if name == PLAIN else class_in(kinds, name.replace("-", "_"), EncodingKind)
+    return made(share)
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """An encoding by its ``name``; "top-k" keeps a ``share`` of the values of each block, one at least."""
+    """An encoding by its ``name``; some send a ``share`` of the values of each block."""
 
-    name: EncodingName = "float32"
+    name: str = PLAIN
     share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.name not in ENCODINGS:
+            raise ConfigError(f"name: {self.name!r:.40} is not one of {', '.join(ENCODINGS)}")
+
+    @property
+    def kind(self) -> EncodingKind:
+        """What it says of itself."""
+        return _kind_of(self.name, self.share)
 
     @property
     def block(self) -> int:
         """The values of a block."""
-        return {"int8": INT8_VALUES, "top-k": TOP_VALUES}.get(self.name, 1)
+        return self.kind.block
 
     @property
     def feeds_back(self) -> bool:
         """Whether what a vector loses is added to the next one."""
-        return self.name in ("int8", "top-k")
+        return self.kind.feeds_back
 
     def size(self, count: int) -> int:
         """Return the bytes of ``count`` values from the beginning of a block on."""
-        if self.name == "int8":
-            return count + 4 * -(-count // INT8_VALUES)
-        if self.name == "top-k":
-            whole, rest = divmod(count, TOP_VALUES)
-            return 6 * (whole * self.kept(TOP_VALUES) + self.kept(rest))
-        return count * (2 if self.name == "bfloat16" else 4)
+        kind = self.kind
+        whole, rest = divmod(count, kind.block)
+        return whole * kind.size(kind.block) + (kind.size(rest) if rest else 0)
 
     def place(self, stop: int, parameters: int) -> int:
         """Return the bytes of the first ``stop`` values of a vector that begins with so many parameters."""
         return self.size(min(stop, parameters)) + 4 * max(0, stop - parameters)
 
-    def kept(self, count: int) -> int:
-        """Return how many of the ``count`` values of a block top-k keeps."""
-        return min(count, max(1, math.ceil(count * self.share)))
-
     def pieces(self, count: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the values, and the bytes, of each block among ``count`` values."""
-        place = 0
-        for start in range(0, count, self.block):
-            stop = min(start + self.block, count)
+        """Yield the values, and the bytes, of each block among ``count`` values; blocks of 1 all at once."""
+        step, place = self.block if self.block > 1 else max(count, 1), 0
+        for start in range(0, count, step):
+            stop = min(start + step, count)
             size = self.size(stop - start)
             yield slice(start, stop), slice(place, place + size)
             place += size

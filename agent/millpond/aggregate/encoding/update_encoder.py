@@ -19,9 +19,9 @@ import math
 from collections.abc import Callable
 
 from millpond.aggregate.encoding.codec import codec
-from millpond.aggregate.encoding.layout import TOP_VALUES, Bounds, Buffer, Encoding
+from millpond.aggregate.encoding.layout import MOST_BLOCK, Bounds, Buffer, Encoding
 
-_PART = 8 * TOP_VALUES
+_PART = 8 * MOST_BLOCK
 """Values that are encoded at a time, whole blocks of every encoding."""
 
 
@@ -56,14 +56,14 @@ class UpdateEncoder:
             size = self.encoding.size(len(part) // 4)
             feedback = (self._kept[span], self._left[span]) if self.encoding.feeds_back else ()
             out = self._data[place : place + size]
-            found = found.joined(codec().encode(self.encoding, part, out, *feedback))
+            found = found.joined(codec(self.encoding).encode(self.encoding, part, out, *feedback))
             place += size
         self._data[place:] = seen(values[4 * self._end :])
         return found.largest, math.sqrt(found.squares)
 
     def is_end(self, stop: int) -> bool:
         """Return whether the first ``stop`` values can be sent alone."""
-        return stop == self._size or not stop % TOP_VALUES
+        return stop == self._size or not stop % MOST_BLOCK
 
     def data(self, start: int, stop: int) -> memoryview:
         """Return the bytes of values between such ends."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.reduction import Addend, Reduction
-from millpond.aggregate.rules import rule_of
+from millpond.aggregate.rules.catalogue import rule_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError
 from millpond.train.api.fit import Fitted, everything

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from millpond.aggregate.encoding.layout import Encoding
+from millpond.aggregate.encoding.layout import PLAIN, Encoding
 from millpond.base.errors import ConfigError
 from millpond.base.keys import MOST, Key
 from millpond.base.schema import load
@@ -395,7 +395,7 @@ class Job:
             return "limits.clip"
         if self.averaging.buffer:
             return "federated.buffer"
-        return "train.encoding" if self.work.encoding.name != "float32" else ""
+        return "train.encoding" if self.work.encoding.name != PLAIN else ""
 
     @property
     def averaging(self) -> FederatedSpec:
@@ -464,9 +464,13 @@ def _optimizer(given: str | dict[str, Any], rate: float | None, momentum: float)
 
 def encoding_of(given: str | dict[str, Any], where: str) -> Encoding:
     """Return the encoding of a table, or of a name alone. Raises ConfigError."""
-    found = load(Encoding, {"name": given} if isinstance(given, str) else given, where)
-    if isinstance(given, dict) and "share" in given and found.name != "top-k":
-        raise ConfigError(f"{where}: share: '{found.name}' sends all values; only top-k has a share")
+    try:
+        found = load(Encoding, {"name": given} if isinstance(given, str) else given, where)
+    except ConfigError as error:  # of a key, which the schema places, or of a name
+        text = str(error)
+        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from None
+    if isinstance(given, dict) and "share" in given and not found.kind.takes_share:
+        raise ConfigError(f"{where}: share: '{found.name}' sends all values")
     return found
 
 

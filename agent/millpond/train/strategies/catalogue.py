@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from millpond.base.errors import ConfigError
+from millpond.base.one_class import class_in, names_in
 from millpond.base.schema import load, nearest
 from millpond.train import strategies
 from millpond.train.strategies.strategy import Combination, LocalRule, Strategy
@@ -17,16 +16,9 @@ _COMMON = ("adaptive", "catalogue", "strategy")
 """Modules here that are no strategy: a name in a job is that of any other, which has one class."""
 
 
-def _classes() -> Iterator[tuple[str, type[Strategy]]]:
-    for info in pkgutil.iter_modules(strategies.__path__):
-        if info.name not in _COMMON:
-            module = importlib.import_module(f"{strategies.__name__}.{info.name}")
-            classes = (each for each in vars(module).values() if isinstance(each, type))
-            own = (each for each in classes if each.__module__ == module.__name__)
-            yield info.name, next(each for each in own if issubclass(each, Strategy))
-
-
-STRATEGIES: Final[Mapping[str, type[Strategy]]] = dict(_classes())
+STRATEGIES: Final[Mapping[str, type[Strategy]]] = {
+    name: class_in(strategies, name, Strategy) for name in names_in(strategies, _COMMON)
+}
 
 
 def check(given: str | Mapping[str, Any], where: str) -> Strategy | None:
@@ -58,7 +50,7 @@ def unfit_for_lateness(combine: Combination, local: LocalRule, *, repeats: bool)
     """Return why a strategy makes no sense where late updates count, and where devices answer repeatedly in
     one round if ``repeats``; "" if it does.
     """
-    if combine.rule != "mean":
+    if combine.votes:
         return f"the rule '{combine.rule}' takes votes of one round"
     if repeats and local.personal:
         return "personal models are trained from round to round"
@@ -67,7 +59,7 @@ def unfit_for_lateness(combine: Combination, local: LocalRule, *, repeats: bool)
 
 def unfit_for_steps(strategy: Strategy) -> str:
     """Return why a strategy makes no sense in synchronous steps, "" if it does."""
-    if strategy.combine.rule != "mean":
+    if strategy.combine.votes:
         return "votes of late updates and of parts of an epoch are no votes of devices"
     if strategy.local.normalized:
         return "all workers take the same number of local steps"

@@ -21,7 +21,7 @@ change whatever a strategy does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from millpond.base.errors import ConfigError
 
@@ -79,17 +79,23 @@ class LocalRule:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """The rule by which updates are combined: their exact ``mean`` by samples, or coordinate by coordinate
-    the ``median``, or the ``trimmed`` mean without a ``share`` of the least and of the greatest values. In
-    the latter two each device has one vote, whatever it says of its samples.
+    """The rule by which updates are combined, a module of ``aggregate.rules``: their exact ``mean`` by
+    samples, or coordinate by coordinate the ``median``, or the ``trimmed`` mean without a ``share`` of the
+    least and of the greatest values. In all but the mean each device has one vote, whatever it says of its
+    samples.
     """
 
-    rule: Literal["mean", "median", "trimmed"] = "mean"
+    rule: str = "mean"
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5 or (self.rule != "trimmed" and self.share):
-            raise ConfigError(f"share: {self.share:g} is not between 0 and 0.5, or is not of a trimmed mean")
+        if not 0 <= self.share < 0.5:
+            raise ConfigError(f"share: {self.share:g} is not between 0 and 0.5")
+
+    @property
+    def votes(self) -> bool:
+        """Whether each device has one vote."""
+        return self.rule != "mean"
 
 
 class Strategy:

@@ -272,7 +272,7 @@ class ParameterServerRole:
             and type(strategy).step is FedAvg.step
             and not strategy.torch_optimizer
             and strategy.learning_rate == 1
-            and strategy.combine.rule == "mean"
+            and not strategy.combine.votes
             and not strategy.local.normalized
         )
         return Advance(self._parameters.added) if subtracts else None

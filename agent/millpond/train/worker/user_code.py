@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from millpond.base.errors import LocalError
+from millpond.aggregate.rules.catalogue import rule_of
+from millpond.base.errors import ConfigError, LocalError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.strategies import Combination, LocalRule, Strategy, catalogue
@@ -51,8 +52,15 @@ def strategy(table: Mapping[str, Any], code_dir: Path) -> Strategy:
     the user's code.
     """
     where = "federated: strategy"
-    if (known := catalogue.check(table, where)) is not None:
-        return known
+    made = catalogue.check(table, where) or _own(table, code_dir, where)
+    try:
+        rule_of(made.combine.rule, made.combine.share)
+    except ConfigError as error:
+        raise LocalError(f"{where}: combine: {error}") from None
+    return made
+
+
+def _own(table: Mapping[str, Any], code_dir: Path, where: str) -> Strategy:
     arguments = dict(table)
     factory = str(arguments.pop("factory"))
     name, _, attribute = factory.partition(":")

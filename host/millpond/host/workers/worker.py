@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from millpond.aggregate.encoding.codec import codec
-from millpond.aggregate.encoding.layout import Encoding
+from millpond.aggregate.encoding.layout import PLAIN, Encoding
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
@@ -173,7 +173,7 @@ class DeviceWorker:
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         update = _checked(self._answer(request, state, deadline), request, self.name)
         has_values = not (request.held_out or request.synthetic)
-        if update.encoding != (self._encoding.name if has_values else "float32"):
+        if update.encoding != (self._encoding.name if has_values else PLAIN):
             raise ProtocolError(f"{self.name} encoded an update as {update.encoding}")
         return update
 
@@ -201,7 +201,7 @@ class DeviceWorker:
 
     def read(self, out: Vector, deadline: Deadline) -> None:
         encoding, values = self._encoding, out.data.cast("B")
-        if encoding.name == "float32":
+        if encoding.name == PLAIN:
             self._receive(values, deadline)
             return
         encoded = values[: 4 * max(0, self._parameters - self._read)]
@@ -209,7 +209,7 @@ class DeviceWorker:
         # One that lasts would be one for each worker.
         data = memoryview(bytearray(encoding.size(len(encoded) // 4)))
         self._receive(data, deadline)
-        if encoded and not codec().decode(encoding, data, encoded):
+        if encoded and not codec(encoding).decode(encoding, data, encoded):
             raise ProtocolError(f"{self.name} sent values that are not encoded as {encoding.name}")
         self._receive(values[len(encoded) :], deadline)
 

@@ -24,9 +24,9 @@ def node_reduction(
     """Return the reduction by devices, None for a job whose updates the host adds. ``closers`` are to be
     called at the job's end. Raises JobFailed.
     """
-    rule, devices = server.ready.combine.rule, context.devices
+    combine, devices = server.ready.combine, context.devices
     have_lan = all(device.config.lan for device in devices.values())
-    reason = job.adds_on_host or ("" if rule == "mean" else f"the rule '{rule}'")
+    reason = job.adds_on_host or (f"the rule '{combine.rule}'" if combine.votes else "")
     if job.aggregate == HOST or (job.aggregate == "auto" and (reason or not have_lan)):
         return None
     if reason or (job.aggregate != "auto" and job.aggregate not in devices):

@@ -18,7 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.rules import CombinationRule
+from millpond.aggregate.rules.mean import MEAN
+from millpond.aggregate.rules.rule import CombinationRule
 from millpond.host.jobs.training.collection import ALL_COUNT, Collection, LatePolicy
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
 from millpond.host.jobs.training.roster import JobRoster
@@ -117,7 +118,7 @@ class ExchangeEngine:
         *,
         late: LatePolicy = ALL_COUNT,
         clip: float | None = None,
-        rule: CombinationRule | None = None,
+        rule: CombinationRule = MEAN,
         nodes: NodeReduction | None = None,
         coming: Coming | None = None,
         parameters: int | None = None,

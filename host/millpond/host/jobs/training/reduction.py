@@ -17,7 +17,8 @@ import numpy as np
 from millpond.aggregate.exact import ExactSum, RefusedUpdate, scale_of
 from millpond.aggregate.kernels import Totals, Vector
 from millpond.aggregate.reduction import Addend, Reduction
-from millpond.aggregate.rules import CombinationRule, SortedSum
+from millpond.aggregate.rules.mean import MEAN, SortedSum
+from millpond.aggregate.rules.rule import CombinationRule
 from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.host.records.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
@@ -36,12 +37,12 @@ class UpdateReduction:
         self,
         mean: Vector,
         clip: float | None = None,
-        rule: CombinationRule | None = None,
+        rule: CombinationRule = MEAN,
         nodes: NodeReduction | None = None,
         late: LatePolicy = ALL_COUNT,
         parameters: int | None = None,
     ) -> None:
-        self._reduction, self._votes = Reduction(mean, 0, rule, parameters), rule is not None
+        self._reduction, self._votes = Reduction(mean, 0, rule, parameters), rule.votes
         self._mean, self._nodes, self._late = mean, nodes, late
         self._clip = math.inf if clip is None else clip
         self.buffers = mean[parameters:] if parameters is not None else mean[len(mean) :]

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from millpond.aggregate.exact import all_finite
-from millpond.aggregate.rules import rule_of
+from millpond.aggregate.rules.catalogue import rule_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused, RemoteError
 from millpond.host.jobs import artifacts
