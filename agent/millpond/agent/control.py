@@ -98,7 +98,7 @@ _Handler = Callable[["AgentService", M, Channel], Message | None]
 _HANDLERS: dict[type[Message], Callable[[AgentService, Any, Channel], Message | None]] = {}
 
 
-def _answers(kind: type[M]) -> Callable[[_Handler[M]], _Handler[M]]:
+def answers(kind: type[M]) -> Callable[[_Handler[M]], _Handler[M]]:
     """Register what answers requests of a kind: it returns the answer, or has taken the connection over for
     as long as it lasts.
     """
@@ -175,13 +175,13 @@ class AgentService:
                 return None
             host.send(answer, Deadline.after(REPLY_SECONDS))
 
-    @_answers(Hello)
+    @answers(Hello)
     def _hello(self, request: Hello, host: Channel) -> Message:
         if isinstance(host.sock, ssl.SSLSocket):
             self._host_time.note(request.time, tls.peer_expiry(host.sock))
         return load.describe(self.config, self.software, self.boot, self.at_rest)
 
-    @_answers(GetLoad)
+    @answers(GetLoad)
     def _load(self, _request: GetLoad, _host: Channel) -> Message:
         with self._lock:
             names = [*(worker.name for worker in self._workers), *self.launches.names]
@@ -194,16 +194,16 @@ class AgentService:
             Path(runtime, "greeted").touch()
         self._greeted = True
 
-    @_answers(GetLedger)
+    @answers(GetLedger)
     def _ledger(self, _request: GetLedger, _host: Channel) -> Message:
         sent, seen = gates.ledger(self.gate, [self.volume.tally, self.nodes_tally, self.data_tally])
         return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
 
-    @_answers(GetTicket)
+    @answers(GetTicket)
     def _ticket(self, request: GetTicket, _host: Channel) -> Message:
         return self.issue(Purpose(), request.tls)
 
-    @_answers(GetLog)
+    @answers(GetLog)
     def _log(self, request: GetLog, _host: Channel) -> Message:
         after = request.after
         if after is None:
@@ -212,20 +212,20 @@ class AgentService:
             lines, count = self.log_lines.since(after.number if after.boot == self.boot else 0)
         return Log(lines, LogPosition(self.boot, count))
 
-    @_answers(WarmUp)
+    @answers(WarmUp)
     def _warm_up(self, _request: WarmUp, _host: Channel) -> Message:
         self.zygote.warm_up()
         return Ok()
 
-    @_answers(Launch)
+    @answers(Launch)
     def _launch(self, request: Launch, host: Channel) -> None:
         self.launches.serve(request, host)
 
-    @_answers(ShareFolder)
+    @answers(ShareFolder)
     def _share(self, request: ShareFolder, host: Channel) -> None:
         self.launches.share(request, host, lambda mount, tls: self.issue(Purpose(shared=mount), tls))
 
-    @_answers(StartNode)
+    @answers(StartNode)
     def _run_node(self, request: StartNode, host: Channel) -> None:
         """Run a node without a job, to measure links, for as long as the host holds this connection."""
         if not 0 < request.size <= self.config.policy.largest_model:
@@ -254,7 +254,7 @@ class AgentService:
                     answer = Failure("device", f"the node cannot be started: {error}")
                 host.send(answer, Deadline.after(REPLY_SECONDS))
 
-    @_answers(StartDataService)
+    @answers(StartDataService)
     def _serve_data(self, request: StartDataService, host: Channel) -> None:
         """Run a data service for as long as the host holds this connection."""
         gate, tally = self.gate, self.data_tally
@@ -269,7 +269,7 @@ class AgentService:
             with contextlib.closing(made):
                 made.serve(host)
 
-    @_answers(PrepareWorker)
+    @answers(PrepareWorker)
     def _run_job(self, request: PrepareWorker, host: Channel) -> None:
         """Run a job's worker for as long as the host holds this connection."""
         try:
