@@ -34,6 +34,7 @@ def test_the_smallest_configuration_is_private_by_default(tmp_path: Path) -> Non
         ('name = "csd0"\n', "link"),
         (SMALLEST + "mut = 9000\n", "mtu"),
         (SMALLEST + 'mtu = "9000"\n', "mtu"),
+        (SMALLEST + "[watts]\nidle = 7.5\nbusy = 2.0\n", "watts: busy: 2 is not between 7.5"),
         (SMALLEST + '[privacy]\nencrypt = "sometimes"\n', "encrypt"),
         (SMALLEST + '[privacy]\nerors = "full"\n', "errors"),
         (SMALLEST + "[[[", "agent.toml"),

@@ -169,7 +169,8 @@ def combinations() -> list[tuple[str, str, str]]:
             if late and unfit_for_lateness(strategy.combine, strategy.local, repeats=way == "buffer"):
                 continue
             kinds = list(MODELS)
-            few = kinds if name == "fedavg" else {"batchnorm", kinds[(number + place) % len(kinds)]}
+            few = kinds if name == "fedavg" else [kinds[(number + place) % len(kinds)]]
+            few = few + ["batchnorm"] if way == "mean" else few
             found += [(name, way, kind) for kind in kinds if is_full() or kind in few]
     return found
 
