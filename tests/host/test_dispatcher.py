@@ -75,6 +75,7 @@ def test_a_head_beyond_the_bounds_loses_the_worker_for_good(begin: Begin) -> Non
 
 
 INFINITE = "a value is not finite (NaN or infinite) in step 1"
+STATISTIC = "a buffer, such as a running statistic, is not finite (NaN or infinite) in step 1"
 BEYOND = "a value is beyond 65536 per sample in step 1"
 NAN = math.nan
 HEADS: list[tuple[dict[str, Any], str]] = [
@@ -86,6 +87,7 @@ HEADS: list[tuple[dict[str, Any], str]] = [
     *(({"largest": value}, BEYOND) for value in (-1e-3, -1e30)),  # whatever the values are, none is within
     *(({"largest": value}, INFINITE) for value in (math.inf, NAN, -math.inf)),
     *(({"norm": value}, INFINITE) for value in (math.inf, NAN)),
+    *(({"shift": value}, STATISTIC) for value in (math.inf, NAN, -1.0)),
     ({"weight": 4.0 * SAMPLES, "largest": 4.0 * BOUND * SAMPLES}, ""),  # tokens, for example
     *(
         ({"weight": value}, f"its loss counts {value:g} of {SAMPLES} samples (limits.most_count)")
