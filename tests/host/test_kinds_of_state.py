@@ -170,7 +170,7 @@ def combinations() -> list[tuple[str, str, str]]:
                 continue
             kinds = list(MODELS)
             few = kinds if name == "fedavg" else [kinds[(number + place) % len(kinds)]]
-            few = few + ["batchnorm"] if way == "mean" else few
+            few = [*few, "batchnorm"] if way == "mean" else few
             found += [(name, way, kind) for kind in kinds if is_full() or kind in few]
     return found
 
