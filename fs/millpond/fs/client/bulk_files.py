@@ -45,7 +45,7 @@ class RemoteBulk:
     ) -> tuple[Sequence[c.EntryPlus], bool]:
         with self._rpc.call() as call:
             reply, data = call.ask(
-                lambda: c.ReadDirectoryPlus(call.remote(start), path, cookie),
+                lambda: c.ReadDirectoryPlus(call.remote(start), path, cookie, bare=True),
                 c.EntriesPlus,
                 idempotent=True,
                 limit=MAX_TRANSFER,

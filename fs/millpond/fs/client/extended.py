@@ -31,7 +31,7 @@ class RemoteExtended:
 
     def _is_bare(self, file: CachedInode) -> bool:
         with self._rpc.lock:
-            known = file.attributes
+            known, self._rpc.inodes.wants_bare = file.attributes, True
             return known is not None and known.bare and self._rpc.inodes.ttl(file, now()) > 0
 
     def get(self, node: Node, name: bytes) -> bytes:

@@ -37,9 +37,9 @@ _FILE = struct.Struct("!HIIqq")
 class ReadDirectoryPlus(Message):
     """List a page of the directory that ``path`` leads to from ``node``, with attributes: its names behind
     ``cookie``, 0 for the first, in at most ``size`` bytes. With ``delegated`` the attributes are granted, and
-    all but regular files are looked up, as by Walk; with ``names_only`` inodes and types are told alone. A
-    cookie is the file system's own position: it outlives the connection and the server. Answered by
-    EntriesPlus.
+    all but regular files are looked up, as by Walk; with ``names_only`` inodes and types are told alone; with
+    ``bare`` it is said which files have no extended attributes, which takes the server long. A cookie is the
+    file system's own position: it outlives the connection and the server. Answered by EntriesPlus.
     """
 
     node: int
@@ -48,6 +48,7 @@ class ReadDirectoryPlus(Message):
     size: int = MAX_TRANSFER
     delegated: bool = False
     names_only: bool = False
+    bare: bool = False
 
 
 @message("fs.entriesplus", Kind.VOLUME)

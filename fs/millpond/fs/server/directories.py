@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server.client_state import ClientState
+from millpond.fs.store.create import proc_path
 from millpond.fs.store.directories import DOTS, blocks_from, entries_from
-from millpond.fs.store.extended import is_bare
+from millpond.fs.store.extended import has_no_attributes
 from millpond.fs.store.identity import key_of
 from millpond.fs.vfs.inode_api import ROOT, FoundEntry, Node
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error, within
@@ -69,7 +70,7 @@ class DirectoryHandlers(ClientState):
                 end = self._fill_names(page, node, handle, cookie)
             else:
                 fill = self._fill_delegated if request.delegated else self._fill
-                end = fill(page, node, directory, cookie)
+                end = fill(page, node, directory, cookie, request.bare)
         return c.EntriesPlus(end, granted), page.packed()
 
     def _fill_names(self, page: c.Page, node: Node, handle: Handle, cookie: int) -> bool:
@@ -83,8 +84,9 @@ class DirectoryHandlers(ClientState):
             page.add(name, entry.offset, (entry.inode, entry.mode, 1, *(0,) * 9))
         return True
 
-    def _fill(self, page: c.Page, node: Node, directory: int, cookie: int) -> bool:
+    def _fill(self, page: c.Page, node: Node, directory: int, cookie: int, bare: bool) -> bool:
         """Add names with attributes to a page. Returns whether there were no more."""
+        top = f"{proc_path(directory)}/"
         for name, behind in entries_from(directory, cookie):
             if not self._shows(node, name):
                 continue
@@ -95,17 +97,18 @@ class DirectoryHandlers(ClientState):
                 number = self._backing.identity.number(key_of(status))
                 if self._delegations.recall_writer(self.holder, number):
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                bare = is_bare(directory, name)
-                page.add(name, behind, self._backing.identity.fields(status), bare=bare)
+                is_bare = bare and has_no_attributes(top + os.fsdecode(name))
+                page.add(name, behind, self._backing.identity.fields(status), bare=is_bare)
         return True
 
-    def _fill_delegated(self, page: c.Page, node: Node, directory: int, cookie: int) -> bool:
+    def _fill_delegated(self, page: c.Page, node: Node, directory: int, cookie: int, bare: bool) -> bool:
         """Add names with granted attributes to a page. Returns whether there were no more.
 
         A regular file is granted by its inode number and not looked up: a client that lists a million files
         takes no descriptor.
         """
         device, fields = os.fstat(directory).st_dev, self._backing.identity.fields
+        top = f"{proc_path(directory)}/"
         for block in blocks_from(directory, cookie):
             grants = self._grant_files(node, device, block)
             for (name, inode, kind, behind), granted in zip(block, grants, strict=True):
@@ -117,8 +120,8 @@ class DirectoryHandlers(ClientState):
                     if kind == stat.S_IFREG:
                         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                         if status.st_ino == inode and status.st_dev == device:
-                            bare = is_bare(directory, name)
-                            page.add(name, behind, fields(status), 0, granted, bare=bare)
+                            is_bare = bare and has_no_attributes(top + os.fsdecode(name))
+                            page.add(name, behind, fields(status), 0, granted, bare=is_bare)
                             continue
                     self._add_looked_up(page, node, name, behind)
                 except OSError:  # removed meanwhile, or it cannot be looked up

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.store.extended import is_bare
+from millpond.fs.store.create import proc_path
+from millpond.fs.store.extended import has_no_attributes
 from millpond.fs.vfs.bulk_api import SMALL_BYTES, FileRead, SmallFile
 from millpond.fs.vfs.inode_api import FoundEntry, Node, SetAttr
 from millpond.fs.vfs.path_api import Attributes, Handle, os_error
@@ -42,9 +43,9 @@ class BackingBulk:
             with os.scandir(directory) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        name = os.fsencode(entry.name)
                         known = self._tree.identity.attributes(entry.stat(follow_symlinks=False))
-                        yield name, replace(known, bare=is_bare(directory, name))
+                        bare = has_no_attributes(f"{proc_path(directory)}/{entry.name}")
+                        yield os.fsencode(entry.name), replace(known, bare=bare)
         finally:
             self._tree.release(handle)
 

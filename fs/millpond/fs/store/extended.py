@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Self
 
@@ -18,17 +18,17 @@ from millpond.fs.vfs.xattr_names import is_user_name, user_name
 from millpond.linux import syscalls
 
 
-def _user_names(path: bytes, *, follow_symlinks: bool = True) -> tuple[bytes, ...]:
-    found = map(os.fsencode, os.listxattr(path, follow_symlinks=follow_symlinks))
-    return tuple(name for name in found if is_user_name(name))
+def _user_names(found: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(name for name in map(os.fsencode, found) if is_user_name(name))
 
 
-def is_bare(directory: int, name: bytes) -> bool:
-    """Return whether the file with a name in an open directory certainly has no extended attributes, or is in
-    a file system without any.
+def has_no_attributes(path: str) -> bool:
+    """Return whether the file at a path certainly has no extended attributes, or is in a file system without
+    any.
     """
     try:
-        return not _user_names(os.fsencode(proc_path(directory)) + b"/" + name, follow_symlinks=False)
+        found = os.listxattr(path, follow_symlinks=False)
+        return not found or not _user_names(found)
     except OSError as error:
         return error.errno == errno.EOPNOTSUPP
 
@@ -77,7 +77,7 @@ class BackingExtended:
         if not self._is_public(node):
             return ()
         with self._pinned(node) as file:
-            return _user_names(os.fsencode(proc_path(file)))
+            return _user_names(os.listxattr(proc_path(file)))
 
     def remove(self, node: Node, name: bytes) -> None:
         """Remove an extended attribute. A full quota does not hinder it."""

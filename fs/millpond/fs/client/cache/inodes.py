@@ -35,7 +35,8 @@ class InodeCache:
     ``lease_end`` is in seconds of the lease clock. ``to_forget`` are nodes that the server is to forget;
     ``forget_is_urgent``: one of them may be a removed file that still takes flash space. ``to_return`` are
     inode numbers and grants of files without a node on the server, to be returned. ``pages_held`` counts
-    pages of listings that are still to be used.
+    pages of listings that are still to be used. ``wants_bare``: programs have asked for extended attributes,
+    so that listings are to say which files have none.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class InodeCache:
         self.to_forget: list[int] = []
         self.to_return: list[tuple[int, int]] = []
         self.pages_held = 0
+        self.wants_bare = False
         self.forget_is_urgent = False
         self._forgets_in_flight: set[int] = set()
         self._files = {ROOT: self.root}
@@ -144,22 +146,32 @@ class InodeCache:
     def insert(
         self, reply: FoundIs, parent: CachedInode, name: bytes, *, since: int, verifier: int
     ) -> CachedInode:
-        """Cache a file that the server has found, or listed without a node; return its inode.
+        """Cache a file that the server has found; return its inode.
 
         ``since`` is ``changes`` at the time of the request, ``verifier`` the session verifier then.
         """
         file = self.found(reply.attributes, parent, name)
         # the server may still forget the node, and with it all its grants
         is_being_forgotten = reply.node in self._forgets_in_flight
-        if reply.node:
-            file.remote, file.verifier = reply.node, 0 if is_being_forgotten else verifier
+        file.remote, file.verifier = reply.node, 0 if is_being_forgotten else verifier
         if reply.node in self.to_forget:
             self.to_forget.remove(reply.node)
         granted = 0 if is_being_forgotten else reply.granted
         if self.learn(file, reply.attributes, granted, since=since) and self.is_current(file, since):
-            file.readable = reply.readable if reply.node else file.readable
+            file.readable = reply.readable
         self.learn_name(parent, name, file.node, reply.name_granted, since=since)
         self._idle_unless_used(file)
+        return file
+
+    def insert_listed(
+        self, attributes: Attributes, parent: CachedInode, name: bytes, granted: int, *, since: int
+    ) -> CachedInode:
+        """Cache a file that was listed without a node, by grants of it and of its directory that count."""
+        file = self.found(attributes, parent, name)
+        self._apply(file, attributes, granted, since)
+        parent.names[name] = file.node
+        if not file.lookups:
+            self._idle_unless_used(file)
         return file
 
     def found(self, attributes: Attributes, parent: CachedInode, name: bytes) -> CachedInode:
@@ -226,12 +238,15 @@ class InodeCache:
         """Apply a reply's grant and attributes to a file; return whether the grant is valid."""
         counts = self._is_valid_grant(file, granted, since)
         if counts:
-            file.granted = max(file.granted, granted)
-            if attributes is not None and self.is_current(file, since) and not file.gathered:
-                file.attributes = attributes
-                if attributes.links > 1 and not stat.S_ISDIR(attributes.mode):
-                    self._linked.add(file.node)
+            self._apply(file, attributes, granted, since)
         return counts
+
+    def _apply(self, file: CachedInode, attributes: Attributes | None, granted: int, since: int) -> None:
+        file.granted = max(file.granted, granted)
+        if attributes is not None and self.is_current(file, since) and not file.gathered:
+            file.attributes = attributes
+            if attributes.links > 1 and not stat.S_ISDIR(attributes.mode):
+                self._linked.add(file.node)
 
     def learn_name(
         self, directory: CachedInode, name: bytes, node: Node | None, granted: int, *, since: int

@@ -93,7 +93,9 @@ class DirectoryPages:
         cookie = _cookie_of(offset)
         with self._rpc.call() as call:
             reply, data = call.ask(
-                lambda: c.ReadDirectoryPlus(call.remote(directory), (), cookie, size, plus, not plus),
+                lambda: c.ReadDirectoryPlus(
+                    call.remote(directory), (), cookie, size, plus, not plus, self._inodes.wants_bare
+                ),
                 c.EntriesPlus,
                 idempotent=True,
                 limit=MAX_TRANSFER,
@@ -159,14 +161,15 @@ class DirectoryPages:
             while not page.is_used:
                 entry = page.entry()
                 _, name, about, fields = entry
-                file, offset = None, _offset_of(about[0])
-                if left:
-                    file = self._learned(directory, page, name, about, fields)
+                file = self._learned(directory, page, name, about, fields) if left else None
                 if file is None or file.attributes is None:
-                    if not add(name, offset, UNLISTED, fields, 0.0, 0.0):
+                    if not add(name, _offset_of(about[0]), UNLISTED, fields, 0.0, 0.0):
                         return
-                elif not self._pass_file(file, name, offset, add, left):
-                    return
+                else:
+                    self._inodes.use(file)
+                    if not add(name, _offset_of(about[0]), file.node, file.attributes.fields(), left, left):
+                        self._inodes.forget(file.node, 1)
+                        return
                 page.pass_by(entry)
 
     def _learned(
@@ -177,14 +180,7 @@ class DirectoryPages:
         inodes, found = self._inodes, Attributes(*fields, bare=bare)
         if not inodes.is_held(found.inode, granted, page.verifier):
             return None
+        if not remote:
+            return inodes.insert_listed(found, directory, name, granted, since=page.since)
         reply = FoundIs(remote, found, granted, page.granted, readable)
         return inodes.insert(reply, directory, name, since=page.since, verifier=page.verifier)
-
-    def _pass_file(self, file: CachedInode, name: bytes, offset: int, add: AddEntry, left: float) -> bool:
-        """Pass on a file with attributes, and count its lookup. Returns whether there was room."""
-        assert file.attributes
-        self._inodes.use(file)
-        if add(name, offset, file.node, file.attributes.fields(), self._ttl(file), left):
-            return True
-        self._inodes.forget(file.node, 1)
-        return False
