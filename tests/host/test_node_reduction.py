@@ -131,7 +131,7 @@ class World:
         self.number = 0
 
     def reload(self) -> None:
-        """See StateHolder."""
+        """As of ParameterServer."""
 
     def dial(self, name: str) -> Channel:
         ours, theirs = socket.socketpair()

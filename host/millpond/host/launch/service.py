@@ -13,7 +13,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -45,18 +44,18 @@ from millpond.host.launch.shared import SharedFolder
 from millpond.host.launch.workers import (
     LOOK_SECONDS,
     HostPlace,
+    LaunchEvent,
     LaunchWorker,
     Over,
+    WorkerRun,
     plan,
-    run_on_device,
-    run_on_host,
 )
 from millpond.host.records.failures import reason_of
 from millpond.host.records.jobs import HOST
 from millpond.launch.shared_mount import clear
 from millpond.linux import sockets
 from millpond.linux.zygote.client import Zygote
-from millpond.train.distributed.launch_messages import AllSaved, SavedPart, check_files, check_start
+from millpond.train.distributed.launch_messages import AllSaved, check_files, check_start
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
 
@@ -66,21 +65,6 @@ COLLECT_SECONDS = 30.0
 """Time without anything from workers that were ended and whose files are wanted."""
 WAITING = 256
 """Pieces of output that may wait for the client; then the scripts wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchEvent:
-    """A worker printed ``lines``, has ``saved`` a part of a file, exited with ``code`` and perhaps an
-    exception, was lost for ``reason``, or is ``done``, with the count of what it has saved if that is known.
-    """
-
-    worker: LaunchWorker | None
-    lines: tuple[str, ...] = ()
-    saved: tuple[SavedPart, bytes] | None = None
-    code: int | None = None
-    reason: str = ""
-    done: bool = False
-    count: AllSaved | None = None
 
 
 class LaunchService:
@@ -307,18 +291,16 @@ class _Launch:
 
     def _work(self, worker: LaunchWorker) -> None:
         """Run one worker to its end, in a thread of its own."""
-        observer = _Observer(worker, self._put)
+        run = WorkerRun(worker, self._place, self._over, self._put)
         try:
             if worker.name == HOST:
-                serve = partial(self._serve, worker)
-                count = run_on_host(worker, self._place, serve, observer, self._over)
+                count = run.on_host(partial(self._serve, worker))
             else:
-                device, answer = self._devices[worker.name], partial(self._answer, worker)
-                count = run_on_device(worker, device, self._place, answer, observer, self._over)
+                count = run.on_device(self._devices[worker.name], partial(self._answer, worker))
             self._put(LaunchEvent(worker, done=True, count=count))
         except (MillpondError, OSError) as error:
             self._put(LaunchEvent(worker, reason=printable(reason_of(error, worker.name)), done=True))
-        if observer.ended:
+        if run.ended:
             self._group.leave(worker.launch.rank)
 
     def _serve(self, worker: LaunchWorker, channel: Channel) -> None:
@@ -346,25 +328,6 @@ class _Launch:
             with contextlib.suppress(queue.Full):
                 self._events.put(event, timeout=LOOK_SECONDS)
                 return
-
-
-class _Observer:
-    """Makes events of what becomes of one worker."""
-
-    def __init__(self, worker: LaunchWorker, put: Callable[[LaunchEvent], None]) -> None:
-        self._worker, self._put = worker, put
-        self.ended = False
-
-    def show(self, lines: tuple[str, ...]) -> None:
-        self._put(LaunchEvent(self._worker, lines))
-
-    def exited(self, code: int, error: str) -> None:
-        self.ended = True
-        reason = f"it ended with exit code {code}: {error}" if code and error else ""
-        self._put(LaunchEvent(self._worker, code=code, reason=reason))
-
-    def saved(self, part: SavedPart, data: bytes) -> None:
-        self._put(LaunchEvent(self._worker, saved=(part, data)))
 
 
 def _check_present(client: Channel) -> None:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused, RemoteError
@@ -61,19 +61,6 @@ Answer = Callable[[Channel, Head], bool]
 """Answers one request; false if the launch is over."""
 
 
-class WorkerObserver(Protocol):
-    """Is told what becomes of one worker."""
-
-    def show(self, lines: tuple[str, ...]) -> None:
-        """Take lines that it printed."""
-
-    def exited(self, code: int, error: str) -> None:
-        """Note its exit code, and the exception of a confined script."""
-
-    def saved(self, part: SavedPart, data: bytes) -> None:
-        """Take a part of a file that it has saved."""
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchWorker:
     """A worker of a launch: its name, its Launch message, and the host's ``interface`` towards the first
@@ -83,6 +70,21 @@ class LaunchWorker:
     name: str
     launch: Launch
     interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEvent:
+    """A worker printed ``lines``, has ``saved`` a part of a file, exited with ``code`` and perhaps an
+    exception, was lost for ``reason``, or is ``done``, with the count of what it has saved if that is known.
+    """
+
+    worker: LaunchWorker | None
+    lines: tuple[str, ...] = ()
+    saved: tuple[SavedPart, bytes] | None = None
+    code: int | None = None
+    reason: str = ""
+    done: bool = False
+    count: AllSaved | None = None
 
 
 def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[LaunchWorker]:
@@ -224,66 +226,142 @@ class HostPlace:
         )
 
 
-def run_on_host(
-    worker: LaunchWorker, place: HostPlace, serve: Serve, observer: WorkerObserver, over: Over
-) -> AllSaved | None:
-    """Run a worker on the host, whose requests ``serve`` answers. Returns the count of what it has saved;
-    None if the launch ended it. Raises OSError, RemoteError.
-    """
-    with place.sandbox(worker.launch) as sandbox:
-        script = LaunchedScript(place.zygote, sandbox, worker.launch, worker.interface)
-        return _run_on_host(script, worker, place, serve, observer, over)
+class WorkerRun:
+    """The run of one worker until its end, or that of the launch. What becomes of it is ``put`` as events."""
 
+    def __init__(
+        self, worker: LaunchWorker, place: HostPlace, over: Over, put: Callable[[LaunchEvent], None]
+    ) -> None:
+        self._worker, self._launch, self._place = worker, worker.launch, place
+        self._over, self._put = over, put
+        self._order = SavedOrder(worker.launch.most_saved)
+        self.ended = False
+        """Whether the script has told its end."""
 
-def _run_on_host(
-    script: LaunchedScript,
-    worker: LaunchWorker,
-    place: HostPlace,
-    serve: Serve,
-    observer: WorkerObserver,
-    over: Over,
-) -> AllSaved | None:
-    launch = worker.launch
-    serving = threading.Thread(target=serve, args=(script.requests,), name="requests host", daemon=True)
-    try:
-        over.add(script.channel)
-        over.add(script.requests)
-        serving.start()
-        if launch.inputs:
-            place.inputs.send(worker.name, script.channel)
-        exited = _follow(script, place.opened, observer, over)
-        if exited is None:
-            return None
-        observer.exited(exited.code, printable(exited.error))
-        return _receive_saved(script.channel, launch.most_saved, observer)
-    finally:
-        script.stop()
-        if serving.ident:
-            serving.join(START_SECONDS)
+    def on_host(self, serve: Serve) -> AllSaved | None:
+        """Run the worker on the host, whose requests ``serve`` answers. Returns the count of what it has
+        saved; None if the launch ended it. Raises OSError, RemoteError.
+        """
+        with self._place.sandbox(self._launch) as sandbox, contextlib.ExitStack() as ending:
+            script = LaunchedScript(self._place.zygote, sandbox, self._launch, self._worker.interface)
+            target, arguments = serve, (script.requests,)
+            serving = threading.Thread(target=target, args=arguments, name="requests host", daemon=True)
+            ending.callback(lambda: serving.join(START_SECONDS) if serving.ident else None)
+            ending.callback(script.stop)
+            self._over.add(script.channel)
+            self._over.add(script.requests)
+            serving.start()
+            if self._launch.inputs:
+                self._place.inputs.send(self._worker.name, script.channel)
+            if (exited := self._follow(script)) is None:
+                return None
+            self._exited(exited)
+            return self._receive_saved(script.channel)
 
+    def _follow(self, script: LaunchedScript) -> Exited | None:
+        """Show the script's output, and open the ports that it listens on, until its end; return None if the
+        launch ends before. Raises RemoteError.
+        """
+        lines, killed, channel = Lines(), False, script.channel.sock.fileno()
+        watched = [script.output, channel]
+        while not self._over:
+            if self._over.stopping and not killed:
+                killed = True
+                script.kill()
+            ready = sockets.readable(watched, LOOK_SECONDS)
+            if script.output in ready:  # all of it is there before the end is told
+                data = script.read()
+                self._show(lines.take(data) if data else lines.end())
+                if not data:
+                    watched.remove(script.output)
+            elif ready:
+                if isinstance(news := _news(script), Exited):
+                    self._show(lines.end())
+                    return news
+                self._place.opened.listen(news.ports)
+        return None
 
-def _follow(script: LaunchedScript, opened: OpenPorts, observer: WorkerObserver, over: Over) -> Exited | None:
-    """Show the script's output, and open the ports that it listens on, until its end; return None if the
-    launch ends before. Raises RemoteError.
-    """
-    lines, killed, channel = Lines(), False, script.channel.sock.fileno()
-    watched = [script.output, channel]
-    while not over:
-        if over.stopping and not killed:
-            killed = True
-            script.kill()
-        ready = sockets.readable(watched, LOOK_SECONDS)
-        if script.output in ready:  # all of it is there before the end is told
-            data = script.read()
-            _show(lines.take(data) if data else lines.end(), observer)
-            if not data:
-                watched.remove(script.output)
-        elif ready:
-            if isinstance(news := _news(script), Exited):
-                _show(lines.end(), observer)
-                return news
-            opened.listen(news.ports)
-    return None
+    def _receive_saved(self, channel: Channel) -> AllSaved:
+        while True:
+            head = channel.receive(NEVER)
+            if isinstance(head.message, AllSaved):
+                return _all_saved(head)
+            self._take_part(head, channel)
+
+    def on_device(self, device: Device, answer: Answer) -> AllSaved | None:
+        """Run the worker on a device. ``answer`` sends the answer to a request of its script, and returns
+        False if the launch is over. Returns as ``on_host``. Raises RemoteError, also when the launch is over.
+        """
+        shared, is_over = self._place.shared, self._over.__bool__
+        mounted = shared.on_device(device, self._launch.run, is_over) if shared else contextlib.nullcontext()
+        with mounted, device.control(Deadline.after(START_SECONDS)) as agent:
+            self._over.add(agent)
+            agent.send(self._launch, Deadline.after(START_SECONDS))
+            if self._launch.inputs:
+                self._place.inputs.send(self._worker.name, agent)
+            return self._relay(agent, answer)
+
+    def _relay(self, agent: Channel, answer: Answer) -> AllSaved | None:
+        stopped = False
+        while True:
+            if self._over.stopping and not stopped:
+                if self._launch.confined:
+                    return None
+                agent.send(StopScript(), Deadline.after(START_SECONDS))
+                stopped = True
+            if not is_readable(agent.sock, LOOK_SECONDS):  # a TLS connection is for one thread
+                continue
+            head = agent.receive(NEVER)
+            if is_request(head.message, self._launch):
+                if not answer(agent, head):
+                    return None
+            elif isinstance(head.message, AllSaved):
+                return _all_saved(head)
+            else:
+                self._take(head, agent)
+
+    def _take(self, head: Head, agent: Channel) -> None:
+        """Pass on what a device sends by itself, and ask for more when that is done."""
+        if isinstance(head.message, SavedPart) and not self._launch.confined:
+            self._take_part(head, agent)
+        elif not self._take_news(head):
+            return
+        agent.send(Taken(), Deadline.after(START_SECONDS))
+
+    def _take_part(self, head: Head, channel: Channel) -> None:
+        if not isinstance(head.message, SavedPart):
+            raise ProtocolError(f"it sent '{head.message.NAME}' where files belong")
+        self._order.take(head.message, head.payload_size)
+        data = channel.receive_payload(head.payload_size, Deadline.after(START_SECONDS))
+        self._tell(saved=(head.message, bytes(data)))
+
+    def _take_news(self, head: Head) -> bool:
+        """Pass on output, and then return True, or the end of the script. Raises Refused for a failure."""
+        message = head.message
+        if head.payload_size:
+            raise ProtocolError(f"it sent a payload behind '{message.NAME}'")
+        if isinstance(message, Failure):
+            raise Refused("", printable(message.code), printable(message.text))
+        if isinstance(message, Exited):
+            self._exited(message)
+            return False
+        if not isinstance(message, Output):
+            raise ProtocolError(f"it sent '{message.NAME}' while a script runs")
+        if sum(len(line) + 1 for line in message.lines) > MOST_AT_ONCE:
+            raise ProtocolError(f"it sent more than {MOST_AT_ONCE} characters of output at once")
+        self._show(message.lines)
+        return True
+
+    def _show(self, lines: tuple[str, ...]) -> None:
+        if lines:
+            self._tell(lines=tuple(printable(line, len(line), kept="\t") for line in lines))
+
+    def _exited(self, exited: Exited) -> None:
+        self.ended, code, error = True, exited.code, printable(exited.error)
+        self._tell(code=code, reason=f"it ended with exit code {code}: {error}" if code and error else "")
+
+    def _tell(self, **what: Any) -> None:
+        self._put(LaunchEvent(self._worker, **what))
 
 
 def _news(script: LaunchedScript) -> Exited | Listening:
@@ -296,15 +374,6 @@ def _news(script: LaunchedScript) -> Exited | Listening:
     return head.message
 
 
-def _receive_saved(channel: Channel, most: int, observer: WorkerObserver) -> AllSaved:
-    order = SavedOrder(most)
-    while True:
-        head = channel.receive(NEVER)
-        if isinstance(head.message, AllSaved):
-            return _all_saved(head)
-        _take_part(head, channel, order, observer)
-
-
 def _all_saved(head: Head) -> AllSaved:
     found = head.message
     assert isinstance(found, AllSaved)
@@ -314,95 +383,6 @@ def _all_saved(head: Head) -> AllSaved:
     return AllSaved(found.files, found.size, found.left_out, named)
 
 
-def _take_part(head: Head, channel: Channel, order: SavedOrder, observer: WorkerObserver) -> None:
-    if not isinstance(head.message, SavedPart):
-        raise ProtocolError(f"it sent '{head.message.NAME}' where files belong")
-    order.take(head.message, head.payload_size)
-    data = channel.receive_payload(head.payload_size, Deadline.after(START_SECONDS))
-    observer.saved(head.message, bytes(data))
-
-
-def run_on_device(
-    worker: LaunchWorker,
-    device: Device,
-    place: HostPlace,
-    answer: Answer,
-    observer: WorkerObserver,
-    over: Over,
-) -> AllSaved | None:
-    """Run a worker on a device. ``answer`` sends the answer to a request of its script, and returns False if
-    the launch is over. Returns as ``run_on_host``. Raises RemoteError, also when the launch is over.
-    """
-    run, shared = worker.launch.run, place.shared
-    is_over = over.__bool__
-    with shared.on_device(device, run, is_over) if shared else contextlib.nullcontext():
-        return _run_on_device(worker, device, place.inputs, answer, observer, over)
-
-
-def _run_on_device(
-    worker: LaunchWorker,
-    device: Device,
-    inputs: LaunchInputs,
-    answer: Answer,
-    observer: WorkerObserver,
-    over: Over,
-) -> AllSaved | None:
-    launch, order, stopped = worker.launch, SavedOrder(worker.launch.most_saved), False
-    with device.control(Deadline.after(START_SECONDS)) as agent:
-        over.add(agent)
-        agent.send(launch, Deadline.after(START_SECONDS))
-        if launch.inputs:
-            inputs.send(worker.name, agent)
-        while True:
-            if over.stopping and not stopped:
-                if launch.confined:
-                    return None
-                agent.send(StopScript(), Deadline.after(START_SECONDS))
-                stopped = True
-            if not is_readable(agent.sock, LOOK_SECONDS):  # a TLS connection is for one thread
-                continue
-            head = agent.receive(NEVER)
-            if is_request(head.message, launch):
-                if not answer(agent, head):
-                    return None
-            elif isinstance(head.message, AllSaved):
-                return _all_saved(head)
-            else:
-                _take(head, agent, None if launch.confined else order, observer)
-
-
 def is_request(message: Message, launch: Launch) -> bool:
     """Return whether a message is a request that the scripts of this launch make."""
     return is_group_request(message) if launch.confined else isinstance(message, FindData)
-
-
-def _take(head: Head, agent: Channel, order: SavedOrder | None, observer: WorkerObserver) -> None:
-    """Pass on what a device sends by itself, and ask for more when that is done."""
-    if order and isinstance(head.message, SavedPart):
-        _take_part(head, agent, order, observer)
-    elif not _take_news(head, observer):
-        return
-    agent.send(Taken(), Deadline.after(START_SECONDS))
-
-
-def _take_news(head: Head, observer: WorkerObserver) -> bool:
-    """Pass on output, and then return True, or the end of the script. Raises Refused for a failure."""
-    message = head.message
-    if head.payload_size:
-        raise ProtocolError(f"it sent a payload behind '{message.NAME}'")
-    if isinstance(message, Failure):
-        raise Refused("", printable(message.code), printable(message.text))
-    if isinstance(message, Exited):
-        observer.exited(message.code, printable(message.error))
-        return False
-    if not isinstance(message, Output):
-        raise ProtocolError(f"it sent '{message.NAME}' while a script runs")
-    if sum(len(line) + 1 for line in message.lines) > MOST_AT_ONCE:
-        raise ProtocolError(f"it sent more than {MOST_AT_ONCE} characters of output at once")
-    _show(message.lines, observer)
-    return True
-
-
-def _show(lines: tuple[str, ...], observer: WorkerObserver) -> None:
-    if lines:
-        observer.show(tuple(printable(line, len(line), kept="\t") for line in lines))

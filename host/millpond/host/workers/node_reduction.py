@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
@@ -29,7 +28,8 @@ from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.errors import MillpondError, RemoteError
 from millpond.host.workers.node_control import NodeControl
 from millpond.host.workers.node_group import NodeGroup
-from millpond.host.workers.worker import ModelState, SpreadState
+from millpond.host.workers.parameter_server import ParameterServer
+from millpond.host.workers.worker import DeviceWorker, ModelState, SpreadState
 from millpond.train.protocol import state_digest
 
 LEAST_NODES = 2
@@ -41,27 +41,6 @@ _MOST_PAUSE = 63
 
 class StateLost(RemoteError):
     """The newest state is nowhere any more."""
-
-
-class NodeWorker(Protocol):
-    """A worker on a device that can have a node."""
-
-    name: str
-    spread: SpreadState | None
-    """The state that the device has from other nodes."""
-
-    @property
-    def node(self) -> NodeControl | None:
-        """The control of its node, None before the worker is prepared."""
-
-
-class StateHolder(Protocol):
-    """The host's copy of the model's state."""
-
-    state: ModelState
-
-    def reload(self) -> None:
-        """Take the values that were written to ``state``."""
 
 
 class NodeReduction:
@@ -77,7 +56,7 @@ class NodeReduction:
         shape: str,
         log: logging.Logger,
         step: Advance | None = None,
-        holder: StateHolder | None = None,
+        holder: ParameterServer | None = None,
     ) -> None:
         self._root, self._shape, self._log = root, shape, log
         self._step, self._holder = step, holder
@@ -92,7 +71,7 @@ class NodeReduction:
         self._failures = self._pause = self._turn = 0
         self._is_slower = False
 
-    def spread(self, state: ModelState, workers: Sequence[NodeWorker]) -> None:
+    def spread(self, state: ModelState, workers: Sequence[DeviceWorker]) -> None:
         """Pass a state on to the workers' devices, which then need no other copy. Raises RemoteError if they
         were ahead, and none has the state any more.
         """
@@ -103,7 +82,7 @@ class NodeReduction:
         if not workers or any(worker.spread is None for worker in workers):
             self.catch_up()
 
-    def _try_to_spread(self, state: ModelState, workers: Sequence[NodeWorker]) -> None:
+    def _try_to_spread(self, state: ModelState, workers: Sequence[DeviceWorker]) -> None:
         if self._pause:
             self._pause -= 1
             return
@@ -117,7 +96,7 @@ class NodeReduction:
         except (MillpondError, OSError) as error:
             self._fail("the host sends the state", error)
 
-    def _spread(self, state: ModelState, workers: Sequence[NodeWorker]) -> None:
+    def _spread(self, state: ModelState, workers: Sequence[DeviceWorker]) -> None:
         digest = self._digest if self.ahead else state_digest(state.memory.data)
         if digest != self._digest:
             self._bring(state, digest)
@@ -143,7 +122,7 @@ class NodeReduction:
         self._sink.advance(self._chosen.trees, self._step)
         return self._sink.state(self._chosen.trees).digest == digest
 
-    def release(self, worker: NodeWorker) -> None:
+    def release(self, worker: DeviceWorker) -> None:
         """Have the host send the state to a worker, which was not among those that a state was passed on to.
         Raises RemoteError if the devices were ahead, and none has the state any more.
         """
