@@ -286,19 +286,12 @@ class JobProgress(Message):
     more: bool = False
 
 
-@message("api.log.get")
-@dataclass(frozen=True, slots=True)
-class GetLogOf(Message):
-    """Ask for the last lines of the log of a device (by name) or a job (by number); answered by Log."""
-
-    target: str
-    lines: int
-
-
 @message("api.log.new.get")
 @dataclass(frozen=True, slots=True)
 class GetNewLogOf(Message):
-    """Ask for the lines of a log behind ``after``, or without it the last lines; answered by NewLog."""
+    """Ask for the lines of the log of a device (by name) or a job (by number) behind ``after``, or without it
+    the last lines; answered by NewLog.
+    """
 
     target: str
     lines: int

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from millpond.base.errors import LocalError, MillpondError
-from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, complete_jobs, new_app
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, JobArgument, new_app
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.records.data_costs import RECENT
 from millpond.host.terminal import printing
@@ -239,9 +239,7 @@ def private_lines(found: PrivateSummary) -> list[str]:
 
 @data.command()
 def explain(
-    job: Annotated[
-        int, typer.Argument(metavar="JOB", help="The job's number.", autocompletion=complete_jobs)
-    ],
+    job: JobArgument,
     last: Annotated[
         int, typer.Option("--last", min=0, help="Of how many rounds, the last ones; 0 for all.")
     ] = RECENT,

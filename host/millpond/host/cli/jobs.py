@@ -297,9 +297,7 @@ def prune(
 
 @app.command()
 def stop(
-    job: Annotated[
-        int, typer.Argument(metavar="JOB", help="The job's number.", autocompletion=complete_jobs)
-    ],
+    job: JobArgument,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:

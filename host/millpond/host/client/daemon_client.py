@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Iterator
 
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ProtocolError, Refused
+from millpond.base.errors import ProtocolError, Refused, RemoteError
 from millpond.host.api import daemon
 from millpond.host.api.launch import (
     LaunchEnded,
@@ -22,7 +22,7 @@ from millpond.host.client.submission import JobSubmission
 from millpond.host.records.jobs import ACTIVE
 from millpond.linux import sockets
 from millpond.train.distributed.launch_messages import SAVED_PART
-from millpond.wire.control_messages import Ledger, Log, LogPosition
+from millpond.wire.control_messages import Ledger, LogPosition
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Failure, Ok
 
@@ -125,8 +125,11 @@ class DaemonClient(JobSubmission):
                 return
 
     def log(self, target: str, lines: int) -> tuple[str, ...]:
-        """Return the last lines of a device's or a job's log."""
-        return self._call(daemon.GetLogOf(target, lines), Log, self._deadline).lines
+        """Return the last lines of a device's or a job's log. Raises RemoteError for an absent device."""
+        found = self.new_log(target, lines, None)
+        if found.gone:
+            raise RemoteError(f"{target}: {found.gone.removeprefix(f'{target}: ')}")
+        return found.lines
 
     def new_log(self, target: str, lines: int, after: LogPosition | None) -> daemon.NewLog:
         """Return the lines of a device's or a job's log behind ``after``; without ``after`` the last

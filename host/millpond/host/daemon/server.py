@@ -332,14 +332,6 @@ class DaemonServer:
     def _launch(self, client: Channel, request: StartLaunch) -> None:
         self._launches.run(request, client)
 
-    def _get_log(self, _client: Channel, request: daemon.GetLogOf) -> Message:
-        if (job := daemon.job_number(request.target)) is not None:
-            return Log(self._jobs.log(job, request.lines))
-        deadline = Deadline.after(REPLY_SECONDS)
-        with self._device(request.target).control(deadline) as agent:
-            lines = agent.call(GetLog(request.lines), Log, deadline).lines
-        return Log(cleaned(lines, LONGEST))
-
     def _get_new_log(self, _client: Channel, request: daemon.GetNewLogOf) -> Message:
         if (job := daemon.job_number(request.target)) is not None:
             after = request.after.number if request.after else None
@@ -374,7 +366,6 @@ class DaemonServer:
         daemon.GetJobs: _get_jobs,
         daemon.GetJob: _get_job,
         daemon.Watch: _watch,
-        daemon.GetLogOf: _get_log,
         daemon.GetNewLogOf: _get_new_log,
         daemon.GetCurves: lambda self, _client, request: self._jobs.curves(request.job),
         daemon.GetPrepared: lambda self, _client, request: self._jobs.prepared(request.job),

@@ -368,10 +368,6 @@ class JobService:
             found = running.log if running else self._logs.get(number)
         return found.since(seen) if found else ([], seen)
 
-    def log(self, number: int, lines: int) -> tuple[str, ...]:
-        """Return the last ``lines`` lines of a job's log. Raises Refused, LocalError."""
-        return self.new_log(number, lines, None).lines
-
     def new_log(self, number: int, lines: int, after: int | None) -> NewLog:
         """Return lines of a job's log as ``job_log.read`` does. Raises Refused, LocalError."""
         row = _check_kept(self._row(number))  # before its log is read: a job that has ended writes no more
