@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 from torch.utils.data import default_collate
 
 from millpond.base.errors import LocalError, MillpondError, ProtocolError
-from millpond.data.columns import Packed, ReceivedSamples, joined, pack, pack_batch, unpack
+from millpond.train.data.columns import Packed, ReceivedSamples, joined, pack, pack_batch, unpack
 
 leaves = (
     some.none()

@@ -12,13 +12,13 @@ from torch import Tensor
 
 import millpond.data
 from millpond.base.errors import LocalError, Refused
-from millpond.data.columns import Packed
 from millpond.data.streaming import kept_runs, server
 from millpond.data.streaming.kept_runs import KeptRuns
 from millpond.data.streaming.protocol.leases import EpochState
 from millpond.data.streaming.protocol.service import KeptRun
 from millpond.data.streaming.served_set import naming
 from millpond.train.balance.curve import Ints
+from millpond.train.data.columns import Packed
 
 from ..waiting import eventually
 from .served import SAMPLES, images, server_of, service

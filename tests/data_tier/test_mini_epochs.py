@@ -112,12 +112,8 @@ def test_what_is_neither_samples_nor_a_batch_of_them_is_refused_by_name(wrong: A
         def __getitems__(self, _indices: list[int]) -> Any:
             return wrong
 
-    words = "Wrong.__getitems__ returned neither a list of 64 samples nor a batch of them"
-    with (
-        millpond.data.mini_epochs(Wrong(), size=130) as made,
-        pytest.raises(LocalError, match=words.replace(".", r"\.")),
-    ):
-        next(iter(made))
+    with pytest.raises(LocalError, match=r"Wrong: a batch (of 64 samples holds a tensor|cannot be)"):
+        millpond.data.mini_epochs(Wrong(), size=130)
 
 
 def test_a_state_between_two_repetitions_is_resumed_exactly() -> None:

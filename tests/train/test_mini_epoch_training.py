@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train.data.errors import DataError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -22,7 +23,6 @@ from millpond.train.local.prefetch import ReadingMeter
 from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, Work
 from millpond.train.state.flat_parameters import FlatParameters
-from millpond.train.task.structure import size_of
 from millpond.train.task.task import Task
 
 WIDTH, GROUP = 6, 4
@@ -78,9 +78,9 @@ def deterministic() -> None:
 
 
 def trained(
-    parts: Sequence[Flash], fast: int = 1 << 20, work: WorkSpec = WORK
+    parts: Sequence[Flash], fast: int = 1 << 20, work: WorkSpec = WORK, user: Recorded | None = None
 ) -> tuple[Recorded, LocalTrainer]:
-    user = Recorded()
+    user = user or Recorded()
     task = Task(user)
     folders = SampleFolders(task, 0, [Folder(f"p{n}", "csd0", group=GROUP) for n in range(len(parts))], parts)
     torch.manual_seed(0)
@@ -118,8 +118,7 @@ def test_mini_epochs_and_their_batches_are_of_whole_groups_from_all_over_the_sto
 
 
 def test_a_small_fast_tier_has_smaller_mini_epochs() -> None:
-    sample = size_of(Flash(1)[0])
-    fast = 2 * 16 * sample
+    fast = 2 * 16 * 4 * WIDTH
     user = Recorded()
     task, part = Task(user), Flash(120)
     every = np.arange(120)
@@ -130,24 +129,59 @@ def test_a_small_fast_tier_has_smaller_mini_epochs() -> None:
         begun = part.reads.total() - sum(found) - 8
         assert begun <= 16, "no more than the next mini-epoch is read ahead"
     assert sum(found) == 120 and max(found) <= 16 and max(found) - min(found) <= 1
-    with pytest.raises(IndexError):
-        each.batch(np.arange(2))  # its memory was given back
+    with pytest.raises(LocalError, match="is over, and no longer in the fast tier"):
+        each.batch(np.arange(2))
 
 
 def test_mini_epochs_are_even_and_a_group_has_to_fit() -> None:
     task, part, every = Task(Recorded()), Flash(1000), np.arange(1000)
     chosen = Selection(task, [part], [every], np.full(10, 100))
     shuffle = torch.Generator().manual_seed(1)
-    assert sorted(
-        len(each) for each in MiniEpochReader(350, 1 << 20, ReadingMeter()).slices(chosen, shuffle)
-    ) == [
-        300,
-        300,
-        400,
-    ]
-    sample = size_of(part[0])
-    with pytest.raises(DataError, match=r"\[tier\] fast holds 50 samples twice, and a group of them is 100"):
-        next(MiniEpochReader(350, 2 * 50 * sample, ReadingMeter()).slices(chosen, shuffle))
+    reader = MiniEpochReader(350, 1 << 20, ReadingMeter())
+    assert [len(each) for each in reader.slices(chosen, shuffle)] == [300, 300, 200, 200]
+    told = r"\[tier\] fast holds [0-9]+ samples twice, and a group of them is 100"
+    with pytest.raises(DataError, match=told):
+        next(MiniEpochReader(350, 2 * 50 * 4 * WIDTH, ReadingMeter()).slices(chosen, shuffle))
+
+
+class Pictures(Flash):
+    """Samples of which no columns can be made."""
+
+    def __getitem__(self, index: int) -> Any:
+        return Counter({index: 1}), super().__getitem__(index)
+
+
+def test_samples_of_any_kind_are_kept() -> None:
+    class Collating(Recorded):
+        @staticmethod
+        def collate(samples: list[Any]) -> Any:
+            assert all(picture[int(x[0])] for picture, (x, _) in samples)
+            return torch.stack([x for _, (x, _) in samples]), torch.tensor([y for _, (_, y) in samples])
+
+    user, _ = trained([Pictures(60)], user=Collating())
+    assert Counter(value for batch in user.batches for value in batch) == dict.fromkeys(
+        range(60), WORK.passes
+    )
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_views_of_what_lies_on_the_flash_are_read_when_they_are_fetched(batched: bool) -> None:
+    flash = torch.zeros(64, WIDTH)
+
+    class Mapped:
+        def __len__(self) -> int:
+            return len(flash)
+
+        def __getitem__(self, index: int) -> Any:
+            return flash[index]
+
+        def __getitems__(self, wanted: Sequence[int]) -> Any:
+            return flash[: len(wanted)] if batched else [flash[index] for index in wanted]
+
+    chosen = Selection(Task(Recorded()), [Mapped()], [np.arange(16)], np.full(2, 8))
+    for each in MiniEpochReader(16, 1 << 20, ReadingMeter()).slices(chosen, torch.Generator()):
+        flash += 1
+        assert not each.batch(np.arange(16)).any()
 
 
 def test_errors_of_the_data_set_are_raised() -> None:

@@ -29,7 +29,6 @@ from millpond.base.errors import (
     RemoteError,
 )
 from millpond.base.text import printable
-from millpond.data.columns import ReceivedSamples, joined, unpack
 from millpond.data.streaming.protocol.consumer import RunWish, StreamConsumer, Told
 from millpond.data.streaming.protocol.inbox import Piece
 from millpond.data.streaming.protocol.leases import EpochState
@@ -44,6 +43,7 @@ from millpond.data.streaming.protocol.messages import (
 from millpond.data.streaming.protocol.tuner import StreamTuner
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.ranges import Ranges
+from millpond.train.data.columns import ReceivedSamples, joined, unpack
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Failure

@@ -17,10 +17,10 @@ from concurrent.futures import Executor, Future
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LocalError, MillpondError
-from millpond.data.columns import Packed
 from millpond.data.streaming.protocol.messages import DataChunk, FetchSamples, GrantCredit, ServiceAlive
 from millpond.data.streaming.protocol.service import LARGEST_CHUNK, ChunkReading, Service, halves
 from millpond.data.streaming.served_set import ServedSet, in_words
+from millpond.train.data.columns import Packed
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message
 

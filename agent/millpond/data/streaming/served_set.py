@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from millpond.base.errors import LocalError, MillpondError, RemoteError
-from millpond.data.columns import Packed, pack, pack_batch
 from millpond.data.streaming.protocol.messages import At
 from millpond.train.balance.curve import Ints
 from millpond.train.data import labelled_images
+from millpond.train.data.columns import Packed, pack, pack_batch
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages
 from millpond.train.data.parquet import ParquetRows

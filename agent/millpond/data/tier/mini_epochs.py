@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,16 +23,19 @@ from torch.utils.data import Dataset
 
 from millpond.base.errors import LocalError
 from millpond.base.sizes import bytes_of
-from millpond.data.tier.fast_tier import FastTier, FetchedSlice
 from millpond.data.tier.remembered import RememberedRepeats
 from millpond.data.tier.repeats import RepeatHistory, RepeatRule, rule_of
-from millpond.data.tier.slices import PassOrder, Place
+from millpond.train.local.fast_tier import FastTier, FetchedSlice
+from millpond.train.local.prefetch import timed
+from millpond.train.local.slices import PassOrder, Place, SinglePasses, following
 
 if TYPE_CHECKING:
     from millpond.train.distributed.group import MapStyle
 
 log = logging.getLogger(__name__)
 Augment = Callable[[Any], Any]
+_TRIED = 64
+"""Samples whose size in the tier is taken for that of all."""
 
 
 class MiniEpoch(Dataset[Any]):
@@ -61,7 +63,6 @@ class MiniEpochs:
 
     def __init__(
         self,
-        dataset: MapStyle,
         tier: FastTier,
         order: PassOrder,
         size: int,
@@ -70,7 +71,7 @@ class MiniEpochs:
         augment: Augment | None,
         remembered: RememberedRepeats | None = None,
     ) -> None:
-        self._dataset, self._tier, self._order, self._size = dataset, tier, order, size
+        self._tier, self._order, self._size = tier, order, size
         self._rule, self._passes, self._augment, self._remembered = rule, passes, augment, remembered
         self._place: Place | None = None
         self._scores: list[float] = []
@@ -91,39 +92,28 @@ class MiniEpochs:
         self._scores.append(float(score))
 
     def __iter__(self) -> Iterator[MiniEpoch]:
-        place = self._place if self._place and self._place.done else self._following(self._place)
-        if place.number < self._passes:
-            self._tier.begin(place)
-        while place.number < self._passes:
-            began = time.monotonic()
-            fetched = self._tier.take()
-            self.waited += time.monotonic() - began
-            following = self._following(fetched.place)
-            if following.number < self._passes:
-                self._tier.begin(following)
-            yield from self._repetitions(fetched, place.done, following.number < self._passes)
-            place = following
+        unfinished = self._place is not None and self._place.done
+        place = self._place if unfinished else following(self._order, self._place, self._size)
+        assert place
+        for seconds, fetched in timed(self._tier.slices(place, self._size, self._passes)):
+            self.waited += seconds
+            yield from self._repetitions(fetched)
 
-    def _repetitions(self, fetched: FetchedSlice, done: int, more: bool) -> Iterator[MiniEpoch]:
+    def _repetitions(self, fetched: FetchedSlice) -> Iterator[MiniEpoch]:
         """Yield a mini-epoch as often as the rule says. The state is that after the repetition."""
-        try:
-            while not done or self._goes_on(done, more):
-                done += 1
-                self._place = replace(fetched.place, done=done)
-                yield MiniEpoch(fetched, done, self._augment)
-        finally:  # also where the loop is left
-            fetched.slot.evict()
+        done = fetched.place.done
+        while not done or self._goes_on(done):
+            done += 1
+            self._place = replace(fetched.place, done=done)
+            yield MiniEpoch(fetched, done, self._augment)
         self._before += self._scores
         self._scores.clear()
         self.repeats.append(done)
         self._place = replace(fetched.place, done=0)
 
-    def _goes_on(self, done: int, more: bool) -> bool:
-        there = self._tier.is_there or not more
-        return self._rule.goes_on(RepeatHistory(done, there, self._scores, self._before))
-
-    def _following(self, place: Place | None) -> Place:
-        return self._order.following(place, self._size)
+    def _goes_on(self, done: int) -> bool:
+        progress = RepeatHistory(done, self._tier.is_there, self._scores, self._before)
+        return self._rule.goes_on(progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two repetitions, of numbers alone."""
@@ -204,16 +194,16 @@ def mini_epochs(
     manager, and an iterator over data sets, one for each repetition; the data set's own exceptions are raised
     there.
     """
-    room, order = bytes_of(fast), PassOrder(len(dataset), seed, recompose)
-    tier = FastTier(dataset, order, room, Path(folder) if folder else None)
+    order = SinglePasses(dataset, seed, recompose=recompose)
+    tier = FastTier(order, bytes_of(fast), Path(folder) if folder else None)
     try:
-        fits = max(int(0.95 * (room // 2) / tier.sample_bytes()), 1)
+        fits = tier.fitting(_TRIED)
         remembered = RememberedRepeats(Path(remember[0]), remember[1]) if remember else None
         rule = (remembered and remembered.rule) or rule_of(repeat)
         wanted = min(size or fits, fits, len(dataset))
         if size and wanted < min(size, len(dataset)):
             log.info("mini-epochs have %d samples instead of %d: two fit into the fast tier", wanted, size)
-        return MiniEpochs(dataset, tier, order, wanted, rule, passes, augment, remembered)
+        return MiniEpochs(tier, order, wanted, rule, passes, augment, remembered)
     except BaseException:
         tier.close()
         raise

@@ -57,21 +57,18 @@ class ReadingMeter:
 
     def batches(self, awaited: Iterator[V]) -> Iterator[V]:
         """Yield batches, and count them and the seconds until each is there."""
-        for seconds, batch in _timed(awaited):
+        for seconds, batch in timed(awaited):
             self._waited += seconds
             self._batches += 1
             yield batch
 
     def mini_epochs(self, awaited: Iterator[V]) -> Iterator[V]:
-        """Yield mini-epochs, and count the seconds until each is there."""
-        for seconds, mini_epoch in _timed(awaited):
+        """Yield mini-epochs, and count them and the seconds until each is there."""
+        for seconds, mini_epoch in timed(awaited):
             self._waited += seconds
             self._stalled += seconds
+            self._mini_epochs += 1
             yield mini_epoch
-
-    def divided(self, mini_epochs: int) -> None:
-        """Note into how many mini-epochs the samples are divided."""
-        self._mini_epochs += mini_epochs
 
     def read(self, fetch: Callable[[], V], samples: int) -> V:
         """Return what ``fetch`` reads, so many samples, and count its seconds and bytes; in any thread."""
@@ -100,7 +97,7 @@ class ReadingMeter:
         ).rounded()
 
 
-def _timed(awaited: Iterator[V]) -> Iterator[tuple[float, V]]:
+def timed(awaited: Iterator[V]) -> Iterator[tuple[float, V]]:
     """Yield each item with the seconds until it is there."""
     while True:
         began = time.perf_counter()

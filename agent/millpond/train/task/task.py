@@ -128,7 +128,7 @@ class Task:
         """
         found = [items_of(part, indices) for part, indices in wanted]
         if not isinstance(found[0], list):
-            return found[0] if len(found) == 1 else _joined(found)
+            return found[0] if len(found) == 1 else joined(found)
         return self.collated([sample for part in found for sample in part])
 
     def collated(self, samples: list[Any]) -> Batch:
@@ -224,17 +224,17 @@ def items_of(part: SampleSet, indices: Ints) -> Any:
     return getitems(wanted) if callable(getitems) else [part[index] for index in wanted]
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
+def joined(batches: Sequence[Batch]) -> Batch:
     """Return one batch of several, whose tensors have the samples first."""
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches))
     if isinstance(first, Mapping):
-        return {key: _joined([batch[key] for batch in batches]) for key in first}
+        return {key: joined([batch[key] for batch in batches]) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*map(_joined, zip(*batches, strict=True)))
+        return type(first)(*map(joined, zip(*batches, strict=True)))
     if isinstance(first, Sequence) and not isinstance(first, str):
-        return type(first)(map(_joined, zip(*batches, strict=True)))  # type: ignore[call-arg]
+        return type(first)(map(joined, zip(*batches, strict=True)))  # type: ignore[call-arg]
     raise LocalError(error_texts.UNLIKE_BATCHES())
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -102,6 +103,8 @@ def _column(values: list[Any]) -> _Writer:
     first = values[0]
     kinds = {type(value) for value in values}
     one_type = {getattr(value, "dtype", None) for value in values} == {getattr(first, "dtype", 0)}
+    if isinstance(first, Tensor) and one_type and all(value.shape == first.shape for value in values):
+        return _batched(torch.stack(values), len(values))
     if isinstance(first, Tensor) and one_type:
         return _arrays("tensor", str(first.dtype).removeprefix("torch."), [_raw(each) for each in values])
     if isinstance(first, np.ndarray | np.generic) and one_type and first.dtype.kind in "biufc":
@@ -176,7 +179,7 @@ def _batched(batch: Any, count: int) -> _Writer:
         else:
             kind, dtype, data = "array", batch.dtype.str, _bytes(batch)
         return lambda payload: [kind, dtype, list(batch.shape[1:]), None, *payload.add(data)]
-    if type(batch) in _BRANCHES:
+    if type(batch) in _BRANCHES and batch:
         kind = _BRANCHES[type(batch)]
         keys = list(batch) if kind == "dict" else list(range(len(batch)))
         columns = [_batched(batch[key], count) for key in keys]
@@ -200,14 +203,14 @@ class Columns:
     def __len__(self) -> int:
         return self._count
 
-    def sample(self, index: int) -> Any:
-        """Return one sample as it was sent."""
+    def sample(self, index: int | NDArray[np.int64]) -> Any:
+        """Return one sample as it was sent; of tensors and arrays alone, also several as a batch."""
         if self.kind in ("dict", "tuple", "list"):
             found = [column.sample(index) for column in self.values]
             if self.kind == "dict":
                 return dict(zip(self.keys, found, strict=True))
             return tuple(found) if self.kind == "tuple" else found
-        value = self.values[index]
+        value = rows(self.values, index)
         return value.item() if self.kind in _NUMBERS else value
 
     def batch(self, start: int, stop: int) -> Any:
@@ -233,6 +236,14 @@ class ReceivedSamples:
     def __iter__(self) -> Iterator[Any]:
         return (part.sample(index) for part in self.parts for index in range(len(part)))
 
+    def sample(self, index: Any) -> Any:
+        """Return one sample as it was sent, or several of one part, as ``Columns.sample``."""
+        for part in self.parts[:-1]:
+            if index < len(part):
+                return part.sample(index)
+            index -= len(part)
+        return self.parts[-1].sample(index)
+
     def batches(self, start: int, stop: int) -> Iterator[Any]:
         """Yield a batch of the samples in a range for each part of them."""
         for part in self.parts:
@@ -240,6 +251,18 @@ class ReceivedSamples:
             if first < last:
                 yield part.batch(first, last)
             start, stop = start - len(part), stop - len(part)
+
+
+def kept_as_is(samples: Sequence[Any]) -> Columns:
+    """Return samples of which no columns can be made, such as images of a library."""
+    return Columns(["plain", samples], len(samples), memoryview(b""))
+
+
+def rows(values: Any, wanted: int | NDArray[np.int64]) -> Any:
+    """Return a row of a tensor, or some of them."""
+    if isinstance(values, Tensor) and isinstance(wanted, np.ndarray):
+        return values[torch.from_numpy(wanted)]
+    return values[wanted]
 
 
 def joined(batches: Sequence[Any]) -> Any:
