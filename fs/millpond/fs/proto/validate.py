@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Iterable
-from functools import singledispatch
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.proto import extended as x
@@ -33,80 +33,43 @@ def require_possible(reply: Message) -> None:
         raise ProtocolError(f"'{reply.NAME}' says what cannot be so")
 
 
-@singledispatch
-def _is_possible(_reply: Message | None) -> bool:
-    return True
+def _is_possible(reply: Message | None) -> bool:
+    check = _CHECKS.get(type(reply))
+    return check is None or check(reply)
 
 
-@_is_possible.register
-def _(reply: p.FoundIs) -> bool:
-    return are_possible(reply.attributes) and _is_possible(reply.directory)
+def _is_welcome(reply: p.SessionWelcome) -> bool:
+    ids = (0,) if reply.owner is None else (reply.owner.uid, reply.owner.gid)
+    in_order = reply.verifier != 0 and reply.performed >= 0 and 0 < reply.lease <= _MAX_LEASE
+    return in_order and _are_within(ids, 0, _SHORT - 1)
 
 
-@_is_possible.register
-def _(reply: p.AttributesAre) -> bool:
-    return are_possible(reply.attributes)
-
-
-@_is_possible.register
-def _(reply: p.Changed) -> bool:
-    return all(map(_is_possible, reply.directories))
-
-
-@_is_possible.register
-def _(reply: p.Opened) -> bool:
-    return _is_possible(reply.found)
-
-
-@_is_possible.register
-def _(reply: p.Written) -> bool:
-    return 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file)
-
-
-@_is_possible.register
-def _(reply: x.XattrsAre) -> bool:
-    return _is_possible(reply.file)
-
-
-@_is_possible.register
-def _(reply: x.BirthTimeIs) -> bool:
-    return reply.time is None or abs(reply.time) <= _MAX_TIME
-
-
-@_is_possible.register
-def _(reply: p.OffsetIs) -> bool:
-    return 0 <= reply.offset <= OFFSET_MAX
-
-
-@_is_possible.register
-def _(reply: p.Link) -> bool:
-    return 0 < len(reply.target) <= _MAX_TARGET and b"\0" not in reply.target
-
-
-@_is_possible.register
-def _(reply: p.StatisticsAre) -> bool:
+def _are_statistics(reply: p.StatisticsAre) -> bool:
     s = reply.statistics
     counts = (s.blocks, s.free, s.available, s.files, s.files_free)
     sizes = (s.block_size, s.fragment_size, s.name_max)
     return _are_within(counts, 0, _LONG) and _are_within(sizes, 1, _SHORT)
 
 
-@_is_possible.register
-def _(reply: p.SessionWelcome) -> bool:
-    ids = (0,) if reply.owner is None else (reply.owner.uid, reply.owner.gid)
-    in_order = reply.verifier != 0 and reply.performed >= 0 and 0 < reply.lease <= _MAX_LEASE
-    return in_order and _are_within(ids, 0, _SHORT - 1)
+def _is_lock(reply: r.LockIs) -> bool:
+    return 0 <= reply.mode <= Mode.UNLOCK and 0 <= reply.start <= reply.end <= OFFSET_MAX
 
 
-@_is_possible.register
-def _(reply: r.LockIs) -> bool:
-    in_order = 0 <= reply.start <= reply.end <= OFFSET_MAX
-    return 0 <= reply.mode <= Mode.UNLOCK and in_order
-
-
-@_is_possible.register
-def _(reply: r.LockSet) -> bool:
-    return reply.error is None or are_outcomes([reply.error])
+_CHECKS: dict[type[Message | None], Callable[[Any], bool]] = {
+    p.FoundIs: lambda reply: are_possible(reply.attributes) and _is_possible(reply.directory),
+    p.AttributesAre: lambda reply: are_possible(reply.attributes),
+    p.Changed: lambda reply: all(map(_is_possible, reply.directories)),
+    p.Opened: lambda reply: _is_possible(reply.found),
+    p.Written: lambda reply: 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file),
+    x.XattrsAre: lambda reply: _is_possible(reply.file),
+    x.BirthTimeIs: lambda reply: reply.time is None or abs(reply.time) <= _MAX_TIME,
+    p.OffsetIs: lambda reply: 0 <= reply.offset <= OFFSET_MAX,
+    p.Link: lambda reply: 0 < len(reply.target) <= _MAX_TARGET and b"\0" not in reply.target,
+    p.StatisticsAre: _are_statistics,
+    p.SessionWelcome: _is_welcome,
+    r.LockIs: _is_lock,
+    r.LockSet: lambda reply: reply.error is None or are_outcomes([reply.error]),
+}
 
 
 def are_outcomes(errors: Iterable[int]) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import singledispatchmethod
-from typing import Any
+from typing import TypeVar
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.proto import bulk_copy as c
@@ -33,6 +31,20 @@ _MAX_OFFSET = (1 << 63) - 1
 _MAX_TIME = (1 << 40) * 10**9  # 34,000 years, within any file system's own clamp
 _CREATE_FLAGS = os.O_ACCMODE | os.O_EXCL | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
 _DONE: Reply = (p.Done(), b"")
+
+
+_PERFORMERS: dict[type[Message], Callable[..., Reply]] = {}
+P = TypeVar("P", bound=Callable[..., Reply])
+
+
+def _performs(kind: type[Message]) -> Callable[[P], P]:
+    """Return a decorator of the method that performs requests of this kind."""
+
+    def register(method: P) -> P:
+        _PERFORMERS[kind] = method
+        return method
+
+    return register
 
 
 class RequestHandlers(DirectoryHandlers):
@@ -62,18 +74,13 @@ class RequestHandlers(DirectoryHandlers):
         return _DONE
 
     def do(self, request: Message, payload: Buffer) -> Reply:
-        """Perform a request: as ``perform``, but without the function object that singledispatchmethod makes
-        for each call.
-        """
-        kind: Any = type(request)
-        return _performer(kind)(self, request, payload)
-
-    @singledispatchmethod
-    def perform(self, request: Message, _payload: Buffer) -> Reply:
         """Perform a request. Raises OSError; ProtocolError if it is none of a volume's; WouldBlock."""
-        raise ProtocolError(f"'{request.NAME}' is no request to a volume")
+        perform = _PERFORMERS.get(type(request))
+        if perform is None:
+            raise ProtocolError(f"'{request.NAME}' is no request to a volume")
+        return perform(self, request, payload)
 
-    @perform.register
+    @_performs(p.Walk)
     def _(self, request: p.Walk, _payload: Buffer) -> Reply:
         start = self._node(request.start)
         named = self._grant_read(start) if len(request.names) == 1 else 0
@@ -98,7 +105,7 @@ class RequestHandlers(DirectoryHandlers):
             self._backing.release(handle)
         return data if len(data) == size else b""
 
-    @perform.register
+    @_performs(f.FetchMany)
     def _(self, request: f.FetchMany, _payload: Buffer) -> Reply:
         most, batch, looked = within(request.contents, 0, MAX_TRANSFER // 2), f.Batch(), 0
         for number, names in zip(request.directories, request.names, strict=False):
@@ -136,19 +143,19 @@ class RequestHandlers(DirectoryHandlers):
         if found := read_small(self._backing, directory, name, most):
             batch.add(number, p.FoundIs(0, found.attributes), found.data)
 
-    @perform.register
+    @_performs(c.StoreFiles)
     def _(self, request: c.StoreFiles, payload: Buffer) -> Reply:
         files = c.unpack_files(payload)
         directory = self._writable_node(request.directory)
         return c.FilesStored(tuple(self._coherent.store_files(directory, files))), b""
 
-    @perform.register
+    @_performs(p.Forget)
     def _(self, request: p.Forget, _payload: Buffer) -> Reply:
         for number in request.nodes:
             self._forget(Node(number))
         return _DONE
 
-    @perform.register
+    @_performs(p.GetAttributes)
     def _(self, request: p.GetAttributes, _payload: Buffer) -> Reply:
         return self._attributes(self._node(request.node)), b""
 
@@ -156,7 +163,7 @@ class RequestHandlers(DirectoryHandlers):
         granted = self._grant_read(node)
         return p.AttributesAre(self._backing.getattr(node).attributes, granted)
 
-    @perform.register
+    @_performs(p.SetAttributes)
     def _(self, request: p.SetAttributes, _payload: Buffer) -> Reply:
         node = self._writable_node(request.node)
         handle = None if request.handle is None else self._handle(request.handle)
@@ -165,7 +172,7 @@ class RequestHandlers(DirectoryHandlers):
         self._coherent.setattr(node, _checked(request.changes), handle)
         return self._attributes(node), b""
 
-    @perform.register
+    @_performs(c.ReadDirectoryPlus)
     def _(self, request: c.ReadDirectoryPlus, _payload: Buffer) -> Reply:
         start = self._node(request.node)
         if not request.path:
@@ -177,16 +184,16 @@ class RequestHandlers(DirectoryHandlers):
         finally:
             self._backing.forget(found.node, 1)
 
-    @perform.register
+    @_performs(c.ReturnUnused)
     def _(self, request: c.ReturnUnused, _payload: Buffer) -> Reply:
         self._delegations.return_unused(self.holder, zip(request.inodes, request.grants, strict=False))
         return _DONE
 
-    @perform.register
+    @_performs(p.ReadLink)
     def _(self, request: p.ReadLink, _payload: Buffer) -> Reply:
         return p.Link(self._coherent.readlink(self._node(request.node))), b""
 
-    @perform.register
+    @_performs(p.Make)
     def _(self, request: p.Make, _payload: Buffer) -> Reply:
         mode, name, owner = within(request.mode, 0, 0o177777), request.name, request.owner
         parent, granted = self._parent_and_grant(request.parent)
@@ -200,20 +207,20 @@ class RequestHandlers(DirectoryHandlers):
             made = self._coherent.mknod(parent, name, mode, request.rdev, owner)
         return self._created_reply(made, parent, granted), b""
 
-    @perform.register
+    @_performs(p.MakeLink)
     def _(self, request: p.MakeLink, _payload: Buffer) -> Reply:
         parent, granted = self._parent_and_grant(request.parent)
         made = self._coherent.link(self._node(request.node), parent, request.name)
         return self._created_reply(made, parent, granted), b""
 
-    @perform.register
+    @_performs(p.Remove)
     def _(self, request: p.Remove, _payload: Buffer) -> Reply:
         parent, granted = self._parent_and_grant(request.parent)
         remove = self._coherent.rmdir if request.is_directory else self._coherent.unlink
         remove(parent, request.name)
         return self._changed((parent, granted))
 
-    @perform.register
+    @_performs(p.Rename)
     def _(self, request: p.Rename, _payload: Buffer) -> Reply:
         one, other = self._parent_and_grant(request.parent), self._parent_and_grant(request.new_parent)
         names = (request.name, other[0], request.new_name)
@@ -224,7 +231,7 @@ class RequestHandlers(DirectoryHandlers):
         known = [self._attributes_after(node, granted) for node, granted in directories]
         return p.Changed(tuple(one for one in known if one) if all(known) else ()), b""
 
-    @perform.register
+    @_performs(p.Create)
     def _(self, request: p.Create, _payload: Buffer) -> Reply:
         self._require_room()
         self._await_device(request.cached)
@@ -279,7 +286,7 @@ class RequestHandlers(DirectoryHandlers):
         if cached:
             self._delegations.await_device()
 
-    @perform.register
+    @_performs(p.Open)
     def _(self, request: p.Open, _payload: Buffer) -> Reply:
         self._require_room()
         self._await_device(request.cached)
@@ -304,7 +311,7 @@ class RequestHandlers(DirectoryHandlers):
         finally:
             self._coherent.setattr(node, SetAttr(mode=mode))
 
-    @perform.register
+    @_performs(p.Read)
     def _(self, request: p.Read, _payload: Buffer) -> Reply:
         handle = self._handle(request.handle)
         offset = within(request.offset, 0, _MAX_OFFSET)
@@ -319,7 +326,7 @@ class RequestHandlers(DirectoryHandlers):
         granted = self._delegations.grant_data(self.holder, inode)
         return p.Data(granted, device_writes=not granted and self._delegations.is_written(inode))
 
-    @perform.register
+    @_performs(p.ReadFile)
     def _(self, request: p.ReadFile, _payload: Buffer) -> Reply:
         node, offset = self._node(request.node), within(request.offset, 0, _MAX_OFFSET)
         size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
@@ -342,7 +349,7 @@ class RequestHandlers(DirectoryHandlers):
             os.close(descriptor)
         return bytes(self._coherent.read(handle, size, offset))
 
-    @perform.register
+    @_performs(p.Write)
     def _(self, request: p.Write, payload: Buffer) -> Reply:
         handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
         node = self._node_of(handle)
@@ -358,11 +365,11 @@ class RequestHandlers(DirectoryHandlers):
             self._end_gathering(handle)
         return p.Written(count, self._attributes_after(node, granted)), b""
 
-    @perform.register
+    @_performs(p.Sync)
     def _(self, request: p.Sync, _payload: Buffer) -> Reply:
         return self._done(self._coherent.fsync, self._handle(request.handle), request.data_only)
 
-    @perform.register
+    @_performs(p.SyncDirectory)
     def _(self, request: p.SyncDirectory, _payload: Buffer) -> Reply:
         handle = self._coherent.opendir(self._node(request.node))
         try:
@@ -371,7 +378,7 @@ class RequestHandlers(DirectoryHandlers):
             self._coherent.release(handle)
         return _DONE
 
-    @perform.register
+    @_performs(p.Allocate)
     def _(self, request: p.Allocate, _payload: Buffer) -> Reply:
         handle = self._handle(request.handle)
         where = within(request.offset, 0, _MAX_OFFSET), within(request.length, 0, _MAX_OFFSET)
@@ -379,20 +386,20 @@ class RequestHandlers(DirectoryHandlers):
         self._coherent.allocate(handle, within(request.mode, 0, 0xFF), *where)
         return self._attributes(node), b""
 
-    @perform.register
+    @_performs(p.Seek)
     def _(self, request: p.Seek, _payload: Buffer) -> Reply:
         handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
         return p.OffsetIs(self._coherent.seek(handle, offset, within(request.whence, 0, 4))), b""
 
-    @perform.register
+    @_performs(p.Release)
     def _(self, request: p.Release, _payload: Buffer) -> Reply:
         return self._done(self._release, request.handle)
 
-    @perform.register
+    @_performs(x.GetXattr)
     def _(self, request: x.GetXattr, _payload: Buffer) -> Reply:
         return x.XattrIs(), self._coherent.extended.get(self._node(request.node), request.name)
 
-    @perform.register
+    @_performs(x.ListXattrs)
     def _(self, request: x.ListXattrs, _payload: Buffer) -> Reply:
         node = self._node(request.node)
         known = self._attributes(node)  # before the names: a change of these recalls them
@@ -402,7 +409,7 @@ class RequestHandlers(DirectoryHandlers):
         attributes = replace(known.attributes, bare=not names)
         return x.XattrsAre(p.AttributesAre(attributes, known.granted)), names
 
-    @perform.register
+    @_performs(x.SetXattr)
     def _(self, request: x.SetXattr, payload: Buffer) -> Reply:
         node = self._node(request.node)
         if len(payload) > MAX_VALUE:
@@ -410,52 +417,46 @@ class RequestHandlers(DirectoryHandlers):
         self._coherent.extended.set(node, request.name, bytes(payload), within(request.flags, 0, 3))
         return self._attributes(node), b""
 
-    @perform.register
+    @_performs(x.RemoveXattr)
     def _(self, request: x.RemoveXattr, _payload: Buffer) -> Reply:
         node = self._node(request.node)
         self._coherent.extended.remove(node, request.name)
         return self._attributes(node), b""
 
-    @perform.register
+    @_performs(x.GetBirthTime)
     def _(self, request: x.GetBirthTime, _payload: Buffer) -> Reply:
         return x.BirthTimeIs(self._coherent.extended.birth_time(self._node(request.node))), b""
 
-    @perform.register
+    @_performs(p.Closed)
     def _(self, request: p.Closed, _payload: Buffer) -> Reply:
         return self._done(self._delegations.report_open, self.holder, request.inode, False)
 
-    @perform.register
+    @_performs(r.GetLock)
     def _(self, request: r.GetLock, _payload: Buffer) -> Reply:
         return self.locks.get(self._node(request.file), request), b""
 
-    @perform.register
+    @_performs(r.SetLock)
     def _(self, request: r.SetLock, _payload: Buffer) -> Reply:
         return self.locks.set(self._node(request.file), request), b""
 
-    @perform.register
+    @_performs(r.ReleaseLocks)
     def _(self, request: r.ReleaseLocks, _payload: Buffer) -> Reply:
         return self._done(self.locks.release, request)
 
-    @perform.register
+    @_performs(r.GetLockEpoch)
     def _(self, request: r.GetLockEpoch, _payload: Buffer) -> Reply:
         answer = self.locks.epoch()
         if request.known == answer.epoch:
             self._delegations.restored_locks(self.holder)
         return answer, b""
 
-    @perform.register
+    @_performs(p.Ping)
     def _(self, _request: p.Ping, _payload: Buffer) -> Reply:
         return _DONE
 
-    @perform.register
+    @_performs(p.GetStatistics)
     def _(self, _request: p.GetStatistics, _payload: Buffer) -> Reply:
         return p.StatisticsAre(self._coherent.statfs()), b""
-
-
-@functools.cache
-def _performer(kind: type[Message]) -> Callable[[RequestHandlers, Message, Buffer], Reply]:
-    dispatcher: singledispatchmethod[Reply] = vars(RequestHandlers)["perform"]
-    return dispatcher.dispatcher.dispatch(kind)
 
 
 def _checked(changes: SetAttr) -> SetAttr:
