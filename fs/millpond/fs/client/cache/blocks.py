@@ -87,7 +87,7 @@ class BlockCache:
         has it.
         """
         block = self.get(file, 0)
-        if block is None:
+        if block is None or len(block.data) > MOST:  # one of a larger file
             return None
         if offset + size >= len(block.data):
             with self._lock:
