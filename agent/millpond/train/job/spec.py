@@ -13,6 +13,8 @@ from millpond.base.schema import load
 from millpond.train.strategies.catalogue import as_table
 from millpond.train.strategies.strategy import LocalRule
 
+Named = str | dict[str, Any]
+"""A name, or a table with a ``name`` and arguments."""
 MOST_BUFFER = 1024
 """Updates in a buffer: the unit of its sum, and the error of its mean, grow with it."""
 
@@ -36,15 +38,10 @@ class DataSpec:
     test: Annotated[str, Key("a folder on the host, to score the model", example='"test"')] = ""
     public: Annotated[
         str | None,
-        Key(
-            'on every device, the host trains on it; or "csd0:public/digits", of one, streamed: docs/data.md',
-            example='"public/digits"',
-        ),
+        Key('on each device, for the host, too; or "csd0:public/x": docs/data.md', example='"public/digits"'),
     ] = None
     format: Annotated[Literal["npy", "idx", "images"], Key('of labelled images; or "idx", "images"')] = "npy"
-    classes: Annotated[
-        tuple[str, ...], Key('names of the sub-folders of "images", else those of the test folder')
-    ] = ()
+    classes: Annotated[tuple[str, ...], Key('sub-folders of "images", else those of the test folder')] = ()
 
     @property
     def of_device(self) -> DeviceFolder | None:
@@ -71,19 +68,11 @@ class ModelSpec:
         tuple[str, ...],
         Key("files and folders of any kind, sent to the devices with the job", example='["mymodel.py"]'),
     ] = ()
-    initial: Annotated[
-        str | int,
-        Key("first values: a safetensors file or index (millpond's, Hugging Face's), or a job's number"),
-    ] = ""
+    initial: Annotated[str | int, Key("first values: a safetensors file or index, or a job's number")] = ""
     arguments: Annotated[dict[str, Any], Key("of the factory", example="{ width = 64 }")] = field(
         default_factory=dict
     )
-    signature: Annotated[
-        str,
-        Key(
-            "for devices that want one, of code and arguments: millpond sign job.toml --key ~/.ssh/id_ed25519"
-        ),
-    ] = ""
+    signature: Annotated[str, Key("for devices that want one: millpond sign job.toml --key FILE")] = ""
     wheels: Annotated[tuple[str, ...], Key("packages that it imports, see below")] = ()
 
 
@@ -146,23 +135,17 @@ class TrainingSpec(WorkerKeys):
     """
 
     optimizer: Annotated[
-        str | dict[str, Any],
-        Key('any of torch.optim, or { name = "AdamW", weight_decay = 0.01 }', example='"SGD"'),
+        Named, Key('any of torch.optim, or { name = "AdamW", weight_decay = 0.01 }', example='"SGD"')
     ] = ""
-    learning_rate: Annotated[
-        float | None,
-        Key("for SGD; other optimizers have their own of torch by default", above=0, example="0.05"),
-    ] = None
+    learning_rate: Annotated[float | None, Key("of SGD; others have theirs", above=0, example="0.05")] = None
     momentum: Annotated[float, Key("of SGD", 0, 1)] = 0.9
     scheduler: Annotated[
-        str | dict[str, Any],
-        Key('of torch.optim.lr_scheduler: { name = "CosineAnnealingLR", T_max = "total" }'),
+        Named, Key('of torch.optim.lr_scheduler: { name = "CosineAnnealingLR", T_max = "total" }')
     ] = ""
     batch: Annotated[int, Key("samples of a batch", above=0)] = 32
     epochs: Annotated[int, Key("per round", above=0)] = 1
     encoding: Annotated[
-        str | dict[str, Any],
-        Key('of the devices\' updates: "bfloat16", "int8", { name = "top-k", share = 0.01 }'),
+        Named, Key('of the devices\' updates: "bfloat16", "int8", { name = "top-k", share = 0.01 }')
     ] = "float32"
     mini_epoch: Annotated[
         int, Key("more: a round's epochs are over so many samples at a time, in memory: docs/data.md", 0)
@@ -180,19 +163,12 @@ class EvaluationSpec:
         tuple[Literal["host", "devices"], ...],
         Key('and "devices": there on private samples that are held out; sums and counts leave'),
     ] = ("host",)
-    held_out: Annotated[float, Key("share of each device's private samples, if it is scored there", 0, 1)] = (
-        0.1
-    )
+    held_out: Annotated[float, Key("share of a device's private samples, if it is scored there", 0, 1)] = 0.1
     metric: Annotated[
-        str,
-        Key(
-            "decides, on the first of `on`, which model is the best (best.safetensors)", example='"accuracy"'
-        ),
+        str, Key("decides, on the first of `on`, which model is best.safetensors", example='"accuracy"')
     ] = ""
     mode: Annotated[Literal["", "max", "min"], Key('or "min", as for a loss', example='"max"')] = ""
-    target: Annotated[float | None, Key("the job ends when the metric has reached it,", example="0.97")] = (
-        None
-    )
+    target: Annotated[float | None, Key("the job ends when the metric has reached it", example="0.97")] = None
     patience: Annotated[
         int | None, Key("or after so many evaluations without a better one", above=0, example="5")
     ] = None
@@ -219,27 +195,16 @@ class FederatedSpec:
         ),
     ] = 60.0
     quorum: Annotated[float, Key("share of devices without which a round does not count", 0, 1)] = 0.5
-    fraction: Annotated[
-        float, Key("share of the devices that each round asks, chosen anew; at least `least` of them", 0, 1)
-    ] = 1.0
+    fraction: Annotated[float, Key("share of the devices that each round asks, chosen anew", 0, 1)] = 1.0
     least: Annotated[int, Key("devices that a round asks at least")] = 2
-    strategy: Annotated[
-        str | dict[str, Any], Key('or { name = "fedprox", mu = 0.1 }, ..., or a class of your own, see below')
-    ] = "fedavg"
-    local: Annotated[
-        tuple[str, ...], Key('parameters and buffers that stay on each device, such as "head.*", see below')
-    ] = ()
+    strategy: Annotated[Named, Key('or { name = "fedprox", mu = 0.1 }, or a class of your own')] = "fedavg"
+    local: Annotated[tuple[str, ...], Key('parameters and buffers that stay on each device: "head.*"')] = ()
     late: Annotated[
         Literal["drop", "carry"],
         Key('updates after the deadline; or "carry": they count in the round in which they come'),
     ] = "drop"
     buffer: Annotated[
-        int,
-        Key(
-            "more: asynchronous, a round is so many updates, from whichever devices, see below",
-            0,
-            MOST_BUFFER,
-        ),
+        int, Key("more: asynchronous, rounds of so many updates, see below", 0, MOST_BUFFER)
     ] = 0
     max_staleness: Annotated[
         int | None,
@@ -281,14 +246,9 @@ class SynchronousSpec:
     host: Annotated[bool, Key("the host computes, too, if there is public data")] = True
     quorum: Annotated[float, Key("the job waits while a smaller share of the devices takes part", 0, 1)] = 0.5
     local_steps: Annotated[
-        int,
-        Key(
-            "more: so many local steps between two exchanges, which then average differences (local SGD)",
-            1,
-            1 << 16,
-        ),
+        int, Key("more: so many local steps between two exchanges of differences (local SGD)", 1, 1 << 16)
     ] = 1
-    strategy: Annotated[str | dict[str, Any], Key("with local_steps above 1, as in [federated]")] = "fedavg"
+    strategy: Annotated[Named, Key("with local_steps above 1, as in [federated]")] = "fedavg"
 
 
 @dataclass(frozen=True, slots=True)
