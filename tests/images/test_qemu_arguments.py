@@ -44,10 +44,6 @@ def pairs(argv: list[str]) -> set[tuple[str, str]]:
     return set(itertools.pairwise(argv))
 
 
-def test_qemu_filters_its_own_system_calls(spec: QemuSpec) -> None:
-    assert ("-sandbox", qemu.SANDBOX) in pairs(qemu.arguments(spec))
-
-
 def test_the_tunnel_is_its_only_network(spec: QemuSpec) -> None:
     argv = qemu.arguments(spec)
     assert "-nodefaults" in argv

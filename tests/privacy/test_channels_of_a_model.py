@@ -14,9 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millpond.agent.policy.rules import StateAnswers
-from millpond.agent.policy.settings import Policy
-from millpond.base.errors import Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import DataTiming, Part
 from millpond.wire.framing import encode
@@ -137,16 +134,6 @@ def test_known_limit_a_model_writes_private_bytes_into_its_gradients(
         print(f"\na hostile model of {SIZE} parameters carries out {4 * SIZE} bytes in an exchange")
 
 
-def test_the_largest_model_bounds_an_exchange(volume: Volume, zygote: Zygote) -> None:
-    with (
-        pytest.raises(Refused, match=rf"policy\.largest_model: a model of {SIZE} values; at most 519"),
-        device(volume, zygote, policy=Policy(largest_model=SIZE - 1)),
-    ):
-        pass
-    with device(volume, zygote, policy=Policy(largest_model=SIZE)):
-        pass
-
-
 def test_known_limit_the_head_of_an_update_is_the_models(
     volume: Volume, zygote: Zygote, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,16 +205,6 @@ def test_values_do_not_change_between_two_fetches(volume: Volume, zygote: Zygote
             fetched = csd0.sent["parameters"]
             assert fetched == 4 * (4 * SIZE)
         assert bytes(csd0.left.data).count(encode(Part(0), 4 * SIZE)) == fetched // (4 * SIZE)
-
-
-def test_answers_per_state_bounds_what_repeats(volume: Volume, zygote: Zygote) -> None:
-    """A request may be repeated; a hostile model would answer it with other bytes each time."""
-    answers = StateAnswers(2)
-    with device(volume, zygote, model(WRITE_INTO_GRADIENTS), answers=answers) as csd0, csd0.host() as host:
-        for _ in range(2):
-            host.values(RANGES)
-        with pytest.raises(Refused, match=r"policy\.answers_per_state"):
-            host.ask(RANGES)
 
 
 def test_a_model_cannot_take_the_shared_memory_away(volume: Volume, zygote: Zygote) -> None:
