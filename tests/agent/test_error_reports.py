@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from PIL import Image
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -20,7 +19,7 @@ from millpond.agent.policy.error_reports import CODES, rebuilt
 from millpond.base.errors import ConnectionLost, LocalError, Refused
 from millpond.train import error_texts
 from millpond.train.balance.ranges import Ranges
-from millpond.train.data import labelled_images, rows
+from millpond.train.data import rows
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages
 from millpond.train.data.read_ahead import ReadAhead
@@ -34,104 +33,11 @@ from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import Task
 from millpond.wire.messages import Failure
 
-FOLDER = "private/anna-smith"
+from ..train.wrong_samples import FOLDER, WRONG, data_error, npy
+
 NAMES = (FOLDER, "csd0", "layer.weight", "net")
 CODE = {"net.py": "class Odd(Exception): ...\n\n\ndef forward():\n    raise Odd\n", "lib/more.py": "x = 1"}
 HIDDEN = "an error whose text stays on the device; the job's log there has it"
-IMAGES, LABELS = np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64)
-
-
-def npy(images: object = IMAGES, labels: object = LABELS, suffix: str = "") -> Callable[[Path], str]:
-    def write(folder: Path) -> str:
-        np.save(folder / f"images{suffix}.npy", np.asarray(images))
-        np.save(folder / f"labels{suffix}.npy", np.asarray(labels))
-        return "npy"
-
-    return write
-
-
-def both(*writes: Callable[[Path], str]) -> Callable[[Path], str]:
-    return lambda folder: [write(folder) for write in writes][-1]
-
-
-def raw(name: str, content: bytes, format_: str = "npy") -> Callable[[Path], str]:
-    def write(folder: Path) -> str:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
-        return format_
-
-    return write
-
-
-def picture(name: str, width: int, mode: str = "L") -> Callable[[Path], str]:
-    def write(folder: Path) -> str:
-        (folder / name).parent.mkdir(exist_ok=True)
-        Image.new(mode, (width, 8)).save(folder / name)
-        return "images"
-
-    return write
-
-
-def without(name: str, format_: str) -> Callable[[Path], str]:
-    def remove(folder: Path) -> str:
-        (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
-        return format_
-
-    return remove
-
-
-def empty(name: str, format_: str) -> Callable[[Path], str]:
-    def make(folder: Path) -> str:
-        (folder / name).mkdir(exist_ok=True)
-        return format_
-
-    return make
-
-
-WRONG: dict[str, Callable[[Path], str]] = {
-    "no folder": without("", "npy"),
-    "no folder of pictures": without("", "images"),
-    "no images.npy": empty("", "npy"),
-    "no labels": both(npy(), without("labels.npy", "npy")),
-    "no labels of a shard": raw("images-anna.npy", b""),
-    "no IDX": empty("", "idx"),
-    "no labels of an IDX": raw("anna-images-idx3-ubyte", b"", "idx"),
-    "no classes": empty("", "images"),
-    "no pictures": empty("a", "images"),
-    "no samples": npy(IMAGES[:0], LABELS[:0]),
-    "other shapes": both(npy(suffix="-anna"), npy(np.zeros((3, 3, 9, 9), np.uint8), suffix="-ben")),
-    "no images": npy(np.zeros(5)),
-    "images with too many dimensions": npy(np.zeros((3, 1, 2, 3, 4), np.float64)),
-    "images of text": npy(np.full((3, 8, 8), "x")),
-    "images of another order of bytes": npy(np.zeros((3, 8), ">i2"), suffix="-anna"),
-    "images of other integers": npy(np.zeros((3, 8, 8), ">i2"), suffix="-anna"),
-    "labels of text": npy(labels=np.array(["anna", "ben", "carl"])),
-    "too few labels": npy(labels=LABELS[:2]),
-    "one label": npy(labels=np.int8(3)),
-    "a label below 0": npy(labels=LABELS - 1),
-    "a label below 0 in a shard": npy(labels=LABELS - 1, suffix="-anna"),
-    "infinity": npy(np.full((3, 8, 8), np.inf)),
-    "a directory": both(npy(), without("images.npy", "npy"), empty("images.npy", "npy")),
-    "half a file": both(npy(), raw("images.npy", b"half")),
-    "half a file of labels": both(npy(), raw("labels.npy", b"half")),
-    "half an IDX": both(raw("a-images-idx3-ubyte", b"half"), raw("a-labels-idx1-ubyte", b"", "idx")),
-    "an unknown class": picture("anna/1.png", 8),
-    "other pictures": both(picture("known/1.png", 8), picture("known/anna.png", 9, "RGB")),
-    "pictures of another depth": both(picture("known/1.png", 8), picture("known/anna.png", 8, "I;16")),
-    "pictures of less depth": both(picture("known/1.png", 8, "I;16"), picture("known/anna.png", 8)),
-    "no picture": raw("known/anna.jpg", b"no picture", "images"),
-}
-
-
-def data_error(root: Path, what: str) -> DataError:
-    folder = root / FOLDER
-    folder.mkdir(parents=True)
-    format_ = WRONG[what](folder)
-    classes = () if what == "no folder of pictures" else ("known", "a")
-    with pytest.raises(DataError) as caught:
-        found = labelled_images.load(root, FOLDER, format_, classes)
-        found.__getitems__(range(len(found)))  # some are found when they are read
-    return caught.value
 
 
 def expect_unchanged(error: LocalError, code: str = "data") -> None:

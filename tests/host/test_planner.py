@@ -32,10 +32,26 @@ HOST = profile("host", 0.002)
 DEVICES = [profile(name, 0.01, kind="csd") for name in NAMES[1:]]
 
 
-def planner(spec: SynchronousSpec | None = None, *, there: int = 4, shards: Shards | None = None) -> Planner:
+def shards_of(samples: int, *, public: bool = False) -> Shards:
+    """The shards of workers with so many samples of their own each, or of all."""
+    shards = Shards(4)
+    shards.begin(1)
+    for rank, name in enumerate(NAMES):
+        shards.add(rank, [Shard("all" if public else name, public, samples)])
+    return shards
+
+
+def planner(
+    spec: SynchronousSpec | None = None,
+    *,
+    there: int = 4,
+    shards: Shards | None = None,
+    samples: int = PLENTY,
+    last: Profile | None = None,
+) -> Planner:
     made = Planner(spec or SynchronousSpec(), NAMES, shards.spread if shards else None)
-    for rank, measured in enumerate([HOST, *DEVICES][:there]):
-        made.join(rank, measured, PLENTY, PLENTY)
+    for rank, measured in enumerate([HOST, *DEVICES[:2], last or DEVICES[2]][:there]):
+        made.join(rank, measured, PLENTY, samples)
     return made
 
 
@@ -149,13 +165,7 @@ def test_memory_bounds_a_batch() -> None:
 
 
 def test_an_epoch_has_as_many_steps_as_it_is_to_have() -> None:
-    shards = Shards(4)
-    shards.begin(1)
-    for rank in range(4):
-        shards.add(rank, [Shard(NAMES[rank], False, 80)])
-    made = Planner(SynchronousSpec(steps=16), NAMES, shards.spread)
-    for rank, measured in enumerate([HOST, *DEVICES]):
-        made.join(rank, measured, PLENTY, 320)
+    made = planner(SynchronousSpec(steps=16), shards=shards_of(80), samples=320)
     likes = sum(planned(planner()))
     assert likes > 20 == sum(planned(made))
     assert float(made.plan.times.max()) < 0.2
@@ -164,21 +174,14 @@ def test_an_epoch_has_as_many_steps_as_it_is_to_have() -> None:
 
 @pytest.mark.parametrize("wanted", [24, 48, 100])
 def test_a_global_batch_that_workers_like_is_the_sum_of_each_step(wanted: int) -> None:
-    shards = Shards(4)
-    shards.begin(1)
-    for rank in range(4):
-        shards.add(rank, [Shard("all", True, 10_000)])
-    made = planner(SynchronousSpec(global_batch=wanted), shards=shards)
+    made = planner(SynchronousSpec(global_batch=wanted), shards=shards_of(10_000, public=True))
     assert sum(planned(made)) == wanted
     made.leave(3)
     assert sum(planned(made)) == min(wanted, sum(planned(planner(there=3)))) and not planned(made)[3]
 
 
 def test_a_step_is_smaller_where_otherwise_somebodys_own_samples_would_be_left_to_the_end() -> None:
-    shards = Shards(4)
-    shards.begin(1)
-    for rank in range(4):
-        shards.add(rank, [Shard(NAMES[rank], False, 10_000)])
+    shards = shards_of(10_000)
     assert planned(planner(SynchronousSpec(global_batch=24), shards=shards)) == [6, 6, 6, 6]
     slowest = planned(planner())[1]
     assert planned(planner(SynchronousSpec(global_batch=100), shards=shards)) == 4 * [slowest]
@@ -226,12 +229,7 @@ def test_who_works_beside_has_a_part_of_a_step_that_is_smaller_than_workers_like
     spec: SynchronousSpec,
 ) -> None:
     """Else its sum outweighs many steps, comes after all of them, and a change of its speed shows late."""
-    shards = Shards(4)
-    shards.begin(1)
-    made = Planner(spec, NAMES, shards.spread)
-    for rank, measured in enumerate([HOST, *DEVICES]):
-        shards.add(rank, [Shard(NAMES[rank], False, 80)])
-        made.join(rank, measured, PLENTY, 320)
+    made = planner(spec, shards=shards_of(80), samples=320)
     observe(made, {3: 400.0})
     assert sum(planned(made)) <= 20 and planned(made)[3] == 0
     assert made.background.tolist() == [0, 0, 0, 5]
@@ -240,13 +238,8 @@ def test_who_works_beside_has_a_part_of_a_step_that_is_smaller_than_workers_like
 @pytest.mark.parametrize("policy", ["balance", "fixed"])
 def test_a_slow_worker_is_in_the_global_batch_of_steps_that_wait_for_all(policy: PolicyName) -> None:
     """Else a step had more samples than the job asks for, and an epoch fewer steps."""
-    shards = Shards(4)
-    shards.begin(1)
     spec = SynchronousSpec(patience=0, policy=policy, global_batch=48)
-    made = Planner(spec, NAMES, shards.spread)
-    for rank, measured in enumerate([HOST, *DEVICES[:2], profile("csd2", 4.0, kind="csd")]):
-        shards.add(rank, [Shard(NAMES[rank], False, 100)])
-        made.join(rank, measured, PLENTY, 400)
+    made = planner(spec, shards=shards_of(100), samples=400, last=profile("csd2", 4.0, kind="csd"))
     assert sum(planned(made)) == 48 and planned(made)[3] >= 10
     assert not made.background.any()
     assert made.plan.times[3] > 40 and made.plan.deadline == float("inf")
