@@ -16,7 +16,7 @@ from millpond.base.errors import Refused
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
 from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec, TrainingSpec
-from millpond.train.protocol import DataTiming, Update, Work
+from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
 from millpond.train.update_bounds import BOUND, UpdateBounds
 
 from .steps import CountingWorker, zero_state
@@ -80,7 +80,18 @@ BEYOND = "a value is beyond 65536 per sample in step 1"
 NAN = math.nan
 HEADS: list[tuple[dict[str, Any], str]] = [
     ({"seconds": -1.0}, "its seconds are negative, or not finite"),
-    ({"data": DataTiming(waited=101)}, DataTiming(waited=101).fault),
+    *(
+        ({"data": DataTiming(waited=share)}, "it waited for data for no share of its time")
+        for share in (101, -1)
+    ),
+    *(
+        ({"data": data}, "its figures of reading are not finite, or out of range")
+        for data in (
+            DataTiming(reading=NAN),
+            DataTiming(samples=1 << 62),
+            DataTiming(stream=StreamTiming(1, 1, math.inf, 0.0, 0.0, 0)),
+        )
+    ),
     ({"largest": 0.0}, ""),
     ({"largest": BOUND * SAMPLES}, ""),
     ({"largest": BOUND * SAMPLES * 1.001}, BEYOND),

@@ -166,6 +166,21 @@ def test_the_same_image_and_older_ones_on_request_are_installed(tmp_path: Path) 
     assert Device(tmp_path, NOW, serial=1).check(allow_older=True) == NOW
 
 
+@pytest.mark.parametrize("allow_older", [False, True])
+def test_the_device_is_told_which_older_image_it_may_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_older: bool
+) -> None:
+    lines: list[str] = []
+    device = Device(tmp_path, NOW, serial=7)
+    monkeypatch.setattr(device, "_send", lambda _transport: None)
+    monkeypatch.setattr(device, "_wait", lambda before: before)
+    monkeypatch.setattr(device, "_command", lambda _transport, line, *_words, **_more: lines.append(line))
+    with contextlib.nullcontext() if allow_older else pytest.raises(LocalError, match="--allow-older"):
+        device.run(allow_older=allow_older)
+    assert [line for line in lines if line == "echo 7 >/var/lib/millpond-update/older"] == lines[:1]
+    assert bool(lines) == allow_older
+
+
 def test_a_device_that_is_being_updated_is_left_to_that(tmp_path: Path) -> None:
     """The second command took the first one's bundle away on the device."""
     device = Device(tmp_path, NOW)
