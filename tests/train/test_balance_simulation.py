@@ -86,9 +86,7 @@ def test_busy_devices_cost_little_under_the_controller_and_much_without() -> Non
 def test_late_sums_are_carried_over_so_that_nobody_counts_too_little(devices: int) -> None:
     cohort = fleet(devices)
     carried = simulate(cohort, BalanceController(cohort), SimulatedLoads(), 400, 1)
-    dropped = simulate(cohort, BalanceController(cohort), SimulatedLoads(), 400, 1, carry=False)
     assert carried.bias < 0.01
-    assert dropped.bias > 5 * carried.bias
     assert np.all(carried.counted <= carried.begun)
 
 

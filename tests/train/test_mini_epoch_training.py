@@ -56,6 +56,13 @@ class InBatches(Flash):
         return {"x": torch.stack([x for x, _ in found]), "y": torch.tensor([y for _, y in found])}
 
 
+class InArrays(InBatches):
+    """The same, as arrays."""
+
+    def __getitems__(self, wanted: Sequence[int]) -> dict[str, Any]:
+        return {key: value.numpy() for key, value in super().__getitems__(wanted).items()}
+
+
 class Recorded:
     """A task whose loss notes the samples of each batch."""
 
@@ -67,7 +74,7 @@ class Recorded:
         return nn.Linear(WIDTH, 2)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
-        inputs, labels = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+        inputs, labels = map(torch.as_tensor, batch.values() if isinstance(batch, dict) else batch)
         self.batches.append([int(value) for value in inputs[:, 0]])
         return nn.functional.cross_entropy(model(inputs / 100), labels, reduction="sum"), len(labels)
 
@@ -90,7 +97,7 @@ def trained(
     return user, one
 
 
-@pytest.mark.parametrize("kind", [Flash, InBatches])
+@pytest.mark.parametrize("kind", [Flash, InBatches, InArrays])
 def test_each_sample_is_read_once_and_trained_on_in_each_epoch(kind: type[Flash]) -> None:
     parts = [kind(100), kind(53, first=1000)]
     user, one = trained(parts)

@@ -214,8 +214,8 @@ class ReductionNode:
         summing, progress = SubtreeSum(request, own, children), ProgressTeller(parent)
         factor, largest = request.bounds[self.name]
         for start, stop in ranges(request.start, request.stop):
-            summing.begin()
-            summing.add(self.name, self._offered(request.exchange, start, stop), factor, largest)
+            summing.begin(request.scale)
+            summing.add_of(self.name, self._offered(request.exchange, start, stop), factor, largest)
             found: Totals | Vector = summing.add_children(start, stop)
             if request.divisor:
                 found = self._mean[start:stop]
@@ -280,25 +280,21 @@ class ReductionNode:
             parent.send(LinkBytes(), deadline, bytes(request.size))
 
 
-class SubtreeSum:
+class SubtreeSum(ExactSum):
     """The exact sums of a subtree, range by range, of which ``own`` are the children of its root."""
 
     def __init__(self, request: FetchSums, own: tuple[str, ...], children: ChildConnections) -> None:
         self._request, self._children = request, {child: children[child] for child in own}
-        self._total = ExactSum(RANGE_VALUES)
+        super().__init__(RANGE_VALUES)
         self._values = np.empty(RANGE_VALUES, np.float32)
         self._others = np.empty(RANGE_VALUES)
         for child, channel in self._children.items():
             channel.send(below_of(request, child), Deadline.after(STALL_SECONDS))
 
-    def begin(self) -> None:
-        """Begin the next range."""
-        self._total.begin(self._request.scale)
-
-    def add(self, node: str, values: Vector, factor: float, largest: float) -> None:
+    def add_of(self, node: str, values: Vector, factor: float, largest: float) -> None:
         """Add a node's values. Raises RefusedUpdate."""
         with refusing(node):
-            self._total.add(values, factor, largest)
+            self.add(values, factor, largest)
 
     def add_children(self, start: int, stop: int) -> Totals:
         """Add the sums of all children, and return those of the whole subtree, valid until ``begin``."""
@@ -307,15 +303,11 @@ class SubtreeSum:
             if child in self._request.children:
                 receive_values(channel, Sums, start, self._others[:count].data.cast("B"))
                 with refusing(child, "its sums are none"):
-                    self._total.merge(self._others[:count])
+                    self.merge(self._others[:count])
             else:
                 receive_values(channel, Sums, start, self._values[:count].data.cast("B"))
-                self.add(child, self._values[:count], *self._request.bounds[child])
-        return self._total.totals(count)
-
-    def divide(self, divisor: float, out: Vector) -> None:
-        """Write the sums over ``divisor`` to ``out``."""
-        self._total.divide(divisor, out)
+                self.add_of(child, self._values[:count], *self._request.bounds[child])
+        return self.totals(count)
 
 
 def ranges(start: int, stop: int) -> list[tuple[int, int]]:

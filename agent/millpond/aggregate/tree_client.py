@@ -51,7 +51,7 @@ class TreeReduction:
                 return
             summing = SubtreeSum(request, roots, connections)
             for start, stop in ranges(tree.start, tree.stop):
-                summing.begin()
+                summing.begin(request.scale)
                 summing.add_children(start, stop)
                 summing.divide(divisor, mean[start:stop])
 

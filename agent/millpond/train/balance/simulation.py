@@ -104,17 +104,15 @@ class SimulationOutcome:
 
 
 def simulate(
-    cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, steps: int, seed: int, *, carry: bool = True
+    cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, steps: int, seed: int
 ) -> SimulationOutcome:
-    """Simulate a fleet. Without ``carry``, late sums are dropped, as in training with backup workers."""
-    return _Simulation(cohort, policy, loads, seed, carry).run(steps)
+    """Simulate a fleet."""
+    return _Simulation(cohort, policy, loads, seed).run(steps)
 
 
 class _Simulation:
-    def __init__(
-        self, cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, seed: int, carry: bool
-    ) -> None:
-        self._cohort, self._policy, self._loads, self._carry = cohort, policy, loads, carry
+    def __init__(self, cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, seed: int) -> None:
+        self._cohort, self._policy, self._loads = cohort, policy, loads
         self._source, self._report_noise = np.random.default_rng(seed), np.random.default_rng((seed, 1))
         self._slowness = loads.begin(cohort.size, self._source)
         self._speeds = np.array([kind.curve.speed for kind in cohort.kinds])[cohort.members]
@@ -142,7 +140,7 @@ class _Simulation:
         began = (fresh.batches > 0) & (came | ~late)
         punctual = began & (fresh.done <= end)
         self._begun += np.where(began, fresh.batches, 0)
-        self._counted += np.where(came, at.batches, 0) if self._carry else 0
+        self._counted += np.where(came, at.batches, 0)
         self._counted += np.where(punctual, fresh.batches, 0)
         self._at = fresh.where(began & ~punctual, at.without(came))
         return end, self._report(came, at) | self._report(punctual, fresh, always=True)

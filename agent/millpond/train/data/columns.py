@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from millpond.base.errors import LocalError, ProtocolError
+from millpond.train import error_texts
 
 _ALIGNED = 64
 _MOST_SAMPLES = 1 << 31
@@ -266,19 +267,24 @@ def rows(values: Any, wanted: int | NDArray[np.int64]) -> Any:
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Return one batch of several with one structure. Raises LocalError for others."""
+    """Return one batch of several with one structure, whose tensors have the samples first. Raises LocalError
+    for others.
+    """
     first = batches[0]
     if len(batches) == 1:
         return first
     if isinstance(first, Tensor):
         return torch.cat(list(batches))
-    if isinstance(first, dict) and all(each.keys() == first.keys() for each in batches):
+    if isinstance(first, np.ndarray):
+        return np.concatenate(batches)
+    if isinstance(first, Mapping) and all(each.keys() == first.keys() for each in batches):
         return {key: joined([each[key] for each in batches]) for key in first}
     if isinstance(first, list) and first and isinstance(first[0], bytes | str):
         return [value for each in batches for value in each]
-    if isinstance(first, list):
-        return [joined(values) for values in zip(*batches, strict=True)]
-    raise LocalError("samples of different structures are in one batch: give a collate of your own")
+    if isinstance(first, list | tuple):
+        parts = map(joined, zip(*batches, strict=True))
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    raise LocalError(error_texts.UNLIKE_BATCHES())
 
 
 def unpack(head: bytes, payload: memoryview) -> ReceivedSamples:

@@ -20,10 +20,10 @@ import numpy as np
 
 from millpond.base.errors import LocalError
 from millpond.train.balance.curve import Ints
-from millpond.train.data.columns import Columns, ReceivedSamples, kept_as_is, pack, pack_batch, unpack
+from millpond.train.data.columns import Columns, ReceivedSamples, joined, kept_as_is, pack, pack_batch, unpack
 from millpond.train.local.slices import PassOrder, Place, following
 from millpond.train.task.structure import size_of
-from millpond.train.task.task import SampleSet, items_of, joined
+from millpond.train.task.task import SampleSet, items_of
 
 if TYPE_CHECKING:
     from millpond.train.local.slices import Wanted
@@ -119,7 +119,7 @@ class Slot:
             self._chunks[number].sample(stored[which == number] - self._starts[number])
             for number in np.unique(which).tolist()
         ]
-        return found[0] if len(found) == 1 else joined(found)
+        return joined(found)
 
     def evict(self) -> None:
         """Give the room back, as soon as no sample is used any more."""

@@ -36,6 +36,7 @@ from millpond.base.errors import LocalError
 from millpond.train import error_texts
 from millpond.train.balance.curve import Ints
 from millpond.train.data import labelled_images
+from millpond.train.data.columns import joined
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages, described
 from millpond.train.determinism import generators
@@ -128,7 +129,7 @@ class Task:
         """
         found = [items_of(part, indices) for part, indices in wanted]
         if not isinstance(found[0], list):
-            return found[0] if len(found) == 1 else joined(found)
+            return joined(found)
         return self.collated([sample for part in found for sample in part])
 
     def collated(self, samples: list[Any]) -> Batch:
@@ -222,20 +223,6 @@ def items_of(part: SampleSet, indices: Ints) -> Any:
     wanted = indices.tolist()
     getitems = getattr(part, "__getitems__", None)
     return getitems(wanted) if callable(getitems) else [part[index] for index in wanted]
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Return one batch of several, whose tensors have the samples first."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(batches))
-    if isinstance(first, Mapping):
-        return {key: joined([batch[key] for batch in batches]) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*map(joined, zip(*batches, strict=True)))
-    if isinstance(first, Sequence) and not isinstance(first, str):
-        return type(first)(map(joined, zip(*batches, strict=True)))  # type: ignore[call-arg]
-    raise LocalError(error_texts.UNLIKE_BATCHES())
 
 
 def _cross_entropy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
