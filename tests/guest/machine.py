@@ -50,8 +50,6 @@ class Hardware:
     """Images of ext4 that outlast the guest, by serial number: on ``layer`` is what is written to the root,
     and ``flash`` is mounted at /flash.
     """
-    wheels: bool = False
-    """Packages for ``make install`` are at /wheels."""
     torch: bool = False
     """The virtual environment's torch is at :data:`torch_image.PLACE`."""
 
@@ -157,8 +155,6 @@ def _kernel(accelerator: str) -> list[str]:
 def _disks(hardware: Hardware, folder: Path) -> list[str]:
     """By their serial numbers initrd-init tells them apart."""
     shared = {"root": IMAGE / "root.squashfs", "millpond": folder / "millpond.squashfs"}
-    if hardware.wheels:
-        shared["wheels"] = IMAGE / "wheels.squashfs"
     if hardware.torch:
         shared["torch"] = folder / "torch.squashfs"
     argv: list[str] = []

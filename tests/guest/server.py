@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a guest under systemd, with disks that outlast a boot, into which ``make install`` puts both daemons.
+"""Edge: a guest under systemd, with disks that outlast a boot, into whose files ``make install`` puts both
+daemons.
 
 The device csd0 is a network namespace of the same guest, in which the agent's unit runs. So it is emulated,
 but for the unit, its mounts, and its flash, which is a file system of its own.
@@ -8,6 +9,7 @@ but for the unit, its mounts, and its flash, which is a file system of its own.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -15,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from .guest import Guest, GuestFailed, Result
-from .machine import Hardware
+from .machine import IMAGE, Hardware
+from .repository import make_image
 from .services import INIT
-from .torch_image import PLACE, why_no_torch
+from .torch_image import PLACE
 
 HOST, AGENT = "millpond-host", "millpond-agent"
-BUILD_SECONDS = 900.0
 PATIENCE = 240.0
 """Seconds for what takes some in an emulated machine that has the processors for itself."""
 PROCESSOR = ("-cpu", "Westmere")
@@ -59,8 +61,42 @@ sed -i 's|^socket = .*|socket = "{SLOT}/slot/nvme.sock"|; s|^state = .*|state = 
 """
 
 
+INSTALL = """
+mount --rbind /dev "$0/dev"
+mount -t proc proc "$0/proc"
+exec chroot "$0" make -C /millpond install EXTRAS=agent,host
+"""
+FROM_WHEELS = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LC_ALL": "C.UTF-8",
+    "PIP_NO_INDEX": "1",
+    "PIP_FIND_LINKS": "/wheels",
+}
+
+
+def installed(folder: Path) -> tuple[Path, str]:
+    """``make install`` in the guest's files, on this machine's processor and without a registry.
+
+    Returns a folder with what is in the guest's places since then, for its layer, and what make said. Raises
+    CalledProcessError.
+    """
+    root, layer = folder / "root", folder / "layer"
+    make_image(folder / "millpond.squashfs", folder)
+    images = {"": IMAGE / "root", "millpond": folder / "millpond", "wheels": IMAGE / "wheels"}
+    for place, image in images.items():
+        argv = ["unsquashfs", "-quiet", "-no-progress", "-d", str(root / place), f"{image}.squashfs"]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    argv = ["unshare", "-m", "sh", "-ec", INSTALL, str(root)]
+    said = subprocess.run(argv, check=True, capture_output=True, text=True, env=FROM_WHEELS).stdout
+    for place in ("opt/millpond", "usr/local/bin", "etc"):
+        shutil.copytree(root / place, layer / "files" / place, symlinks=True)
+    shutil.rmtree(root)
+    return layer, said
+
+
 def make_disk(image: Path, *options: str, size: int = 1 << 30) -> None:
-    """An empty ext4. Raises CalledProcessError."""
+    """An ext4. Raises CalledProcessError."""
     with image.open("wb") as file:
         file.truncate(size)
     subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", *options, str(image)], check=True)
@@ -71,9 +107,10 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self._disks = {name: folder / f"{name}.img" for name in ("layer", "flash")}
-        make_disk(self._disks["layer"])
+        layer, self.said = installed(folder)
+        make_disk(self._disks["layer"], "-d", str(layer))
         make_disk(self._disks["flash"], "-O", "encrypt", size=1 << 28)
-        self._torch = not why_no_torch()
+        self._torch = False
         self._guest: Guest | None = None
 
     @property
@@ -89,7 +126,6 @@ class Server:
                 PROCESSOR,
                 init=INIT,
                 disks=self._disks,
-                wheels=True,
                 torch=self._torch,
                 memory=2048,
                 processors=2,
@@ -111,17 +147,10 @@ class Server:
             self._guest.close()
             self._guest = None
 
-    def install(self) -> str:
-        """``make install`` with packages from a folder, no registry; what it said. Raises GuestFailed.
-
-        The virtual environment finds torch, if the guest has it, by a path file.
-        """
-        variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels", "PYTHONPATH": ""}
-        argv = ["make", "-C", "/millpond", "install", "EXTRAS=agent,host"]
-        said = self.guest.run(argv, seconds=BUILD_SECONDS, **variables).text
-        if self._torch:
-            self.guest.put(TORCH_PATH, f"{PLACE}\n".encode())
-        return said
+    def add_torch(self) -> None:
+        """From the next boot on, the virtual environment finds torch, by a path file. Raises GuestFailed."""
+        self._torch = True
+        self.guest.put(TORCH_PATH, f"{PLACE}\n".encode())
 
     def provision(self) -> None:
         """A fleet of one device, whose files are in their places. Raises GuestFailed."""
