@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+import sysconfig
 import venv
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,13 +15,17 @@ from bench.experiment import Unmeasured
 def installed(name: str, *packages: str, figures: Iterable[str]) -> str:
     """Return the interpreter of a virtual environment that has a peer; it is made once. Raises Unmeasured,
     for all of ``figures``.
+
+    It finds what this interpreter has installed, such as torch, behind what is installed in it.
     """
     folder = Path(".bench").resolve() / f"{name}-venv"
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     try:
         if not (folder / "installed").exists():
-            venv.create(folder, with_pip=True, clear=True)
+            venv.create(folder, clear=True)
+            (own,) = folder.glob("lib/python*/site-packages")
+            (own / "behind.pth").write_text(sysconfig.get_path("purelib"))
             subprocess.run(pip, check=True, capture_output=True)
             (folder / "installed").touch()
     except (OSError, subprocess.CalledProcessError) as error:
