@@ -17,7 +17,7 @@ def table(title: str, rows: Sequence[Row]) -> list[str]:
     """One line per figure: median, range, repeats, of what; then what it stands against, what is emulated."""
     lines = [_HEADING, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADING))]
-    out = [title, *(_aligned(line, widths) for line in lines)]
+    out = [title, *(aligned(line, widths) for line in lines)]
     out += _peers(rows)
     for note in dict.fromkeys(row.emulation for row in rows if row.emulation):
         out += _wrapped(f"emulation: {note}")
@@ -42,9 +42,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (row.figure, *numbers, str(row.repeats), row.unit, row.what)
 
 
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+def aligned(line: Sequence[str], widths: Sequence[int], left: int = 2) -> str:
+    """Return a line with cells of these widths; the first one and so many last ones begin at the left."""
     cells = [
-        text.rjust(width) if 0 < column < len(line) - 2 else text.ljust(width)
+        text.rjust(width) if 0 < column < len(line) - left else text.ljust(width)
         for column, (text, width) in enumerate(zip(line, widths, strict=True))
     ]
     return "  ".join(cells).rstrip()

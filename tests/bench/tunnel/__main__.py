@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench import harness
+from bench.picture import draw_ratios
 from bench.rows import write
+from bench.table import table
 from bench.tunnel.figures import EMULATION, Circumstances, headlines, plain
 from bench.tunnel.isolation import SCRATCH, run_isolated
 from bench.tunnel.our_routes import OURS
-from bench.tunnel.picture import draw
 from bench.tunnel.plain_routes import PLAIN_PEERS
 from bench.tunnel.plan import Plan, crowd_key, plan
 from bench.tunnel.programs import CompilationFailed, compile_program
@@ -21,7 +22,7 @@ from bench.tunnel.record import Record
 from bench.tunnel.route import Tools
 from bench.tunnel.run import Run
 from bench.tunnel.ssh_routes import SSH_PEERS
-from bench.tunnel.table import EXPLANATION, gap, headline_table, routes_table
+from bench.tunnel.table import EXPLANATION, routes_table
 
 PEERS = {candidate.key: candidate for candidate in (*PLAIN_PEERS, *SSH_PEERS)}
 CANDIDATES = PEERS | {candidate.key: candidate for candidate in OURS}
@@ -72,13 +73,13 @@ def report(chosen: Plan, record: Record, congestion_control: str, output: Path) 
     names = labels(chosen)
     known = Circumstances(names, record.default_engine(), congestion_control, chosen.durations.crowd)
     first = headlines(record, known)
-    for part in (routes_table(record, names), EXPLANATION, headline_table(first), gap(record, names)):
+    for part in (routes_table(record, names), EXPLANATION, table("The tunnel against its peers", first)):
         print("", *part, sep="\n")
     write([*first, *plain(record, known)], output / "tunnel.json")
     note = (
         f"medians and ranges of {chosen.durations.repeats}, {os.cpu_count()} cores, TCP {congestion_control}"
     )
-    draw(record, names, f"{note}; {EMULATION}", output / "tunnel.png")
+    draw_ratios(first, f"{note}; {EMULATION}", output / "tunnel.png")
 
 
 if __name__ == "__main__":

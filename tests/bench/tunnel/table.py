@@ -6,8 +6,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from bench.rows import Row
-from bench.tunnel.figures import RELAYS, relay
+from bench.table import aligned
+from bench.tunnel.figures import relay
 from bench.tunnel.record import Record
 
 _COLUMNS = (
@@ -38,7 +38,8 @@ def routes_table(record: Record, labels: Mapping[str, str]) -> list[str]:
             over = _cell(record.ratios("gbps", route, relay(record, "gbps")), "{:.2f}")
             lines.append([label, over, _range(record.values("gbps", route)), *cells])
     missing = [f"{labels[route]}: {reason}" for route, reason in record.missing.items()]
-    return [*_aligned(lines), *missing]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return [*(aligned(line, widths, left=1) for line in lines), *missing]
 
 
 def _cell(values: Sequence[float], form: str) -> str:
@@ -47,42 +48,3 @@ def _cell(values: Sequence[float], form: str) -> str:
 
 def _range(values: Sequence[float]) -> str:
     return f"{min(values):.1f}-{max(values):.1f}" if values else ""
-
-
-def headline_table(rows: Sequence[Row]) -> list[str]:
-    """One line per figure: median, range, repeats, of what."""
-    lines = [["figure", "median", "low", "high", "n", ""]]
-    for row in rows:
-        numbers = ["" if value is None else f"{value:.4g}" for value in (row.value, row.low, row.high)]
-        subject = row.what.split(":")[0]
-        of = f"{subject} against {row.peer}" if row.peer else f"{row.unit}, {subject}"
-        lines.append([row.figure, *numbers, str(row.repeats), of])
-    return _aligned(lines)
-
-
-def gap(record: Record, labels: Mapping[str, str]) -> list[str]:
-    """What keeps the tunnel from the C relay's throughput: where each spends the time of one gigabyte."""
-    lines = []
-    for route in (*RELAYS, "c", "python"):
-        quantities = ("cpu_per_gb", "user_percent", "sleeps_per_gb", "preemptions_per_gb")
-        values = [record.values(quantity, route) for quantity in quantities]
-        if not all(values):
-            continue
-        seconds, user, sleeps, preemptions = (statistics.median(value) for value in values)
-        lines.append(
-            f"{labels[route]}: {seconds * (100 - user) / 100:.3f} s/GB in the kernel, "
-            f"{seconds * user / 100:.3f} outside; {sleeps:.0f} sleeps, {preemptions:.0f} preemptions per GB"
-        )
-    return lines
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    last = len(widths) - 1
-    return [
-        "  ".join(
-            text.ljust(width) if column in (0, last) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]

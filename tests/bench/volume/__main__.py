@@ -13,11 +13,11 @@ from pathlib import Path
 
 from bench import harness
 from bench.experiment import Experiment, Run
+from bench.picture import draw_ratios
 from bench.rows import Row
 from bench.tunnel.isolation import run_isolated
 from bench.tunnel.programs import CompilationFailed
 from bench.volume import copies, device, faults, fuse_python, host, million
-from bench.volume.picture import draw
 from bench.volume.route import RouteFailed
 from bench.volume.tools import Tools
 from millpond.linux.confinement.sandbox import accept_signals
@@ -87,7 +87,7 @@ def bench(chosen: Sequence[Experiment], *, quick: bool, output: Path) -> int:
     found, whole = harness.run_all(
         "volume", chosen, quick=quick, path=output / "volume.json", failures=failures
     )
-    draw(found.rows, f"medians and ranges, {os.cpu_count()} cores", output / "volume.png")
+    draw_ratios(found.rows, f"medians and ranges, {os.cpu_count()} cores", output / "volume.png")
     print(f"written: {output}/volume.png")
     return 0 if whole else 1
 
