@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,8 +81,6 @@ class Program:
         pass_fds = inherited if read is None else (*inherited, int(argv[-1]))
         self.errors: list[str] = []
         self.lines: list[str] = []
-        self.times: list[float] = []
-        """When each of the lines came."""
         self.process = subprocess.Popen(
             argv,
             pass_fds=pass_fds,
@@ -104,8 +101,6 @@ class Program:
     def _collect(self, stream: Any, lines: list[str]) -> None:
         with stream:
             for line in stream:
-                if lines is self.lines:
-                    self.times.append(time.monotonic())
                 lines.append(line.rstrip("\n"))
 
     def says(self, text: str, seconds: float = 30) -> None:
@@ -167,15 +162,6 @@ class End(Program):
     def wait_begun(self) -> None:
         """Until it has its interface and waits for a peer."""
         eventually(lambda: self.lines, f"{self.process.args!r} begun")
-
-    def up_at(self, generation: int) -> float:
-        """When it said first that the link of this generation, or a later one, is up."""
-        ups = (
-            when
-            for when, status in zip(self.times, self.statuses, strict=False)
-            if status["state"] == "up" and status["generation"] >= generation
-        )
-        return next(ups)
 
     def wait_down(self, reason: str, seconds: float = 30) -> dict[str, Any]:
         def down() -> list[dict[str, Any]]:
