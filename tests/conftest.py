@@ -53,6 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(plugin)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module that has no test of the serial pass, where that alone is asked for."""
+    if config.getoption("markexpr") != "serial" or collection_path.suffix != ".py":
+        return None
+    return b"mark.serial" not in collection_path.read_bytes() or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked ``full`` where the effort is not."""
     if effort.is_full():

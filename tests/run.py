@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: runs the tests in two passes, each of which ends with pytest's own closing line.
 
-``run.py [--coverage] [--rerun] quick|full [ARGUMENT...]`` runs first, in three processes, the tests that may
+``run.py [--coverage] [--rerun] quick|full [ARGUMENT...]`` runs first, in four processes, the tests that may
 share the machine, as ``schedule.py`` divides them, and then, in one, those that are marked ``serial``, also
 where the first pass failed. The arguments are pytest's. The exit code is 0 only if neither pass failed.
+The processes that tests start load the product's byte-code, which is compiled before.
 
 With ``--rerun``, a third pass runs the failed tests once more, in one process. A test that passes then is
 named in a line ``flaky: NAME``, and the run has passed if that holds for all. More failures than
@@ -12,6 +13,7 @@ named in a line ``flaky: NAME``, and the run has passed if that holds for all. M
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import signal
@@ -21,9 +23,12 @@ from pathlib import Path
 
 from millpond.linux.syscalls import killed_with_parent
 
-SHARED = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-m", "not serial")
+ROOT = Path(__file__).parents[1]
+SOURCES = ("agent", "fs", "host", "images", "tunnel", "tests")
+SHARED = ("-n", "4", "--dist", "loadgroup", "--no-loadscope-reorder", "-m", "not serial")
 ALONE = ("-m", "serial")
 AGAIN = ("--last-failed", "--last-failed-no-failures=none")
+NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
 MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PYTHON", "ARGS", "EFFORT", "RERUN")
 FAILURES = Path(".pytest_cache/v/cache/lastfailed")  # pytest keeps it over the passes
 TESTS_FAILED = 1  # pytest's exit code
@@ -44,6 +49,8 @@ def main() -> int:
     interrupts: list[int] = []  # the terminal sends Ctrl-C to pytest, too, which ends by itself
     signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     codes = []
+    for folder in SOURCES:  # who has another uid in a sandbox could not write it
+        compileall.compile_dir(ROOT / folder, quiet=2)
     if rerun:
         FAILURES.unlink(missing_ok=True)
     for chosen in (SHARED, ALONE):
@@ -79,7 +86,7 @@ def _failures() -> set[str]:
 
 def _run(argv: list[str]) -> int:
     # The makes that tests start do not get the variables of the command line of ``make test``.
-    env = {name: value for name, value in os.environ.items() if name not in MAKE}
+    env = {name: value for name, value in os.environ.items() if name not in (*MAKE, NO_BYTE_CODE)}
     code = subprocess.Popen(argv, env=env, preexec_fn=killed_with_parent()).wait()
     return 128 - code if code < 0 else code
 
