@@ -20,6 +20,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 HEAVIEST_FIRST = (
+    "system/test_6_",
+    "system/test_7_",
     "system/",
     "guest/",
     "image/",

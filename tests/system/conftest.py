@@ -36,6 +36,8 @@ _HERE = Path(__file__).parent
 AGENTS = _HERE / "agents"
 GROUPS = {"shared_fleet": "fleet", "odd": "fleet-odd", "dying": "fleet-odd", "lan_fleet": "fleet-odd"}
 """A fleet of a whole run is in one of its processes, and with it all tests that use it."""
+LATE_GROUP, LATE_MODULES = "fleet-late", ("test_6_", "test_7_", "test_9_")
+"""These modules have a shared fleet of their own: both halves take as long."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
@@ -46,7 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if WHY_NOT:
                 item.add_marker(pytest.mark.skip(reason=WHY_NOT))
             for fixture in GROUPS.keys() & getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(GROUPS[fixture]))
+                late = fixture == "shared_fleet" and item.path.name.startswith(LATE_MODULES)
+                item.add_marker(pytest.mark.xdist_group(LATE_GROUP if late else GROUPS[fixture]))
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ def test_a_board_dies_in_a_round_and_joins_again(fleet: Emulation) -> None:
     assert all({"csd0", "csd2"} <= set(result.workers) for result in rounds)
 
 
+@pytest.mark.full
 def test_an_upload_that_ends_in_the_middle_does_not_count(dying: Emulation) -> None:
     with dying.pace() as pace:
         job = dying.submit(dying.write_job("upload-dies", rounds=ROUNDS, target=TARGET))

@@ -157,7 +157,7 @@ def mounting(demo: Demo) -> bool:
         loading,
         switching_on,
         pytest.param(starting_workers, marks=pytest.mark.full),
-        training,
+        pytest.param(training, marks=pytest.mark.full),
         pytest.param(mounting, marks=pytest.mark.full),
     ],
     ids=lambda moment: moment.__name__,

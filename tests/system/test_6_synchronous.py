@@ -169,8 +169,8 @@ def test_a_fixed_plan_twice_comes_to_the_same_bits(fleet: Emulation) -> None:
 @pytest.mark.expected_log("csd|host")
 @pytest.mark.timeout(480)
 def test_workers_come_and_go_and_no_sample_is_lost(fleet: Emulation) -> None:
-    """One device comes late; then one worker is killed, one hangs, a device is switched off, and the host's
-    own worker is killed: the job goes on without each, and with it again.
+    """One device comes late; then a device's worker and the host's are killed, one hangs, and a device is
+    switched off: the job goes on without each, and with it again.
     """
     agent = fleet.agent("csd2")
     os.kill(agent.pid, signal.SIGSTOP)
@@ -184,10 +184,9 @@ def test_workers_come_and_go_and_no_sample_is_lost(fleet: Emulation) -> None:
             os.kill(agent.pid, signal.SIGCONT)
         wait_for_line(fleet, number, "csd2 joins; plan:")
         unknown = len(fleet.progress(number)[1]) + 1  # until then nobody knew of its samples
-        lose(fleet, number, "csd1", lambda: worker_of(fleet, "csd1").kill())
-        lose(fleet, number, "csd2", lambda: worker_of(fleet, "csd2").suspend())
-        lose(fleet, number, "csd0", lambda: fleet.pid_one("csd0").kill())
-        lose(fleet, number, "host", lambda: computing_on_host(fleet).kill())
+        lose(fleet, number, csd1=worker_of(fleet, "csd1").kill, host=computing_on_host(fleet).kill)
+        lose(fleet, number, csd2=worker_of(fleet, "csd2").suspend)
+        lose(fleet, number, csd0=fleet.pid_one("csd0").kill)
         pace.hurry()
         fleet.wait_for_rounds(number, len(fleet.progress(number)[1]) + 1)
         pace.finish()
@@ -198,12 +197,14 @@ def test_workers_come_and_go_and_no_sample_is_lost(fleet: Emulation) -> None:
     assert whole(rounds[-1:]) and set(rounds[-1].workers) == {"host", *DEVICES}, rounds
 
 
-def lose(fleet: Emulation, job: int, worker: str, how: Callable[[], None]) -> None:
-    """A job loses a worker, and has it again in the end."""
+def lose(fleet: Emulation, job: int, **workers: Callable[[], None]) -> None:
+    """A job loses workers, each in a way, and has them again in the end."""
     behind = len(lines(fleet, job))
-    how()
-    wait_for_line(fleet, job, f"it goes on without {worker}", behind=behind)
-    wait_for_line(fleet, job, f"{worker} joins; plan:", behind=behind)
+    for how in workers.values():
+        how()
+    for worker in workers:
+        wait_for_line(fleet, job, f"it goes on without {worker}", behind=behind)
+        wait_for_line(fleet, job, f"{worker} joins; plan:", behind=behind)
 
 
 def check_samples(rounds: list[Round], late: str = "") -> None:

@@ -124,7 +124,7 @@ def test_a_strategy_whose_steps_devices_do_not_know_has_its_states_sent(shared_f
     assert model == expected and "WARNING" not in log
 
 
-@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("scored", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_the_host_adds_where_a_node_dies_and_devices_again_later(
     shared_fleet: Emulation, scored: bool
 ) -> None:

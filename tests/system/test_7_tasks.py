@@ -184,6 +184,7 @@ def test_a_regression_learns_as_in_one_process_and_scores_where_the_data_are(fle
         assert left["metrics"] < 10_000 and 0 < left["parameters"] < 10_000
 
 
+@pytest.mark.full
 def test_a_segmentation_learns_as_in_one_process(fleet: Emulation) -> None:
     folder = fleet.base / "projects" / "shapes"
     folder.mkdir(parents=True)
@@ -205,6 +206,7 @@ def test_a_segmentation_learns_as_in_one_process(fleet: Emulation) -> None:
     assert steps["job"]["score"] == pytest.approx(expected, abs=POINT)
 
 
+@pytest.mark.full
 def test_adapters_alone_are_trained_and_sent(fleet: Emulation) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     folder = project(fleet, "finetune")

@@ -21,7 +21,7 @@ from .processes import descendants
 from .support import SLOW_MODEL, Emulation
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.expected_log(".")]
-KILLS = scaled(4, 25)
+KILLS = scaled(4, 12)
 DEVICES = ("csd0", "csd1", "csd2")
 PACE = (0.5, 3.0)
 """Least and most seconds between two kills."""
@@ -106,8 +106,8 @@ def kill_one(fleet: Emulation, chance: random.Random) -> str:
 @pytest.mark.parametrize(
     ("mode", "quorum"),
     [
-        ("federated", 0.5),
         ("synchronous", 1.0),
+        pytest.param("federated", 0.5, marks=pytest.mark.full),
         pytest.param("federated", 1.0, marks=pytest.mark.full),
         pytest.param("synchronous", 0.5, marks=pytest.mark.full),
     ],
