@@ -13,7 +13,6 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from millpond.base.schema import dump
@@ -86,9 +85,7 @@ def tunnel(
 def show(tunnel: TunnelInfo, before: TunnelInfo | None = None) -> Group:
     """Return the tunnel as a table: totals, or with ``before`` rates per second since then."""
     heading = ["", "packets", "bytes", "notifications", "sleeps", "ring use", "ring full", "dropped"]
-    table = Table(*heading, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = tables.figures(*heading)
     pairs = [("to device", tunnel.to_device), ("from device", tunnel.from_device)]
     earlier = (before.to_device, before.from_device) if before else (PacketStats(), PacketStats())
     seconds = max(tunnel.time - before.time, 0.001) if before else 1.0

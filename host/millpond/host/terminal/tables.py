@@ -55,6 +55,14 @@ def state(name: str) -> Text:
     return Text(name, COLOURS.get(name, ""))
 
 
+def figures(*headings: str) -> Table:
+    """Return an empty table whose columns behind the first one are numbers."""
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
 def devices(infos: Sequence[DeviceInfo]) -> Table:
     """Return the table of ``millpond devices``."""
     metered = any(info.watts is not None for info in infos)

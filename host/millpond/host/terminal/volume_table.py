@@ -10,6 +10,7 @@ from rich.text import Text
 from millpond.fs.proto.status import StatusIs
 from millpond.host.records.volume import Checked, MountInfo, VolumeReport
 from millpond.host.terminal.printing import size
+from millpond.host.terminal.tables import figures
 from millpond.wire.control_messages import AtRest
 
 
@@ -27,7 +28,7 @@ def show_operations(info: VolumeReport) -> Group:
     """Return the operations of this host's mounts as tables."""
     parts: list[RenderableType] = []
     for mount in info.mounts:
-        table = _plain("operation", "count", "median", "99 %", "longest", "errors")
+        table = figures("operation", "count", "median", "99 %", "longest", "errors")
         table.columns[-1].justify = "left"
         for name, each in mount.operations.items():
             errors = ", ".join(f"{count} {error}" for error, count in sorted(each.errors.items()))
@@ -35,13 +36,6 @@ def show_operations(info: VolumeReport) -> Group:
             table.add_row(name, str(each.count), *durations, errors)
         parts += [Text(f"mount {mount.mountpoint}"), table, Text()]
     return Group(*parts or [Text(f"the volume of {info.device} is not mounted on this host")])
-
-
-def _plain(*headings: str) -> Table:
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold", show_header=bool(headings))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
 
 
 def _about(info: VolumeReport) -> Table:
@@ -71,7 +65,7 @@ def _quota(status: StatusIs) -> str:
 
 
 def _clients(status: StatusIs) -> Table:
-    table = _plain("client", "connected", "lease", "files kept", "files open")
+    table = figures("client", "connected", "lease", "files kept", "files open")
     for client in status.clients:
         lease = "over" if client.heard is None else f"{client.heard:.1f} of {status.lease:.0f} s"
         connected = "yes" if client.connected else "no"
@@ -89,7 +83,7 @@ def _mount(mount: MountInfo) -> Group:
     about.add_row("dirty", f"{size(mount.dirty)} of new files are not on the device yet")
     if not mount.latencies:
         return Group(about)
-    table = _plain("request", "count", "median", "99 %")
+    table = figures("request", "count", "median", "99 %")
     for kind, latency in mount.latencies.items():
         table.add_row(kind, str(latency.requests), _duration(latency.median), _duration(latency.p99))
     return Group(about, table)

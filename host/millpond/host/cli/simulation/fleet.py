@@ -15,6 +15,7 @@ from rich.table import Table
 from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.base.keys import Key
+from millpond.host.terminal import tables
 from millpond.train.balance.controller import PATIENCE, BalanceController, BatchPlan
 from millpond.train.balance.curve import Curve, Floats, Ints
 from millpond.train.balance.equal_time import Cohort, WorkerKind
@@ -141,9 +142,7 @@ class _Timed:
 def show(results: list[PolicyResult]) -> Table:
     """Return the results as a table."""
     heading = ["policy", "samples/s", "of the ideal", "new plans", "worst counted less", "controller"]
-    table = Table(*heading, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = tables.figures(*heading)
     for row in results:
         numbers = (
             f"{row.speed:.1f}",

@@ -15,6 +15,7 @@ from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.base.keys import Key
 from millpond.data.tier.tier_model import TieredSystem, TieredTraining, predicted, simulated
+from millpond.host.terminal import tables
 
 MOST_MINI_EPOCHS = 1_000_000
 
@@ -98,9 +99,7 @@ def run(spec: TiersSpec) -> list[TiersResult]:
 def show(results: list[TiersResult]) -> Table:
     """Return the results as a table: by the formula, and by events."""
     headings = ["repeats", "samples/s", "by events", "read GB/s", "by events", "waiting", "by events"]
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = tables.figures(*headings)
     for row in results:
         one, other = row.predicted, row.simulated
         table.add_row(
