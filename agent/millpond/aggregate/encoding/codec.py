@@ -22,16 +22,9 @@ class Codec(Protocol):
     written to; they hold float32 values, or the bytes of ``encoding``, not float32, for as many values.
     """
 
-    def encode(
-        self,
-        encoding: Encoding,
-        values: Buffer,
-        out: Buffer,
-        kept: Buffer | None = None,
-        left: Buffer | None = None,
-    ) -> Bounds:
-        """Write ``values`` to ``out``. An encoding that feeds back adds what was ``kept`` of earlier vectors,
-        and writes to ``left`` what is to be kept now.
+    def encode(self, encoding: Encoding, values: Buffer, out: Buffer, *feedback: Buffer) -> Bounds:
+        """Write ``values`` to ``out``. An encoding that feeds back adds what was kept of earlier vectors, the
+        first buffer of ``feedback``, and writes to the second what is to be kept now.
         """
 
     def decode(self, encoding: Encoding, data: Buffer, out: Buffer) -> bool:
@@ -43,21 +36,14 @@ class Codec(Protocol):
 class NativeCodec:
     """The loops in C. Raises LocalError for an encoding without a library."""
 
-    def encode(
-        self,
-        encoding: Encoding,
-        values: Buffer,
-        out: Buffer,
-        kept: Buffer | None = None,
-        left: Buffer | None = None,
-    ) -> Bounds:
-        count, largest = checked_count(encoding, values, out, kept, left), ctypes.c_float()
-        places = [_address(buffer) for buffer in (out, values, kept, left)]
+    def encode(self, encoding: Encoding, values: Buffer, out: Buffer, *feedback: Buffer) -> Bounds:
+        count, largest = checked_count(encoding, values, out, feedback), ctypes.c_float()
+        places = [*map(_address, (out, values, *feedback)), None, None][:4]
         squares = _kernel(encoding.name).encode(*places, count, *_sizes(encoding, count), largest)
         return NOT_FINITE if squares < 0 else Bounds(largest.value, squares)
 
     def decode(self, encoding: Encoding, data: Buffer, out: Buffer) -> bool:
-        count = checked_count(encoding, out, data, decodes=True)
+        count = checked_count(encoding, out, data)
         places = _address(out), _address(data)
         return not _kernel(encoding.name).decode(*places, count, *_sizes(encoding, count))
 
@@ -82,7 +68,7 @@ def _sizes(encoding: Encoding, count: int) -> tuple[int, int]:
     return encoding.size(encoding.block), encoding.size(count % encoding.block)
 
 
-def _address(buffer: Buffer | None) -> int | None:
+def _address(buffer: Buffer) -> int | None:
     return None if not buffer else ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -99,17 +99,12 @@ NOT_FINITE = Bounds(math.nan, math.nan)
 
 
 def checked_count(
-    encoding: Encoding,
-    values: Buffer,
-    data: Buffer,
-    kept: Buffer | None = None,
-    left: Buffer | None = None,
-    *,
-    decodes: bool = False,
+    encoding: Encoding, values: Buffer, data: Buffer, feedback: Sequence[Buffer] | None = None
 ) -> int:
     """Return the number of values. Raises ValueError for buffers of other sizes."""
     count, rest = divmod(len(values), 4)
-    feedback = [len(values) if encoding.feeds_back and not decodes else 0] * 2
-    if rest or len(data) != encoding.size(count) or [len(kept or b""), len(left or b"")] != feedback:
+    wanted = [len(values)] * (2 * encoding.feeds_back)
+    fits = feedback is None or [len(each) for each in feedback] == wanted
+    if rest or len(data) != encoding.size(count) or not fits:
         raise ValueError(f"buffers are of no sizes for {count} values in {encoding.name}")
     return count

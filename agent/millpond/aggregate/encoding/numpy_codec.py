@@ -17,25 +17,19 @@ Vector = NDArray[np.float32]
 class NumpyCodec:
     """See Codec."""
 
-    def encode(
-        self,
-        encoding: Encoding,
-        values: Buffer,
-        out: Buffer,
-        kept: Buffer | None = None,
-        left: Buffer | None = None,
-    ) -> Bounds:
-        count, encode = checked_count(encoding, values, out, kept, left), encoding.kind.encode
+    def encode(self, encoding: Encoding, values: Buffer, out: Buffer, *feedback: Buffer) -> Bounds:
+        count, encode = checked_count(encoding, values, out, feedback), encoding.kind.encode
         sums, data = np.frombuffer(values, np.float32), np.frombuffer(out, np.uint8)
         with np.errstate(over="ignore", invalid="ignore"):
-            if kept is not None and left is not None:
-                sums = np.add(sums, np.frombuffer(kept, np.float32), out=np.frombuffer(left, np.float32))
+            if feedback:
+                kept, left = (np.frombuffer(each, np.float32) for each in feedback)
+                sums = np.add(sums, kept, out=left)
             if not np.isfinite(sums).all():
                 return NOT_FINITE
             return _bounds([encode(sums[span], data[place]) for span, place in encoding.pieces(count)])
 
     def decode(self, encoding: Encoding, data: Buffer, out: Buffer) -> bool:
-        count, decode = checked_count(encoding, out, data, decodes=True), encoding.kind.decode
+        count, decode = checked_count(encoding, out, data), encoding.kind.decode
         values, given = np.frombuffer(out, np.float32), np.frombuffer(data, np.uint8)
         return all(decode(given[place], values[span]) for span, place in encoding.pieces(count))
 
