@@ -102,8 +102,6 @@ def others(name: str, value: object, numbers: Sequence[int] = NUMBERS) -> Sequen
 
 
 def _lists(name: str, value: tuple[Any, ...], numbers: Sequence[int]) -> Sequence[Any]:
-    if name == "names" and isinstance(value[0], tuple):
-        return tuple((names,) * count for names in _lists(name, value[0], numbers) for count in (1, 3))
     if name == "names":
         return ((), *((each,) for each in NAMES), (b"f", *NAMES[:3]), (b"..",) * 4, (b"d",) * 100_000)
     each = value[0] if value else 0
@@ -129,9 +127,6 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     "Owner | None": st.none() | st.sampled_from(OWNERS),
     "tuple[int, ...]": st.lists(_ints, max_size=20).map(tuple),
     "tuple[bytes, ...]": st.lists(st.sampled_from([*NAMES, b"f", b"d", b"g"]), max_size=4).map(tuple),
-    "tuple[tuple[bytes, ...], ...]": st.lists(
-        st.lists(st.sampled_from([*NAMES, b"f", b"g"]), max_size=3).map(tuple), max_size=4
-    ).map(tuple),
     "SetAttr": _changes,
     "SetAttr | None": st.none() | _changes,
     "tuple[Attributes, ...]": st.just(()),

@@ -176,7 +176,7 @@ def test_the_private_part_is_neither_listed_nor_read(tmp_path: Path) -> None:
         assert [entry.name for entry in entries] == [b"public"]
         assert talk.ask(c.ReadDirectoryPlus(ROOT, (b"private",))) == p.Error(errno.ENOENT)
         assert talk.ask(c.ReadDirectoryPlus(ROOT, (b"public", b".."))) == p.Error(errno.EINVAL)
-        reply = talk.ask(f.FetchMany((ROOT,), ((b"secret", b"public"),), 100, delegated=False))
+        reply = talk.ask(f.FetchMany(ROOT, (b"secret", b"public"), 100, delegated=False))
         assert reply == f.Fetched(2)
         files = c.pack_files([small(b"new")])
         assert talk.ask(c.StoreFiles(ROOT), files) == p.Error(errno.EROFS)

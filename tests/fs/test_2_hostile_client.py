@@ -71,7 +71,7 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     p.Release: lambda w: p.Release(w.open()),
     p.Closed: lambda w: p.Closed(w.private_inodes[0]),
     p.GetStatistics: lambda _: p.GetStatistics(),
-    FetchMany: lambda w: FetchMany((w.node,), ((b"f",),), 100),
+    FetchMany: lambda w: FetchMany(w.node, (b"f",), 100),
     c.ReadDirectoryPlus: lambda w: c.ReadDirectoryPlus(w.node, (b"d",), 0, 100, True),
     c.ReturnUnused: lambda _: c.ReturnUnused((5, 6), (1, 1)),
     c.StoreFiles: lambda w: c.StoreFiles(w.node),
@@ -87,7 +87,7 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     GetStatus: lambda _: GetStatus(True),
 }
 """What would be right; each of its fields is made wrong in turn."""
-NODES = ("node", "directory", "parent", "new_parent", "start", "file", "directories")
+NODES = ("node", "directory", "parent", "new_parent", "start", "file")
 OF_FILES = [kind for kind in GOOD if {f.name for f in dataclasses.fields(kind)} & {*NODES, "handle"}]
 
 
@@ -133,8 +133,7 @@ def test_guessed_numbers(world: World, kind: type[Message]) -> None:
         guesses = [*world.guesses, *({world.victims} - own), world.closed, world.victims_handle]
         for number in guesses[: -2 if refused == errno.ESTALE else None]:
             if (kind, field.name) != (r.SetLock, "start"):
-                value = (number,) if field.name == "directories" else number
-                request = dataclasses.replace(GOOD[kind](world), **{field.name: value})
+                request = dataclasses.replace(GOOD[kind](world), **{field.name: number})
                 assert world.say(request) == p.Error(refused), request
 
 

@@ -68,7 +68,7 @@ class RemoteBulk:
     def _read_some(self, directory: CachedInode, names: tuple[bytes, ...]) -> tuple[Sequence[FileRead], int]:
         with self._rpc.call() as call:
             reply, data = call.ask(
-                lambda: f.FetchMany((call.remote(directory),), (names,), SMALL_BYTES, delegated=False),
+                lambda: f.FetchMany(call.remote(directory), names, SMALL_BYTES, delegated=False),
                 f.Fetched,
                 idempotent=True,
                 limit=MAX_TRANSFER,

@@ -121,7 +121,7 @@ class Prefetcher:
         self._rpc.forget_now()
         with self._rpc.call() as call:
             reply, data = call.ask(
-                lambda: f.FetchMany((call.remote(directory),), (names,), MOST),
+                lambda: f.FetchMany(call.remote(directory), names, MOST),
                 f.Fetched,
                 idempotent=True,
                 limit=MAX_TRANSFER,

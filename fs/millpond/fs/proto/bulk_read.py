@@ -20,13 +20,13 @@ order.
 
 @message("fs.fetch", Kind.VOLUME)
 class FetchMany(Message):
-    """Look up these names, a tuple for each directory, and read every regular file that is delegated and has
-    at most ``contents`` bytes. Unless ``delegated``, only regular files of at most so many bytes are read:
-    they get no node, and the client caches nothing of them. Answered by Fetched.
+    """Look up these names in a directory, and read every regular file that is delegated and has at most
+    ``contents`` bytes. Unless ``delegated``, only regular files of at most so many bytes are read: they get
+    no node, and the client caches nothing of them. Answered by Fetched.
     """
 
-    directories: tuple[int, ...]
-    names: tuple[tuple[bytes, ...], ...]
+    directory: int
+    names: tuple[bytes, ...]
     contents: int
     delegated: bool = True
 

@@ -107,19 +107,17 @@ class RequestHandlers(DirectoryHandlers):
 
     @_performs(f.FetchMany)
     def _(self, request: f.FetchMany, _payload: Buffer) -> Reply:
-        most, batch, looked = within(request.contents, 0, MAX_TRANSFER // 2), f.Batch(), 0
-        for number, names in zip(request.directories, request.names, strict=False):
-            directory = self._node(number)
-            named = self._grant_read(directory) if request.delegated else 0
-            for name in names:
-                if not batch.has_room(most):
-                    return f.Fetched(looked), batch.packed()
-                if request.delegated:
-                    self._fetch(batch, looked, directory, name, named, most)
-                else:
-                    self._read_into(batch, looked, directory, name, most)
-                looked += 1
-        return f.Fetched(looked), batch.packed()
+        most, batch = within(request.contents, 0, MAX_TRANSFER // 2), f.Batch()
+        directory = self._node(request.directory)
+        named = self._grant_read(directory) if request.delegated else 0
+        for looked, name in enumerate(request.names):
+            if not batch.has_room(most):
+                return f.Fetched(looked), batch.packed()
+            if request.delegated:
+                self._fetch(batch, looked, directory, name, named, most)
+            else:
+                self._read_into(batch, looked, directory, name, most)
+        return f.Fetched(len(request.names)), batch.packed()
 
     def _fetch(
         self, batch: f.Batch, number: int, directory: Node, name: bytes, named: int, most: int
