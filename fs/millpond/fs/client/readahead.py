@@ -54,7 +54,7 @@ class Readahead:
     """
 
     def __init__(self, rpc: RpcPool, blocks: BlockCache) -> None:
-        self._blocks = blocks
+        self._rpc, self._blocks = rpc, blocks
         self._slots = [_PipelinedSlot(rpc, self._blocks) for _ in range(_SLOTS)]
 
     def _slot(self, handle: Handle) -> _PipelinedSlot:
@@ -68,7 +68,9 @@ class Readahead:
         Returns None if the file is not read in order, or cannot be read this way. Raises OSError: ETIMEDOUT
         if other threads take too long.
         """
-        return self._slot(handle).take(handle, opened, size, offset, end)
+        slot, deadline = self._slot(handle), self._rpc.deadline()
+        with held(slot.lock, seconds_left(deadline)):
+            return slot.take(handle, opened, size, offset, end, deadline)
 
     def drop(self, file: CachedInode) -> None:
         """With the client's lock: invalidate all that was read ahead of this file."""
@@ -85,24 +87,16 @@ class _PipelinedSlot:
     """The readahead of some files, over one session slot."""
 
     def __init__(self, rpc: RpcPool, blocks: BlockCache) -> None:
-        self._rpc, self._slot = rpc, rpc.new_slot(blocking=False)
-        self._lock = threading.Lock()
+        self._slot, self.lock = rpc.new_slot(blocking=False), threading.Lock()
         self._meter, self._blocks = rpc.meter, blocks
         self._streams: dict[Handle, _Stream] = {}
         self._in_flight: deque[_Extent] = deque()
         self._buffers = ReplyBuffers(_SPARE)
 
     def take(
-        self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
-    ) -> tuple[int, memoryview] | None:
-        """Return the grant and the data, or None; see ``Readahead.take``."""
-        deadline = self._rpc.deadline()
-        with held(self._lock, seconds_left(deadline)):
-            return self._take(handle, opened, size, offset, end, deadline)
-
-    def _take(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int, deadline: Deadline
     ) -> tuple[int, memoryview] | None:
+        """With the lock: return the grant and the data, or None; see ``Readahead.take``."""
         stream = self._streams.setdefault(handle, _Stream(opened.file))
         try:
             if not self._is_sequential(stream, size, offset, end):
@@ -228,7 +222,7 @@ class _PipelinedSlot:
     def forget(self, handle: Handle) -> None:
         """Drop the stream of a handle that was closed."""
         if handle in self._streams:
-            with self._lock:
+            with self.lock:
                 self._drop(self._streams.pop(handle))
 
     def _drop(self, stream: _Stream) -> None:
