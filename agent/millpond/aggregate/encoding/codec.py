@@ -63,6 +63,7 @@ def _kernel(name: str) -> Any:
     return library
 
 
+@functools.lru_cache(64)
 def _sizes(encoding: Encoding, count: int) -> tuple[int, int]:
     """Return the bytes of a whole block, and of the last one if it is shorter."""
     return encoding.size(encoding.block), encoding.size(count % encoding.block)
