@@ -24,6 +24,7 @@ import msgpack
 import pytest
 
 import millpond
+from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, ProtocolError, RemoteError
 from millpond.fs.proto.status import StatusIs
@@ -177,6 +178,7 @@ def made(hint: Any) -> Any:
 
 
 PLAIN = {str: EVIL, int: 1, float: 0.0, bool: False, bytes: b"x", Any: EVIL, object: EVIL}
+PLAIN[Encoding] = Encoding()  # which takes no other names than its own
 
 
 def texts(value: object) -> Iterator[str]:
