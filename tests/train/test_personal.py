@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from millpond.base.errors import LocalError, Refused
+from millpond.base.errors import ConfigError, LocalError, Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.train import simulate
 from millpond.train.api.simulate import LEAST_SAMPLES
@@ -252,6 +252,21 @@ def test_patterns_that_make_no_sense_are_refused_by_name(patterns: list[str], to
         flat.local_names(Tied(), patterns)
     assert str(caught.value) == f"federated: local: {told}"
     assert flat.local_names(Tied(), ["*.weight"]) == {"words.weight", "head.weight", "more.weight"}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"alpha": 0.5, "inner_rate": 0.1},
+        {"alpha": 1.5},
+        {"adaptive": True},
+        {"delta": 0.1},
+        {"inner_rate": -1.0},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(rule: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        LocalRule(**rule)
 
 
 def test_a_simulation_scores_local_layers_on_devices_alone(tmp_path: Path) -> None:

@@ -166,3 +166,10 @@ def test_a_model_that_casts_to_its_own_types_is_scored_and_keeps_small_steps(
 
 def test_a_held_out_folder_that_is_not_there(server: Process) -> None:
     assert server.refused(Evaluate("nowhere")) == ("data", "missing data: there is no folder nowhere")
+
+
+def test_a_strategy_that_makes_no_sense_in_steps_is_refused(server: Process) -> None:
+    steps = replace(WORK, passes=1, steps=4)
+    told = "votes of late updates and of parts of an epoch are no votes of devices; it is for [federated]"
+    refused = server.refused(PrepareServer(steps, {"name": "median"}))
+    assert refused == ("model", f"synchronous: strategy: {told}")
