@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -95,6 +94,8 @@ def quality(state: dict[str, Any], images: np.ndarray[Any, Any], labels: np.ndar
     generator.load_state_dict(state["generator"])
     with torch.no_grad():
         made = generator(torch.randn(500, gan.NOISE, generator=torch.Generator().manual_seed(9)))
+    from sklearn.neighbors import KNeighborsClassifier  # slow to import
+
     judge = KNeighborsClassifier(15).fit(scaled(images).numpy(), labels)
     return float(100 * judge.predict_proba(made.numpy()).max(axis=1).mean())
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -48,6 +47,8 @@ class Digits:
     """A task whose folders hold 48 to 640 digits; the classes of a folder are few, or all."""
 
     def __init__(self, seed: int = 0) -> None:
+        from sklearn.datasets import load_digits  # slow to import
+
         bunch = load_digits()
         images, labels = (bunch.data / 16).astype(np.float32), bunch.target.astype(np.int64)
         rng = np.random.default_rng(seed)

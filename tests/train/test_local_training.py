@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import nn
 
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
@@ -48,6 +47,8 @@ class Digits(NamedTuple):
 
 @pytest.fixture(scope="module")
 def digits() -> Digits:
+    from sklearn.datasets import load_digits  # slow to import
+
     bunch = load_digits()
     order = np.random.default_rng(0).permutation(len(bunch.target))
     images = (bunch.images[order, None] / 16).astype(np.float32)
