@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from torch.utils.data import Dataset
 
@@ -28,9 +28,7 @@ from millpond.data.tier.repeats import RepeatHistory, RepeatRule, rule_of
 from millpond.train.local.fast_tier import FastTier, FetchedSlice
 from millpond.train.local.prefetch import timed
 from millpond.train.local.slices import PassOrder, Place, SinglePasses, following
-
-if TYPE_CHECKING:
-    from millpond.train.distributed.group import MapStyle
+from millpond.train.task.task import SampleSet
 
 log = logging.getLogger(__name__)
 Augment = Callable[[Any], Any]
@@ -167,7 +165,7 @@ class MiniEpochCallback:
 
 
 def mini_epochs(
-    dataset: MapStyle,
+    dataset: SampleSet,
     *,
     fast: str | int = "1 GiB",
     folder: str | Path | None = None,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,22 +24,15 @@ from millpond.train.distributed.channel import GroupChannel, own_channel
 from millpond.train.distributed.collectives import Alone, Collectives, ExchangeStep, TorchCollectives
 from millpond.train.distributed.tuner import BatchTuner
 
+if TYPE_CHECKING:
+    from millpond.train.task.task import SampleSet
+
 GroupPolicy = Literal["balance", "fixed"]
 
 _USUAL = 32
 """Samples of a rank's first batches, where the script gives no batch."""
 _STAND_IN = 2
 """Samples that do not count, for a rank without any: BatchNorm has no variance of one sample."""
-
-
-class MapStyle(Protocol):
-    """A torch map-style Dataset."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """Return one sample, as ``default_collate`` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: MapStyle,
+        dataset: SampleSet,
         pools: list[Pool],
         rank: int,
         tuner: BatchTuner,
@@ -181,7 +174,7 @@ class ProcessGroup:
 
     def loader(
         self,
-        dataset: MapStyle | Streamed,
+        dataset: SampleSet | Streamed,
         *,
         private: bool = False,
         batch: int | None = None,
@@ -206,7 +199,7 @@ class ProcessGroup:
             self._loaders[key] = Loader(found, pools, self.rank, tuner, seed, self._turn, source)
         return self._loaders[key]
 
-    def _by_index(self, dataset: MapStyle | Streamed, private: bool, batch: int) -> MapStyle:
+    def _by_index(self, dataset: SampleSet | Streamed, private: bool, batch: int) -> SampleSet:
         if not isinstance(dataset, Streamed):
             return dataset
         if private:
@@ -249,7 +242,7 @@ class ProcessGroup:
             raise LocalError("a metric of no samples was reported")
         return found / count
 
-    def _pools(self, dataset: MapStyle, private: bool) -> list[Pool]:
+    def _pools(self, dataset: SampleSet, private: bool) -> list[Pool]:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise LocalError(
                 f"a {type(dataset).__name__} is no map-style Dataset: it has no length or no items"
