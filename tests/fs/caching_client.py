@@ -35,6 +35,8 @@ from ..waiting import eventually
 from .support import SOON, Cutting, Doing, Server, listening
 
 WHOLE = 1 << 20
+AT_ANY_TIME = {"fs.hello", "fs.statfs", "fs.file-lock.epoch"}
+"""Requests of new connections, of what is told without another request, and of a new lease."""
 LONG_LEASE = 30.0  # so long that nothing that is tested ends by it
 
 
@@ -161,7 +163,7 @@ class Client:
         if none are named.
         """
         known = self.tree.rpc.meter.kinds
-        return sum(sum(known.get(kind, ())) for kind in kinds or known.keys() - {"fs.hello", "fs.statfs"})
+        return sum(sum(known.get(kind, ())) for kind in kinds or known.keys() - AT_ANY_TIME)
 
     def size(self, node: Node) -> int:
         return self.tree.getattr(node).attributes.size

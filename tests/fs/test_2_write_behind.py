@@ -26,7 +26,7 @@ __all__ = ["client", "device", "patience", "public", "server"]
 
 
 def test_create_and_write_with_attributes_and_close_are_two_requests(client: Client, public: Path) -> None:
-    before = {kind: sum(counts) for kind, counts in client.tree.rpc.meter.kinds.items()}
+    before = client.asked("fs.create"), client.asked("fs.write"), client.asked()
     node, handle = make(client, b"f")
     assert client.gather(node, b"abc") and client.gather(node, b"def", 3)
     assert client.tree.write_behind.dirty == 6
@@ -35,19 +35,21 @@ def test_create_and_write_with_attributes_and_close_are_two_requests(client: Cli
     assert (known.size, known.mtime, known.mode) == (6, 5, stat.S_IFREG | 0o604)
     assert (public / "f").stat().st_size == 0
     Doing(close, client, handle, may_wait=False).result()
-    after = {kind: sum(counts) for kind, counts in client.tree.rpc.meter.kinds.items()}
-    changed = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind)}
-    changed = {
-        kind: count
-        for kind, count in changed.items()
-        if kind not in ("fs.hello", "fs.statfs", "fs.file-lock.epoch")
-    }
     assert not client.tree.write_behind.dirty
-    assert changed == {"fs.create": 1, "fs.write": 1}  # besides new connections, and what tells of FORGETs
+    after = client.asked("fs.create"), client.asked("fs.write"), client.asked()
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 2]
     there = (public / "f").stat()
     assert (there.st_size, there.st_mtime_ns, stat.S_IMODE(there.st_mode)) == (6, 5, 0o604)
     assert (public / "f").read_bytes() == b"abcdef"
-    assert client.tree.getattr(node).attributes.ctime == there.st_ctime_ns and "fs.getattr" not in after
+    assert client.tree.getattr(node).attributes.ctime == there.st_ctime_ns and client.asked() == after[2]
+
+
+def test_what_is_written_after_new_times_changes_them(client: Client, public: Path) -> None:
+    node, handle = written(client)
+    client.tree.setattr(node, SetAttr(mtime=5))
+    assert client.gather(node, b"more", 4)
+    close(client, handle)
+    assert (public / "f").read_bytes() == b"datamore" and (public / "f").stat().st_mtime_ns != 5
 
 
 def test_new_attributes_leave_the_contents_cached(client: Client, device: Device) -> None:
