@@ -172,6 +172,14 @@ def test_attributes_are_changed_together(tree: BackingFs, top: Path) -> None:
     assert errno_of(tree.setattr, ROOT, SetAttr(size=0)) == errno.EISDIR
 
 
+def test_the_dots_of_a_listing_have_their_directories_numbers(tree: BackingFs, top: Path) -> None:
+    for node, parent in ((ROOT, top), (tree.mkdir(ROOT, b"d", 0o755, None).node, top)):
+        handle = tree.opendir(node)
+        numbers = {entry.name: entry.inode for entry in tree.readdir(handle, 0)}
+        assert (numbers["."], numbers[".."]) == (tree.inode(node), parent.stat().st_ino)
+        tree.release(handle)
+
+
 def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
     tree = BackingFs(root, chown_new=True)

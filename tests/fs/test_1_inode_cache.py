@@ -68,6 +68,16 @@ def test_a_recall_that_comes_late_leaves_what_was_granted_since(cache: InodeCach
     assert file.attributes and file.attributes.size == 5
 
 
+def test_a_change_of_a_files_data_leaves_replies_about_others(cache: InodeCache) -> None:
+    written = found(cache, b"w", 9, granted=1)
+    since = cache.changes
+    cache.change(written)
+    file = found(cache, b"f", 10, granted=2, named=3, since=since)
+    assert known(cache, file) and cache.lookup(cache.root, b"f", NOW) is file
+    again = found(cache, b"w", 9, granted=4, size=77, since=since)
+    assert again is written and written.attributes and written.attributes.size != 77
+
+
 def test_a_file_that_was_changed_and_forgotten_is_not_learnt_from_before(cache: InodeCache) -> None:
     written = found(cache, b"w", 9, granted=1)
     since = cache.changes
@@ -134,6 +144,21 @@ def test_what_nobody_uses_is_kept_for_a_while(cache: InodeCache, monkeypatch: py
     assert cache.to_forget == [1000 + inode for inode in range(11, 17)]  # it is known again
     cache.forget_idle()
     assert errno_of(cache.file, files[-1].node) == errno.ESTALE and cache.file(again.node) is again
+
+
+def test_what_is_found_while_the_server_is_told_to_forget_it_is_not_kept(cache: InodeCache) -> None:
+    for inode in (10, 11):
+        found(cache, b"%d" % inode, inode, used=0)
+    since = cache.changes
+    cache.forget_idle()
+    assert cache.take_forgets() == (1010, 1011) and cache.to_forget == []
+    file = found(cache, b"10", 10, granted=5, named=6)
+    assert known(cache, file) is None and file.verifier == 0  # it is to be found again
+    assert cache.lookup(cache.root, b"10", NOW) is file
+    cache.forgets_done((1010, 1011), others_ask=True)
+    late = found(cache, b"11", 11, granted=7, since=since)
+    assert known(cache, late) is None
+    assert known(cache, found(cache, b"10", 10, granted=8)) and file.verifier == 7
 
 
 def test_a_directory_stays_while_files_in_it_are_used(cache: InodeCache) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import bulk_copy as c
@@ -23,7 +24,7 @@ from millpond.fs.vfs.path_api import MAX_TRANSFER, attributes
 
 from .caching_client import Client, Device
 from .recall_clients import client, device, lease, server
-from .support import Flash, Server, Talk, errno_of
+from .support import SOON, Flash, Server, Talk, errno_of
 
 __all__ = ["client", "device", "lease", "server"]
 
@@ -156,8 +157,6 @@ def test_pages_go_on_behind_their_cookie(tmp_path: Path) -> None:
 
 
 def page(talk: Talk, request: c.ReadDirectoryPlus) -> tuple[bool, list[c.EntryPlus]]:
-    from .support import SOON, Deadline
-
     talk.channel.send(request, Deadline.after(SOON))
     reply = talk.channel.receive(Deadline.after(SOON)).message
     data = talk.channel.receive_payload(MAX_TRANSFER, Deadline.after(SOON))
@@ -176,8 +175,11 @@ def test_the_private_part_is_neither_listed_nor_read(tmp_path: Path) -> None:
         assert [entry.name for entry in entries] == [b"public"]
         assert talk.ask(c.ReadDirectoryPlus(ROOT, (b"private",))) == p.Error(errno.ENOENT)
         assert talk.ask(c.ReadDirectoryPlus(ROOT, (b"public", b".."))) == p.Error(errno.EINVAL)
-        reply = talk.ask(f.FetchMany(ROOT, (b"secret", b"public"), 100, delegated=False))
-        assert reply == f.Fetched(2)
+        for delegated in (False, True):
+            request = f.FetchMany(ROOT, (b"secret", b"private"), 100, delegated=delegated)
+            talk.channel.send(request, Deadline.after(SOON))
+            assert talk.channel.receive(Deadline.after(SOON)).message == f.Fetched(2)
+            assert not talk.channel.receive_payload(MAX_TRANSFER, Deadline.after(SOON))
         files = c.pack_files([small(b"new")])
         assert talk.ask(c.StoreFiles(ROOT), files) == p.Error(errno.EROFS)
     server.close()

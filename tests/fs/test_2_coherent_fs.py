@@ -147,6 +147,25 @@ def test_who_writes_a_file(device: OnDevice) -> None:
     tree.release(doing.result())
 
 
+def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
+    """All who have it open have it so in the same way."""
+    tree, manager = device.tree, device.manager
+    f = device.made(b"f")
+    inode = device.inodes.inode(f)
+    eventually(lambda: manager.opened(device.client, inode), "the client may open the file")
+    handles = [tree.open(f, flags) for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR)]
+    assert [tree.cache_mode(handle) for handle in handles] == [CacheMode.DIRECT] * 3
+    manager.closed(device.client, inode)
+    handles.append(tree.open(f, os.O_RDWR))
+    tree.release(handles.pop(0))
+    assert [tree.cache_mode(handle) for handle in handles] == [CacheMode.DIRECT] * 3
+    for handle in handles:
+        tree.release(handle)
+    handle = tree.open(f, os.O_RDWR)
+    assert tree.cache_mode(handle) is CacheMode.PASSTHROUGH
+    tree.release(handle)
+
+
 def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
     tree, manager = device.tree, device.manager
     f = device.made(b"f")

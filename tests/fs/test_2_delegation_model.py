@@ -353,19 +353,19 @@ class Histories(RuleBasedStateMachine):
         self.clients[name].lease_end = self.on_file[name] = self.now + LEASE
         self.former.discard(name)
 
-    @rule(name=names, what=some.sampled_from(["come", "leave", "vanish", "device", "restart"]))
+    @rule(name=names, what=some.sampled_from(["come", "leave", "vanish", "restart", "restart", "device"]))
     def disturb(self, name: bytes, what: str) -> None:
         {
             "come": lambda: self.come(name),
             "leave": lambda: self.go(name, leaves=True),
             "vanish": lambda: self.vanish(name),
-            "device": self.lose_or_find_device,
             "restart": self.restart,
+            "device": lambda: self.lose_device(name),
         }[what]()
 
-    @rule(name=names)
-    @precondition(lambda self: any(client.kept for client in self.clients.values()))
-    def expire(self, name: bytes) -> None:
+    @rule(name=names, inode=inodes)
+    def expire(self, name: bytes, inode: Inode) -> None:
+        self.read(name, [inode], together=False)
         self.go(name, leaves=False)
 
     def go(self, name: bytes, *, leaves: bool) -> None:
@@ -389,12 +389,18 @@ class Histories(RuleBasedStateMachine):
             client.has.clear()
             self.settle()
 
-    def lose_or_find_device(self) -> None:
-        """The connection of the device's mount ends, or it reports what its kernel writes."""
+    def lose_device(self, name: bytes) -> None:
+        """The connection of the device's mount ends, and it comes again with what its kernel writes."""
         self.manager.lose_device("another mount")
-        self.has_device = not self.has_device
-        (self.manager.report_device if self.has_device else self.manager.lose_device)(None)
+        assert self.manager.device[0]
+        self.manager.lose_device(None)
+        self.has_device = False
         self.settle()
+        self.read(name, [FILE], together=True)
+        self.open_or_close(name, FILE, opens=True)
+        self.the_manager_knows_the_same()
+        self.manager.report_device(None)
+        self.has_device = True
 
     def restart(self) -> None:
         """The server is killed; the next one knows of leases alone."""
@@ -403,11 +409,6 @@ class Histories(RuleBasedStateMachine):
         for name, client in self.clients.items():
             self.clients[name] = Client(Holder(0), client.lease_end, has=client.has)
         self.start_server()
-
-    @rule()
-    @precondition(lambda self: not self.has_device)
-    def find_device(self) -> None:
-        self.lose_or_find_device()
 
     @rule(seconds=some.sampled_from([1.0, 4.0, LEASE - 1]), silent=some.sets(names))
     def wait(self, seconds: float, silent: set[bytes]) -> None:
@@ -488,12 +489,19 @@ class Histories(RuleBasedStateMachine):
             client.heard = self.manager.next_recall(client.holder, 0)
             assert client.heard == (client.asked, client.last)
 
-    @rule(name=names, inode=inodes, has_open=some.booleans())
-    @precondition(lambda self: any(client.heard for client in self.clients.values()))
-    def answer(self, name: bytes, inode: Inode, has_open: bool) -> None:
-        """A client gives up what it was asked for; what it was granted since it keeps."""
-        if not (client := self.active(name)) or not client.heard:
+    @rule(which=numbers, inode=inodes, has_open=some.booleans())
+    @precondition(lambda self: any(client.asked for client in self.clients.values()))
+    def answer(self, which: int, inode: Inode, has_open: bool) -> None:
+        """A client gives up what it was asked for; what it was granted since it keeps. The device's kernel
+        wants to write the file at once.
+        """
+        asked = [name for name, client in self.clients.items() if client.asked]
+        name = asked[which % len(asked)]
+        if not (client := self.active(name)):
             return
+        if not client.heard:
+            self.hear(name)
+        assert client.heard
         self.read(name, [inode], together=False)
         (given, upto), client.heard = client.heard, None
         if self.lives(name):
@@ -506,6 +514,8 @@ class Histories(RuleBasedStateMachine):
             if client.kept.get(one, 0) <= upto:
                 self.drop(name, one)
         self.settle()
+        for one in given - {DIRECTORY}:
+            self.write(one, "begin")
 
     @rule(name=names, inode=inodes, back=some.integers(0, 2))
     def give_back(self, name: bytes, inode: Inode, back: int) -> None:
@@ -543,13 +553,17 @@ class Histories(RuleBasedStateMachine):
             else:
                 self.manager.report_open(client.holder, inode, False)
             self.settle()
+            self.write(inode, "begin")
 
-    @rule(by=who, inode=inodes)
-    def change(self, by: bytes | None, inode: Inode) -> None:
+    @rule(by=who, inode=inodes, readers=some.sets(names))
+    def change(self, by: bytes | None, inode: Inode, readers: set[bytes]) -> None:
+        for name in sorted(readers):
+            self.read(name, [inode], together=False)
         self.start("change", by, self.at(inode))
 
-    @rule(by=who, inode=inodes)
-    def change_at_once(self, by: bytes | None, inode: Inode) -> None:
+    @rule(by=who, inode=inodes, reader=names)
+    def change_at_once(self, by: bytes | None, inode: Inode, reader: bytes) -> None:
+        self.read(reader, [inode], together=False)
         inode = self.at(inode)
         if not self.is_present(by):
             return
@@ -588,20 +602,17 @@ class Histories(RuleBasedStateMachine):
                 self.marks_all = self.marks_all and self.formers(None)
             assert found == (WAITS if waits else False)
 
-    @rule(by=who)
-    def lock(self, by: bytes | None) -> None:
+    @rule(by=who, restored=some.booleans())
+    def lock(self, by: bytes | None, restored: bool) -> None:
         """Nobody locks a file while others may have to reclaim their locks."""
+        if by and restored and (client := self.active(by)):
+            self.manager.restored_locks(client.holder)
+            client.restores_until = 0.0
         if self.is_present(by):
             others = [client for name, client in self.clients.items() if name != by and client.holder]
             waits = self.formers(by) or any(client.restores_until > self.now for client in others)
             locking = at_once(lambda: self.manager.await_locks(self.holder(by)))
             assert locking == (WAITS if waits else None)
-
-    @rule(name=names)
-    def restore_locks(self, name: bytes) -> None:
-        if client := self.active(name):
-            self.manager.restored_locks(client.holder)
-            client.restores_until = 0.0
 
     @rule(which=numbers, gives_up=some.booleans())
     @precondition(lambda self: self.attempts)
@@ -668,4 +679,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=scaled(quick=150, full=1000), stateful_step_count=60)
+TestHistories.settings = settings(max_examples=scaled(quick=100, full=1000), stateful_step_count=60)

@@ -52,6 +52,15 @@ def test_what_is_written_after_new_times_changes_them(client: Client, public: Pa
     assert (public / "f").read_bytes() == b"datamore" and (public / "f").stat().st_mtime_ns != 5
 
 
+def test_what_is_appended_and_what_is_written_elsewhere_is_told_apart(client: Client, public: Path) -> None:
+    node, handle = make(client, b"f")
+    assert client.gather(node, b"abc", 0, os.O_WRONLY | os.O_APPEND)
+    assert client.gather(node, b"X", 0) or client.tree.write(handle, b"X", 0)
+    assert client.gather(node, b"d", 0, os.O_WRONLY | os.O_APPEND)
+    close(client, handle)
+    assert (public / "f").read_bytes() == b"Xbcd"
+
+
 def test_new_attributes_leave_the_contents_cached(client: Client, device: Device) -> None:
     """git's clone sets the times of each object that it has copied, and reads it when it checks out."""
     node, handle = written(client)

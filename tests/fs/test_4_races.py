@@ -156,28 +156,8 @@ class Touching(Overwriting):
         return self.path.stat().st_mtime_ns
 
 
-class Changing(Touching):
-    """Read after a change of nothing, whose reply has attributes that the kernel may take (FUSE_SETATTR)."""
-
-    def read(self) -> int:
-        os.chown(self.path, -1, -1)
-        return super().read()
-
-
-class Linking(Touching):
-    """Read after it got another name, whose reply has attributes that the kernel takes (FUSE_LINK)."""
-
-    def read(self) -> int:
-        other = self.path.with_name("other")
-        other.hardlink_to(self.path)
-        found = super().read()
-        other.unlink()
-        return found
-
-
 KINDS = [
-    Overwriting, Reopening, HeldOpen, Mapped, Resizing, Appending, Replacing, Renaming, Touching, Changing,
-    Linking,
+    Overwriting, Reopening, HeldOpen, Mapped, Resizing, Appending, Replacing, Renaming, Touching
 ]  # fmt: skip
 
 
