@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,12 @@ def within(around: str, test: Test, *, size: str | None = None, **settings: obje
     def run(**fixtures: Any) -> None:
         for name, value in settings.items():
             setattr(fixtures["world"], name, value)
-        body = functools.partial(test, **{name: fixtures[name] for name in own})
+
+        def body() -> None:
+            test(**{name: fixtures[name] for name in own})
+            if "coverage" in sys.modules:
+                fixtures["world"].end()
+
         fixtures[around](body, **({"size": size} if size else {}))
 
     names = {**dict.fromkeys(own), around: None, "world": None}

@@ -175,6 +175,17 @@ def test_a_directory_stays_while_files_in_it_are_used(cache: InodeCache) -> None
     assert sorted(cache.to_forget) == [1010, 1011, 1012]
 
 
+def test_directories_that_are_in_each_other_have_no_path(cache: InodeCache) -> None:
+    one = found(cache, b"one", 10)
+    other = found(cache, b"other", 11, parent=one)
+    found(cache, b"loop", 10, parent=other)  # only a server that lies says so
+    assert errno_of(cache.path, one) == errno.ESTALE
+    found(cache, b"itself", 12, parent=found(cache, b"x", 12))
+    for file in list(cache._files.values()):
+        cache.forget(file.node, 9)
+    cache.forget_idle()
+
+
 def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away(cache: InodeCache) -> None:
     gone, kept = found(cache, b"gone", 10, granted=1, named=2), found(cache, b"kept", 11, granted=3, named=4)
     cache.forget(gone.node, 1)

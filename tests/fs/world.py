@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -177,6 +178,14 @@ class World:
         pid = served(serve)
         self.host_pid = self.host_pid if at else pid
         return pid
+
+    def end(self) -> None:
+        """End the mounts as SIGTERM does: a process that is killed does not say which lines it has run."""
+        for pid in (self.host_pid, self.device_pid):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid or (1 << 22), signal.SIGCONT)
+                os.kill(pid, signal.SIGTERM)
+                os.waitpid(pid, 0)
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
