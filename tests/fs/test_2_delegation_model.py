@@ -363,10 +363,12 @@ class Histories(RuleBasedStateMachine):
             "device": lambda: self.lose_device(name),
         }[what]()
 
-    @rule(name=names, inode=inodes)
-    def expire(self, name: bytes, inode: Inode) -> None:
+    @rule(name=names, inode=inodes, changes=some.booleans())
+    def expire(self, name: bytes, inode: Inode, changes: bool) -> None:
         self.read(name, [inode], together=False)
         self.go(name, leaves=False)
+        if changes:
+            self.change_at_once(name, inode, name)
 
     def go(self, name: bytes, *, leaves: bool) -> None:
         if name not in self.known() or any(a.by == name and a.kind != "read" for a in self.attempts):
@@ -381,6 +383,7 @@ class Histories(RuleBasedStateMachine):
         if leaves:
             del self.clients[name]
             self.settle()
+            self.write(FILE, "begin")
 
     def vanish(self, name: bytes) -> None:
         """A client's process ends."""
@@ -410,14 +413,15 @@ class Histories(RuleBasedStateMachine):
             self.clients[name] = Client(Holder(0), client.lease_end, has=client.has)
         self.start_server()
 
-    @rule(seconds=some.sampled_from([1.0, 4.0, LEASE - 1]), silent=some.sets(names))
-    def wait(self, seconds: float, silent: set[bytes]) -> None:
-        """Time goes on; all but some clients are heard of at the end of it."""
+    @rule(seconds=some.sampled_from([1.0, 4.0, LEASE - 1]), silent=some.sets(names), late=some.booleans())
+    def wait(self, seconds: float, silent: set[bytes], late: bool) -> None:
+        """Time goes on; all but some clients are heard of at the end of it, also if it is late."""
         self.now += seconds
         for name, client in self.clients.items():
-            if not self.lives(name):
+            lives = self.lives(name)
+            if not lives:
                 client.has.clear()
-            elif self.active(name) and name not in silent:
+            if self.active(name) and name not in silent and (lives or late):
                 self.manager.renew_lease(client.holder)
                 self.heard(name)
         self.settle()
@@ -489,9 +493,9 @@ class Histories(RuleBasedStateMachine):
             client.heard = self.manager.next_recall(client.holder, 0)
             assert client.heard == (client.asked, client.last)
 
-    @rule(which=numbers, inode=inodes, has_open=some.booleans())
+    @rule(which=numbers, inode=inodes, has_open=some.booleans(), closes=some.booleans())
     @precondition(lambda self: any(client.asked for client in self.clients.values()))
-    def answer(self, which: int, inode: Inode, has_open: bool) -> None:
+    def answer(self, which: int, inode: Inode, has_open: bool, closes: bool) -> None:
         """A client gives up what it was asked for; what it was granted since it keeps. The device's kernel
         wants to write the file at once.
         """
@@ -516,6 +520,8 @@ class Histories(RuleBasedStateMachine):
         self.settle()
         for one in given - {DIRECTORY}:
             self.write(one, "begin")
+            if closes:
+                self.forget(name, one, whole=False)
 
     @rule(name=names, inode=inodes, back=some.integers(0, 2))
     def give_back(self, name: bytes, inode: Inode, back: int) -> None:
@@ -588,8 +594,10 @@ class Histories(RuleBasedStateMachine):
             attempt.add(inode, self.now)
             self.settle()
 
-    @rule(by=who, inode=files, patient=some.booleans())
-    def look(self, by: bytes | None, inode: Inode, patient: bool) -> None:
+    @rule(by=who, inode=files, patient=some.booleans(), maker=names)
+    def look(self, by: bytes | None, inode: Inode, patient: bool, maker: bytes) -> None:
+        if not self.writers:
+            self.make(maker)
         inode = self.at(inode)
         if patient:
             self.start("look", by, inode)
