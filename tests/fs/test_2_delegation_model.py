@@ -687,4 +687,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=scaled(quick=100, full=1000), stateful_step_count=60)
+TestHistories.settings = settings(max_examples=scaled(quick=150, full=1000), stateful_step_count=60)
