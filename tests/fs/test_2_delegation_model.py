@@ -374,6 +374,8 @@ class Histories(RuleBasedStateMachine):
         if name not in self.known() or any(a.by == name and a.kind != "read" for a in self.attempts):
             return
         client = self.clients[name]
+        if leaves:  # with a file that it has open
+            self.manager.return_delegations(client.holder, [FILE], 0, [FILE])
         (self.manager.leave if leaves else self.manager.expire)(client.holder)
         self.on_file.pop(name, None)
         self.revoke(name)
@@ -386,11 +388,13 @@ class Histories(RuleBasedStateMachine):
             self.write(FILE, "begin")
 
     def vanish(self, name: bytes) -> None:
-        """A client's process ends."""
+        """A client's process ends, and nobody waits for it."""
+        self.read(name, [FILE], together=False)
         if (client := self.active(name)) and not any(a.by == name for a in self.attempts):
             client.is_gone = True
             client.has.clear()
             self.settle()
+            self.start("change", None, FILE)
 
     def lose_device(self, name: bytes) -> None:
         """The connection of the device's mount ends, and it comes again with what its kernel writes."""
