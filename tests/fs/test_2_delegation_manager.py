@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.vfs.inode_api import WouldBlock
 
-from .support import Doing
+from .support import Doing, errno_of, lasts
 
 D, E, F = Inode(1), Inode(2), Inode(10)
 LEASE = 10.0
@@ -35,6 +36,28 @@ def test_directories_are_changed_by_one_at_a_time() -> None:
     doing = [Doing(change, holder, *where) for where in places for holder in (one, other, DEVICE)]
     for each in doing:
         each.result()
+
+
+def test_nobody_waits_for_longer_than_three_leases() -> None:
+    """Though a client lives that never gives up what it is asked for, or another change goes on."""
+    now = [1000.0]
+    manager = DelegationManager(LEASE, lambda: now[0])
+    one = manager.join()
+    manager.renew_lease(one)
+    assert manager.grant_read(one, F)
+
+    def change(holder: Holder, *directories: int, inodes: tuple[int, ...] = ()) -> None:
+        with manager.write_intent(holder, *directories, inodes=inodes):
+            pass
+
+    with manager.write_intent(DEVICE, E):
+        waiting = [Doing(change, one, E, D), Doing(change, DEVICE, inodes=(F,))]
+        waiting.append(Doing(manager.grant_data, one, E))
+        assert lasts(lambda: not any(each.done for each in waiting))
+        for _ in range(7):
+            now[0] += LEASE / 2
+            manager.renew_lease(one)
+        assert [errno_of(each.result) for each in waiting] == [errno.ETIMEDOUT] * 3
 
 
 def test_the_devices_mount_is_waited_for() -> None:
