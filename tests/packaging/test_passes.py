@@ -48,6 +48,7 @@ ALONE_AND_TOGETHER = {
 }
 PYTEST = """#!/bin/sh
 echo "$*" >>log
+[ -z "$PYTHONDONTWRITEBYTECODE" ] || exit 99
 case "$*" in *"not serial"*) exit {} ;; *) exit {} ;; esac
 """
 FLAKY = """
@@ -132,6 +133,7 @@ def passes(root: Path, shared: int, alone: int, *arguments: str) -> tuple[int, l
     (root / "pytest").chmod(0o755)
     argv = [root / "python", ROOT / "tests/run.py", "quick", *arguments]
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # would have every process compile the product anew
     code = subprocess.run(argv, cwd=root, env=environment, check=False).returncode
     return code, (root / "log").read_text().splitlines()
 
@@ -145,6 +147,12 @@ def test_either_pass_may_fail_the_run(tmp_path: Path, shared: int, alone: int, e
     assert code == expected
     assert [call.split(" tests/fs")[0].rpartition("-m ")[2] for call in calls] == ["not serial", "serial"]
     assert all(call.startswith("--effort=quick ") and call.endswith("tests/fs -k lease") for call in calls)
+
+
+def test_the_serial_pass_imports_the_modules_of_its_tests_alone(tmp_path: Path) -> None:
+    modules = {"test_serial.py": FLAKY, "test_other.py": "raise RuntimeError"}
+    done = run_suite(tmp_path, modules, "-m", "serial")
+    assert "RuntimeError" not in done.stdout and "1 error" in done.stdout, done.stdout
 
 
 def test_a_killed_pass_fails_the_run() -> None:
