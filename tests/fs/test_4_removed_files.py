@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.fuse import abi
+from millpond.fs.fuse.mounts import unmount
 
 from ..waiting import eventually
 from .conftest import WithBoth, mounted
@@ -84,6 +85,38 @@ def test_what_a_host_removes_gives_its_room_back(
                 eventually(lambda: not holds_removed(world), what)
 
     with_both(body, "64m")
+
+
+@pytest.mark.parametrize("prunes", [True, False])
+def test_what_the_device_removes_gives_its_room_back(
+    world: World, with_both: WithBoth, monkeypatch: pytest.MonkeyPatch, prunes: bool
+) -> None:
+    if not prunes:
+        monkeypatch.setattr(abi, "PRUNE_SINCE", 1000)
+
+    def body() -> None:
+        device, host = world.device / "public", world.host / "public"
+        before = free(world.backing)
+        for used, use in USES.items():
+            for removed, away in REMOVALS.items():
+                (host / "f").write_bytes(bytes(SIZE))
+                use(host / "f")
+                away(device / "f")
+                what = f"room for what was {used} and {removed}"
+                eventually(lambda: free(world.backing) > before - MIB, what)
+                (device / "f").unlink(missing_ok=True)
+
+    with_both(body, "64m")
+
+
+@mounted(size="64m")
+def test_a_host_that_unmounts_has_nothing_open(world: World) -> None:
+    before = free(world.backing)
+    (world.host / "public" / "f").write_bytes(bytes(SIZE))
+    with (world.host / "public" / "f").open():
+        (world.device / "public" / "f").unlink()
+    unmount(world.host)
+    eventually(lambda: free(world.backing) > before - MIB, "room")
 
 
 @mounted(size="64m")

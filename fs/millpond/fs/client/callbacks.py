@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.recalled_files import RecalledFiles
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.client.rpc import Dial
 from millpond.fs.client.rpc_pool import now
@@ -58,6 +59,7 @@ class CallbackChannel:
         self._invalidated: dict[int, CachedInode] = {}
         self.memory = KernelMemory(MOST_KNOWN, lambda: self._inodes.count, self._least_needed)
         self.memory.start(cache)
+        self._recalled = RecalledFiles(self._inodes, tree.rpc.lock, cache)
         self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
         self._drop_queue: queue.SimpleQueue[CachedInode | None] = queue.SimpleQueue()
         self._drop_thread = threading.Thread(target=self._drop_all, name="drops", daemon=True)
@@ -67,6 +69,7 @@ class CallbackChannel:
         grants.
         """
         self._tree.attend(self)
+        self._recalled.start()
         self._thread.start()
         self._drop_thread.start()
         with self._changed:
@@ -81,6 +84,7 @@ class CallbackChannel:
             channel = self._channel
         if channel:
             channel.shut_down()
+        self._recalled.stop()
         self._thread.join()
         self._drop_queue.put(None)
         self._drop_thread.join()
@@ -182,6 +186,8 @@ class CallbackChannel:
         if not recall.inodes:
             return []
         with self._changed:
+            known = [file for inode in recall.inodes if (file := self._inodes.by_inode(inode))]
+            forgettable = self._recalled.forgettable(known)
             files = self._inodes.recall(recall.inodes, recall.upto)
             for file in files:
                 file.recalling += 1
@@ -195,6 +201,7 @@ class CallbackChannel:
         finally:
             self._drop(files)
         with self._changed:
+            self._recalled.forget(forgettable)
             return [file for file in files if file.local_opens]
 
     def _least_needed(self) -> list[KnownFile]:

@@ -33,6 +33,7 @@ R = TypeVar("R", bound=Message)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _FORGET_AT_ONCE = 64
 _MOST_SHARED = 16
+_GOODBYE_SECONDS = 2.0  # a server that has stopped holds up no unmount
 _FLUSH_SECONDS = 0.5  # of a thread that has to renew the lease
 
 
@@ -185,7 +186,7 @@ class RpcPool:
             self._is_closed, slots, connections = True, self._all[:], [*self._connections]
         connected = [slot for slot in slots if slot.is_connected and slot not in self.busy]
         if connected:
-            connected[0].close(Deadline.after(self.silence))
+            connected[0].close(Deadline.after(min(self.silence, _GOODBYE_SECONDS)))
         for slot in (*slots, self._pinging):
             slot.disconnect()
         for connection in connections:  # of a slot that does not have it yet

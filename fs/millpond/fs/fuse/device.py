@@ -261,7 +261,8 @@ class FuseDevice:
     def close(self) -> None:
         """Unmount lazily, and end the requests still open."""
         self.unmount()
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1  # a late notification reaches no other file
+        os.close(descriptor)
         with self._stopping:
             os.close(self._woken)
             self._woken = -1

@@ -91,7 +91,7 @@ def mount_and_serve(
     state = _StatsSource(tree, MountStats(name, str(mountpoint)))
     served = contextlib.nullcontext() if numbers is None else serve_stats(numbers, state.numbers)
     if binding == "fuse-python" or (binding == "auto" and not has_many_uids()):
-        with served:
+        with served, contextlib.closing(tree):
             libfuse2.mount_and_serve(
                 PathAdapter(tree),
                 mountpoint,
@@ -103,7 +103,7 @@ def mount_and_serve(
             )
         return
     options = [option for option, wanted in (("allow_other", allow_other), ("ro", read_only)) if wanted]
-    with served:
+    with served, contextlib.closing(tree):
         _mount_raw(tree, dial, mountpoint, name, state, owners, options, on_ready)
 
 

@@ -326,6 +326,16 @@ class InodeCache:
             if not file.children:  # else it becomes idle again with its last child
                 self._remove(file)
 
+    def evict(self, file: CachedInode) -> bool:
+        """Forget a file and soon have the server forget it; return False if the kernel knows it, or it is the
+        parent of cached files.
+        """
+        if file.node in self._idle and not file.children:
+            del self._idle[file.node]
+            self._remove(file)
+            self.forget_is_urgent = bool(self.to_forget)
+        return self._files.get(file.node) is not file
+
     def _remove(self, file: CachedInode) -> None:
         parent = self._files.get(file.parent) if file.parent is not None else None
         if parent and parent.names.get(file.name) == file.node:
