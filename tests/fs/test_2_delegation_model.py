@@ -353,13 +353,14 @@ class Histories(RuleBasedStateMachine):
         self.clients[name].lease_end = self.on_file[name] = self.now + LEASE
         self.former.discard(name)
 
-    @rule(name=names, what=some.sampled_from(["come", "leave", "vanish", "restart", "restart", "device"]))
+    @rule(name=names, what=some.sampled_from(["come", "leave", "vanish", "restart", "outlast", "device"]))
     def disturb(self, name: bytes, what: str) -> None:
         {
             "come": lambda: self.come(name),
             "leave": lambda: self.go(name, leaves=True),
             "vanish": lambda: self.vanish(name),
             "restart": self.restart,
+            "outlast": self.restart_and_wait,
             "device": lambda: self.lose_device(name),
         }[what]()
 
@@ -376,6 +377,7 @@ class Histories(RuleBasedStateMachine):
         client = self.clients[name]
         if leaves:  # with a file that it has open
             self.manager.return_delegations(client.holder, [FILE], 0, [FILE])
+            self.manager.opened(client.holder, FILE)
         (self.manager.leave if leaves else self.manager.expire)(client.holder)
         self.on_file.pop(name, None)
         self.revoke(name)
@@ -416,6 +418,13 @@ class Histories(RuleBasedStateMachine):
         for name, client in self.clients.items():
             self.clients[name] = Client(Holder(0), client.lease_end, has=client.has)
         self.start_server()
+
+    def restart_and_wait(self) -> None:
+        """No client comes back before its lease of the server before is over."""
+        self.restart()
+        self.start("change", None, FILE)
+        for seconds in (LEASE - 1, 1.0):
+            self.wait(seconds, set(), late=False)
 
     @rule(seconds=some.sampled_from([1.0, 4.0, LEASE - 1]), silent=some.sets(names), late=some.booleans())
     def wait(self, seconds: float, silent: set[bytes], late: bool) -> None:
