@@ -49,6 +49,11 @@ def test_a_machine_without_memory_has_another_advice_than_a_job_that_takes_too_m
     )
 
 
+def test_data_that_a_worker_may_not_read_has_its_advice() -> None:
+    found = advised("no device takes part (csd0: private/house: Permission denied)", 3, DEVICES)
+    assert found.endswith("'chmod -R a+rX' on the device opens it")
+
+
 @pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (-math.inf, "infinite")])
 def test_a_model_that_has_diverged_is_named_with_its_round_and_devices(value: float, name: str) -> None:
     """Before: 'its state is not finite', of whatever round and devices."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,9 +65,16 @@ def empty(name: str, format_: str) -> Callable[[Path], str]:
     return make
 
 
+def link_to_itself(folder: Path) -> str:
+    shutil.rmtree(folder)
+    folder.symlink_to(folder)
+    return "images"
+
+
 WRONG: dict[str, Callable[[Path], str]] = {
     "missing data: there is no folder": without("", "npy"),
     "missing data: there is no folder F": without("", "images"),
+    "F: Too many levels of symbolic links": link_to_itself,
     "missing data: F has no images.npy": empty("", "npy"),
     "missing data: F has no labels.npy": both(npy(), without("labels.npy", "npy")),
     "missing data: F has no labels-anna.npy": raw("images-anna.npy", b""),

@@ -21,7 +21,7 @@ import numpy as np
 from millpond.train import error_texts
 from millpond.train.data import rows
 from millpond.train.data.errors import DataError
-from millpond.train.data.rows import Array, PictureRows, Rows
+from millpond.train.data.rows import Array, PictureRows, Rows, unreadable
 from millpond.train.job.file import class_names
 
 Part = tuple[str, Rows, Array]
@@ -32,13 +32,22 @@ def parts(root: Path, folder: str, format_: str, classes: Sequence[str]) -> Iter
     """Yield the images of a folder (absolute or below ``root``). ``classes`` names the sub-folders of format
     ``images`` by label. Raises DataError.
     """
-    if not (root / folder).is_dir():
-        raise DataError(error_texts.NO_FOLDER(folder))
+    _listed(root, folder)
     if format_ == "npy":
         return _npy(root, folder)
     if format_ == "idx":
         return _idx(root, folder)
     return _images(root, folder, classes)
+
+
+def _listed(root: Path, folder: str, below: str = "") -> list[str]:
+    """Return the names in a folder, or in a sub-folder of it. Raises DataError, which names the folder."""
+    try:
+        return [path.name for path in (root / folder / below).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(error_texts.NO_FOLDER(folder)) from None
+    except OSError as error:
+        raise unreadable(folder, error) from None
 
 
 def _partner(root: Path, folder: str, name: str) -> str:
@@ -86,7 +95,7 @@ def _images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[Part]:
     names: list[str] = []
     labels: list[int] = []
     for sub in found:
-        own = sorted(p.name for p in (root / folder / sub).iterdir() if _is_image(p))
+        own = sorted(name for name in _listed(root, folder, sub) if _is_image(name))
         names += [f"{folder}/{sub}/{name}" for name in own]
         labels += [classes.index(sub)] * len(own)
     if not names:
@@ -95,8 +104,8 @@ def _images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[Part]:
     yield folder, rows.in_memory(pictures), np.array(labels)
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in (".png", ".jpg", ".jpeg") and not path.name.startswith(".")
+def _is_image(name: str) -> bool:
+    return Path(name).suffix.lower() in (".png", ".jpg", ".jpeg") and not name.startswith(".")
 
 
 def _picture(root: Path, name: str) -> Array:

@@ -139,7 +139,8 @@ class FileCache:
         while used + coming > most or coming > free:
             if self._most is None or not idle:
                 room = max(min(free, most - used), 0)
-                raise LocalError(f"there is room for {room} more bytes of files; {coming} are needed")
+                text = f"{self._folder}: there is room for {room} more bytes of files; {coming} are needed"
+                raise LocalError(text)
             _, name = idle.pop(0)
             (self._folder / name).unlink()
             used, free = used - present[name].st_size, free + present[name].st_size

@@ -234,7 +234,10 @@ class _Transfer:
             return LocalError(text)
         why = causes(error)
         because = "" if why == error.strerror else f" ({why})"
-        return RemoteError(f"{text}{because}; the same command again goes on from there")
+        return RemoteError(
+            f"{text}{because}; what has come is there in hidden files '.NAME.*.part', "
+            "from which the same command goes on"
+        )
 
 
 def _copy(

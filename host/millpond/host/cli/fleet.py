@@ -58,7 +58,7 @@ def add(
     from millpond.host.fleet import provisioning
 
     provisioning.add(directory.read(fleet_directory, authority), DeviceConfig(device, board=board))
-    text = f"{device}, a {board}, is in the fleet; restart the host daemon to have it there"
+    text = f"{device} ({board}) is in the fleet; restart the host daemon to have it there"
     show(output, {"device": device, "board": board}, text)
 
 

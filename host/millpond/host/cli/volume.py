@@ -98,34 +98,46 @@ def _free_place(mountpoint: Path) -> tuple[Path, bool]:
 
 @app.command()
 def umount(
-    mountpoint: Annotated[Path, typer.Argument(metavar="DIR")],
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR|DEVICE")],
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Unmount a volume. Never waits, even if the device is gone. Files open in it stay usable."""
+    """Unmount a volume, named by its mountpoint or, if it is mounted once, its device. Never waits, even if
+    the device is gone. Files open in it stay usable.
+    """
     from millpond.fs.fuse import mounts
 
-    if not mounts.is_volume(mountpoint):
-        raise LocalError(f"no volume is mounted at {mountpoint}{_mounted_elsewhere(fleet_directory)}")
-    mounts.unmount(mounts.place_of(mountpoint))
-    printing.show(output, {"mountpoint": str(mountpoint)}, "")
+    if mounts.is_volume(mountpoint):
+        place = mounts.place_of(mountpoint)
+    else:
+        place = _place_of_user(str(mountpoint), fleet_directory)
+    mounts.unmount(place)
+    printing.show(output, {"mountpoint": str(place)}, "")
 
 
-def _mounted_elsewhere(fleet_directory: Path) -> str:
-    """Return where users have mounted the fleet's volumes, as the end of a message."""
+def _place_of_user(device: str, fleet_directory: Path) -> Path:
+    """Return where a user has mounted the volume of a device, if that is one place. Raises LocalError."""
+    places = _mounted_by_users(fleet_directory)
+    if len(found := [place for name, place in places if name == device]) == 1:
+        return Path(found[0])
+    elsewhere = ", ".join(f"{name} at {place}" for name, place in places)
+    raise LocalError(f"no volume is mounted at {device}{elsewhere and '; mounted: ' + elsewhere}")
+
+
+def _mounted_by_users(fleet_directory: Path) -> list[tuple[str, str]]:
+    """Return the devices whose volumes users have mounted, and where: none without a fleet."""
     from millpond.fs.mount.stats_socket import read_stats
 
     try:
         fleet = directory.read(fleet_directory)
         found = read_stats(fleet.mount_stats)
-    except (MillpondError, OSError):  # it can be unmounted without the fleet
-        return ""
-    places = ", ".join(
-        f"{mount.device} at {mount.mountpoint}"
+    except (MillpondError, OSError):
+        return []
+    return [
+        (mount.device, mount.mountpoint)
         for mount in found
         if mount.mountpoint != str(fleet.mountpoint(mount.device))  # the daemon's own, for jobs
-    )
-    return f"; mounted: {places}" if places else ""
+    ]
 
 
 @app.command()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Collection, Iterable
 
@@ -15,7 +17,8 @@ same work would end it again, or the memory of its machine ran out.
 """
 FOR_GOOD = ("data", "model", "policy", "processes", OUT_OF_MEMORY)
 """The codes of refusals that no other try with the same settings can mend."""
-_HIDDEN = "stays on the device"
+HIDDEN = "stays on the device"
+"""What an error says whose text is in the job's log on its device alone."""
 
 
 def reason_of(error: Exception, worker: str) -> str:
@@ -61,8 +64,10 @@ def advised(failure: str, job: int, devices: Collection[str]) -> str:
         )
     if "more processes and threads" in failure:
         failure += "; try fewer workers of a DataLoader; processes of [limits] in agent.toml bounds a job"
-    if _HIDDEN in failure:
-        before = failure.partition(_HIDDEN)[0]
+    if os.strerror(errno.EACCES) in failure:
+        failure += "; it is closed to the user of the worker: 'chmod -R a+rX' on the device opens it"
+    if HIDDEN in failure:
+        before = failure.partition(HIDDEN)[0]
         named = re.findall(r"(?<![\w-])([a-z0-9-]+): ", before)
         device = next((name for name in reversed(named) if name in devices), "DEVICE")
         failure += f"; 'millpond logs --device {device} {job}' shows the job's log there"

@@ -15,6 +15,7 @@ from millpond.fs.fuse.mounts import top_mount, unmount
 from millpond.host.api.daemon import JobInfo, PreparedWorker
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import mounts
+from millpond.host.records.failures import HIDDEN
 from millpond.train.job.spec import FederatedSpec, Job
 
 
@@ -73,7 +74,8 @@ def prepare(fleet: Path, job: Job, code: Mapping[str, Path], waits: Callable[[st
                 other.stop(number)
             raise
         found = client.prepared(number) if info.state == "done" else None
-        client.forget_job(number)  # the check was not to train
+        if HIDDEN not in info.error:  # else the job's log is asked for
+            client.forget_job(number)  # the check was not to train
     if not found:
         raise LocalError(info.error or f"job {number} was stopped")
     return found.workers[job.devices[0]]
