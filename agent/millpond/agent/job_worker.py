@@ -239,6 +239,8 @@ class JobWorker:
         allowed = is_declared(found.metrics) if request.held_out else set(found.metrics) == {LOSS}
         if not allowed:
             raise ProtocolError("the worker sent metrics that were not declared")
+        if found.encoding != PLAIN:  # the agent encodes; any other word would be the model's own
+            raise ProtocolError("the worker sent values of an encoding")
         samples = sum(self._held) if request.held_out else request.samples
         if (found.exchange, found.samples) != (request.exchange, samples):
             raise ProtocolError("the worker answered another exchange than the one it was asked for")
