@@ -174,7 +174,7 @@ class DeviceWorker:
         update = _checked(self._answer(request, state, deadline), request, self.name)
         has_values = not (request.held_out or request.synthetic)
         if update.encoding != (self._encoding.name if has_values else PLAIN):
-            raise ProtocolError(f"{self.name} encoded an update as {update.encoding}")
+            raise ProtocolError(f"{self.name} encoded an update as {printable(update.encoding)}")
         return update
 
     def _answer(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
