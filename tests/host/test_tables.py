@@ -14,6 +14,7 @@ from PIL import Image, ImageColor
 from rich.console import Console
 
 from millpond.host.api.daemon import DeviceInfo, JobInfo, JobProgress
+from millpond.host.cli.jobs import ending
 from millpond.host.records.jobs import Round
 from millpond.host.terminal import profile_plot, tables
 from millpond.host.terminal.tables import JobView
@@ -68,6 +69,12 @@ def test_a_device_that_can_run_no_job_is_shown_with_the_reason() -> None:
 
 
 JOB = JobInfo(7, "digits", "running", "", "", 3, 30, "round", "loss", None, None, 0, 0.0, None)
+
+
+def test_a_job_that_is_done_says_whom_its_last_round_lacked() -> None:
+    done, last = replace(JOB, round=2, score=0.5), Round(2, {}, 1.0, 8, {}, {"csd1": "no folder"}, {})
+    assert ending(done, [replace(last, missing={})]) == "job 7 is done: loss 0.5000 after 2 rounds"
+    assert ending(done, [last]).endswith("after 2 rounds, the last one without csd1")
 
 
 def test_the_newest_rounds_are_shown_on_a_terminal_with_fewer_lines_and_all_in_the_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -130,17 +131,23 @@ def _follow(
         return
     names = now.devices or [device.name for device in client.fleet.config.device]
     console = tables.quiet_console() if output is Format.JSON else tables.console()
-    unit = now.unit
-    info, rounds = _watch(client, number, tables.JobView(console, names, unit))
+    info, rounds = _watch(client, number, tables.JobView(console, names, now.unit))
     if model and info.model:
         client.save_model(number, model)
     if output is Format.JSON:
         printing.print_json({"job": info, "rounds": rounds})
     elif info.state == "done":
-        scored = "" if info.score is None else f"{info.metric} {info.score:.4f} "
-        print(f"job {number} is done: {scored}after {info.round} {unit}s; {_place(info, model)}")
+        print(f"{ending(info, rounds)}; {_place(info, model)}")
     if info.state != "done":
         fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+
+
+def ending(info: JobInfo, rounds: Sequence[Round]) -> str:
+    """Return how a job that is done ended: its score, its rounds, and which workers the last one lacked."""
+    scored = "" if info.score is None else f"{info.metric} {info.score:.4f} "
+    without = ", ".join(rounds[-1].missing) if rounds else ""
+    lacking = f", the last one without {without}" if without else ""
+    return f"job {info.id} is done: {scored}after {info.round} {info.unit}s{lacking}"
 
 
 def _watch(client: DaemonClient, number: int, view: tables.JobView) -> tuple[JobInfo, list[Round]]:
