@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,24 +27,21 @@ INTERFACES = {"mp0", "mp-csd0", "mp-csd1", "mp-csd2"}
 
 
 STOPPING = """
-import os, signal, sys
-from pathlib import Path
+import os, signal, tempfile
 
-from millpond.host.main import main
-
-really, place = Path.mkdir, Path(sys.argv[-1], "volume")
+really = tempfile.mkdtemp
 
 
-def mkdir(path, *arguments, **options):
-    really(path, *arguments, **options)
-    if path == place:
+def mkdtemp(*arguments, **options):
+    place = really(*arguments, **options)
+    if options.get("prefix") == "millpond-":
         os.kill(os.getpid(), signal.SIGSTOP)
+    return place
 
 
-Path.mkdir = mkdir
-main()
+tempfile.mkdtemp = mkdtemp
 """
-"""The command line, in a process that stops itself when the volumes are looked at, as that takes a moment."""
+"""A sitecustomize: the process that is about to mount a volume stops itself, as that takes a moment."""
 
 
 class Demo:
@@ -54,10 +50,19 @@ class Demo:
     def __init__(self, directory: Path, *, stopping: bool = False) -> None:
         self.directory = directory
         self._output = [directory.parent / f"{directory.name}.{name}" for name in ("out", "err")]
-        argv = [*((sys.executable, "-c", STOPPING) if stopping else MILLPOND), "demo", "--in", str(directory)]
+        argv = [*MILLPOND, "demo", "--in", str(directory)]
+        env = os.environ | {"TMPDIR": str(directory.parent)}
+        if stopping:
+            (directory.parent / "sitecustomize.py").write_text(STOPPING)
+            env["PYTHONPATH"] = str(directory.parent)
         with self._output[0].open("wb") as out, self._output[1].open("wb") as err:
             self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=env,
+                start_new_session=True,
             )
         self._seen: set[psutil.Process] = set()
 
@@ -147,8 +152,8 @@ def training(demo: Demo) -> bool:
 
 
 def mounting(demo: Demo) -> bool:
-    """The job is done, and volumes are looked at."""
-    return (demo.directory / "volume").exists()
+    """The job is done, and the first volume is about to be mounted."""
+    return any(process.status() == psutil.STATUS_STOPPED for process in demo.left())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ def test_ctrl_c_leaves_nothing(place: Path, moment: Callable[[Demo], bool]) -> N
     try:
         demo.watch(moment)
         os.killpg(demo.process.pid, signal.SIGINT)
-        demo.process.send_signal(signal.SIGCONT)
+        os.killpg(demo.process.pid, signal.SIGCONT)
         code, _, errors = demo.finish(60)
         assert code == 130, errors
         assert "Traceback" not in errors
