@@ -77,7 +77,7 @@ def test_killed_workers_and_a_killed_data_service_lose_no_sample(ready: Emulatio
     with ready.pace() as pace:
         number = ready.submit(streamed(ready, "lossy", endless, slow=True))
         wait_for_line(ready, number, "plan: a step")
-        lose(ready, number, "csd1", lambda: worker_of(ready, "csd1").kill())
+        lose(ready, number, csd1=worker_of(ready, "csd1").kill)
         behind = len(lines(ready, number))
         for process in services(ready):
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the one before
