@@ -234,10 +234,8 @@ class _Transfer:
             return LocalError(text)
         why = causes(error)
         because = "" if why == error.strerror else f" ({why})"
-        return RemoteError(
-            f"{text}{because}; what has come is there in hidden files '.NAME.*.part', "
-            "from which the same command goes on"
-        )
+        begun = "the same command again goes on from what has come, in hidden files '.NAME.*.part'"
+        return RemoteError(f"{text}{because}; {begun}")
 
 
 def _copy(
