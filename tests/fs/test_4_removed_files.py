@@ -97,14 +97,13 @@ def test_what_the_device_removes_gives_its_room_back(
     def body() -> None:
         device, host = world.device / "public", world.host / "public"
         before = free(world.backing)
-        for used, use in USES.items():
-            for removed, away in REMOVALS.items():
-                (host / "f").write_bytes(bytes(SIZE))
-                use(host / "f")
-                away(device / "f")
-                what = f"room for what was {used} and {removed}"
-                eventually(lambda: free(world.backing) > before - MIB, what)
-                (device / "f").unlink(missing_ok=True)
+        for (used, use), (removed, away) in zip(USES.items(), REMOVALS.items(), strict=True):
+            (host / "f").write_bytes(bytes(SIZE))
+            use(host / "f")
+            away(device / "f")
+            what = f"room for what was {used} and {removed}"
+            eventually(lambda: free(world.backing) > before - MIB, what)
+            (device / "f").unlink(missing_ok=True)
 
     with_both(body, "64m")
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from millpond.train import error_texts
 from millpond.train.data import rows
-from millpond.train.data.errors import DataError
-from millpond.train.data.rows import Array, PictureRows, Rows, unreadable
+from millpond.train.data.errors import TRANSIENT, DataError
+from millpond.train.data.rows import Array, PictureRows, Rows
 from millpond.train.job.file import class_names
 
 Part = tuple[str, Rows, Array]
@@ -47,7 +47,8 @@ def _listed(root: Path, folder: str, below: str = "") -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(error_texts.NO_FOLDER(folder)) from None
     except OSError as error:
-        raise unreadable(folder, error) from None
+        text = error_texts.UNREADABLE(folder, error.strerror)
+        raise DataError(text, transient=error.errno in TRANSIENT) from None
 
 
 def _partner(root: Path, folder: str, name: str) -> str:
