@@ -310,9 +310,8 @@ class InodeCache:
         if not file.lookups:
             file.seen, file.has_data = False, False
             self._idle_unless_used(file)
-            if file.parent is None and self._idle.pop(node, 0) is None and not file.children:
-                self._remove(file)  # a removed file takes flash space until the server forgets it
-                self.forget_is_urgent = bool(self.to_forget)
+            if file.parent is None:
+                self.evict(file)  # a removed file takes flash space until the server forgets it
             self.forget_old()
 
     def forget_old(self) -> None:
