@@ -116,7 +116,7 @@ conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .benc
 system:
 	@images/prerequisites.sh system
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard */millpond/*/*.c */millpond/*/*/*.c */millpond/*/*/*/*.[ch]) $(OTHER_PYTHON)
+$(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard */millpond/*/*.[ch] */millpond/*/*/*.c */millpond/*/*/*/*.[ch]) $(OTHER_PYTHON)
 	@images/prerequisites.sh python "$(PYTHON)"
 	@images/prerequisites.sh venv "$(PYTHON)" .venv "$(ASKED_FOR)"
 	@images/prerequisites.sh fuse .venv/bin/python

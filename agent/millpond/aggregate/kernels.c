@@ -1,32 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of vectors, in one pass over memory each. The Python twin of each function is in kernels.py and gives the
 // same bits: no function may be compiled with fused multiplication and addition, or in another order of additions.
-//
-// Lanes: sums over all values of a vector have eight lanes, value i in lane i % 8, so that a compiler may use vector
-// instructions of up to eight doubles without another result.
 
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-enum { ENGINE_VERSION = 2, LANES = 8, LARGEST = 0x7f7fffff };
+#include "lanes.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
+enum { ENGINE_VERSION = 2, LARGEST = 0x7f7fffff };
 
 int engine_version(void) { return ENGINE_VERSION; }
-
-static double sum_of(const double *lanes)
-{
-    double sum = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    return sum;
-}
 
 // Adds factor * values, rounded by the shift (see exact.py), to the totals. Returns 0, or -1 if a value is not within
 // the bound, or not finite: then the totals are of no use. Without their signs, floats are in the order of their bits,

@@ -47,7 +47,7 @@ class Encoding:
 
     @property
     def kind(self) -> EncodingKind:
-        """What it says of itself."""
+        """The encoding's class, with its layout and its loops."""
         return _kind_of(self.name, self.share)
 
     @property

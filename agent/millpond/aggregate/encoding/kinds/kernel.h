@@ -18,16 +18,12 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { ENGINE_VERSION = 2, LANES = 8 };
+#include "../../lanes.h"
+
+enum { ENGINE_VERSION = 2 };
 
 #define MAGNITUDE 0x7fffffffu
 #define INFINITE 0x7f800000u
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
 
 int engine_version(void) { return ENGINE_VERSION; }
 
@@ -43,14 +39,6 @@ static inline float float_of(uint32_t bits)
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
-}
-
-static inline double sum_of(const double *lanes)
-{
-    double sum = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    return sum;
 }
 
 static inline void add_squares(double *lanes, const float *decoded, size_t count)
