@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ modules = []
 tried = "nothing"
 """
 TUNNEL = '[tunnel]\ntransport = "nvme"\n'
+README = Path(__file__).parents[2] / "images" / "README.md"
 
 
 @pytest.fixture
@@ -63,6 +65,12 @@ def test_a_new_board_is_one_file(folder: Path) -> None:
     assert boards.names() == ["mine"]
     assert boards.read("mine").tunnel.transport == "nvme"
     assert boards.read("mine").qemu is None
+
+
+def test_the_board_of_the_readme_is_one(folder: Path) -> None:
+    (board,) = re.findall(r"^ *```toml\n(.*?)^ *```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    (folder / "mine.toml").write_text(textwrap.dedent(board))
+    assert boards.read("mine").tried == "nothing yet"
 
 
 @pytest.mark.parametrize(
