@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-EXTRAS = ("agent", "host")
+EXTRAS = ("agent",)
 """Without torch, which would be most of it: only workers need it."""
 
 

@@ -22,6 +22,7 @@ from .processes import descendants, mounts_below, running
 from .support import MILLPOND
 
 pytestmark = pytest.mark.timeout(240)
+ROOT = Path(__file__).parents[2]
 INTERFACES = {"mp0", "mp-csd0", "mp-csd1", "mp-csd2"}
 """Those of a demo, which are in namespaces that it has made."""
 
@@ -47,10 +48,10 @@ tempfile.mkdtemp = mkdtemp
 class Demo:
     """A demo in a session of its own, and all processes that were ever seen below it."""
 
-    def __init__(self, directory: Path, *, stopping: bool = False) -> None:
+    def __init__(self, directory: Path, *arguments: str, stopping: bool = False) -> None:
         self.directory = directory
         self._output = [directory.parent / f"{directory.name}.{name}" for name in ("out", "err")]
-        argv = [*MILLPOND, "demo", "--in", str(directory)]
+        argv = [*MILLPOND, "demo", "--in", str(directory), *arguments]
         env = os.environ | {"TMPDIR": str(directory.parent)}
         if stopping:
             (directory.parent / "sitecustomize.py").write_text(STOPPING)
@@ -195,6 +196,37 @@ def test_a_killed_demo_is_gone_and_the_next_one_works(place: Path) -> None:
     finally:
         second.kill()
     _check_report(place, out)
+
+
+def test_a_fleet_that_is_kept_answers_the_commands_that_are_printed(place: Path) -> None:
+    """With a job of the user's own, on as many devices and for as many epochs as the user says."""
+    job = ("--job", str(ROOT / "agent/examples/digits-sync.toml"))
+    demo = Demo(place, "--keep", "--devices", "1", "--rounds", "1", "--seed", "3", *job)
+    try:
+        demo.watch(lambda demo: " shell csd0\n" in demo.said()[0])
+        *lines, _shell = demo.said()[0].splitlines()[-6:]
+        script = "\n".join(("set -e", *lines)).replace("digits.toml", "digits.toml --set federated.rounds=1")
+        done = subprocess.run(["sh", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "public/digits" in done.stdout and "job 2 is done" in done.stdout, done.stdout
+        os.killpg(demo.process.pid, signal.SIGINT)
+        code, _, errors = demo.finish(60)
+        assert code == 0 and "Traceback" not in errors, errors
+    finally:
+        demo.kill()
+    report = json.loads((place / "report.json").read_text())
+    assert (report["devices"], report["rounds"], report["private_bytes_leaked"]) == (["csd0"], 1, 0)
+
+
+def test_a_job_that_is_wrong_is_told_before_a_fleet_is_made(place: Path) -> None:
+    (place.parent / "job.toml").write_text("rounds = 3\n")
+    demo = Demo(place, "--job", str(place.parent / "job.toml"))
+    try:
+        code, _, errors = demo.finish(90)
+    finally:
+        demo.kill()
+    assert code == 2 and errors.startswith("millpond: job.toml"), errors
+    assert errors.count("\n") == 1 and not (place / "fleet").exists()
 
 
 def _check_report(place: Path, out: str) -> None:

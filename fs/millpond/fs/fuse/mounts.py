@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import re
 import select
@@ -34,6 +35,11 @@ def require_mountable(mountpoint: Path, name: str) -> None:
             raise LocalError(f"{mountpoint}: a mount point must be an empty directory")
     except OSError as error:
         raise LocalError(f"{mountpoint}: cannot be a mount point: {error.strerror}") from None
+
+
+def has_fuse_python() -> bool:
+    """Return whether fuse-python is installed, which has no wheels for Python 3.13 and later ones."""
+    return importlib.util.find_spec("fuse") is not None
 
 
 def require_no_volume(mountpoint: Path) -> None:

@@ -22,6 +22,7 @@ from millpond.fs.coherence.device_fs import DeviceFs
 from millpond.fs.coherence.removed_files import RemovedFiles
 from millpond.fs.fuse import server
 from millpond.fs.fuse.device import FuseDevice
+from millpond.fs.fuse.mounts import has_fuse_python
 from millpond.fs.fuse.operation_log import OperationLog
 from millpond.fs.mount.volume_root import is_laid_out, lay_out, take_away
 from millpond.fs.store.backing_fs import BackingFs
@@ -85,7 +86,7 @@ def _mount(arguments: argparse.Namespace) -> None:
             mounted.callback(take_away, mountpoint)
         mountpoint /= PUBLIC
         refusal = "" if binding == "fuse-python" else server.passthrough_refusal(mountpoint, root)
-        by_path = binding == "fuse-python" or (binding == "auto" and bool(refusal))
+        by_path = binding == "fuse-python" or (binding == "auto" and bool(refusal) and has_fuse_python())
         inodes = BackingFs(root, chown_new=_may_chown())
         inodes.last_descriptor = allow_most() - _SPARE  # each file that the kernel has looked up takes one
         tree: InodeFs = inodes

@@ -15,9 +15,9 @@ from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.metrics import MountStats
 from millpond.fs.client.remote_fs import DEFAULT_SECONDS, RemoteFs
 from millpond.fs.client.rpc import Dial
-from millpond.fs.fuse import libfuse2, server
+from millpond.fs.fuse import server
 from millpond.fs.fuse.device import FuseDevice
-from millpond.fs.fuse.mounts import MountWatch
+from millpond.fs.fuse.mounts import MountWatch, has_fuse_python
 from millpond.fs.fuse.operation_log import OperationLog
 from millpond.fs.mount.stats_socket import serve_stats
 from millpond.fs.vfs.ownership import OwnerMap
@@ -90,7 +90,10 @@ def mount_and_serve(
     owners = OwnerMap(lambda: tree.rpc.session.owner, Owner(os.geteuid(), os.getegid()), uid, gid)
     state = _StatsSource(tree, MountStats(name, str(mountpoint)))
     served = contextlib.nullcontext() if numbers is None else serve_stats(numbers, state.numbers)
-    if binding == "fuse-python" or (binding == "auto" and not has_many_uids()):
+    by_path = binding == "auto" and not has_many_uids() and has_fuse_python()
+    if by_path or binding == "fuse-python":
+        from millpond.fs.fuse import libfuse2  # the raw binding does without the package
+
         with served, contextlib.closing(tree):
             libfuse2.mount_and_serve(
                 PathAdapter(tree),

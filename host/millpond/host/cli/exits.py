@@ -27,7 +27,14 @@ The fleet's directory is that of --fleet; without it that in the variable MILLPO
 /var/lib/millpond for root, and for users of its group who have no fleet of their own;
 ~/.local/state/millpond for others.
 """
-_EXTRAS = {"torch": "train", "PIL": "train", "sklearn": "demo", "matplotlib": "demo", "pyarrow": "parquet"}
+_EXTRAS = {
+    "torch": "[train]",
+    "PIL": "[train]",
+    "sklearn": "[demo]",
+    "matplotlib": "[demo]",
+    "pyarrow": "[parquet]",
+    "fuse": "[agent]",
+}
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 
@@ -59,8 +66,7 @@ def missing(error: ModuleNotFoundError) -> NoReturn:
     if error.name is None or error.name.startswith("millpond"):
         raise error
     package = error.name.partition(".")[0]
-    extra = _EXTRAS.get(package, "host")
-    fail(f"the package '{package}' is not installed: pip install 'millpond[{extra}]'", LOCAL)
+    fail(f"the package '{package}' is not installed: pip install 'millpond{_EXTRAS.get(package, '')}'", LOCAL)
 
 
 def exit_code(error: MillpondError) -> int:

@@ -34,6 +34,9 @@ def host(
 @app.command()
 def emulate(
     fleet_directory: FleetOption = DEFAULT_FLEET,
+    group: Annotated[
+        str, typer.Option(metavar="GROUP", help="Let members of this group use the daemon, too.")
+    ] = "",
     qemu: Annotated[
         int, typer.Option(min=0, max=16, metavar="N", help="And so many devices in QEMU, qemu0 and on.")
     ] = 0,
@@ -61,7 +64,7 @@ def emulate(
     if command is None:
         names = ", ".join(device.name for device in found.config.device)
         said = f"emulating {names}; try 'millpond devices --fleet {fleet_directory}'; Ctrl-C ends it"
-    raise typer.Exit(machine.emulate(found, command, said))
+    raise typer.Exit(machine.emulate(found, command, said, group=group))
 
 
 @app.command("demo")
@@ -69,18 +72,36 @@ def demonstrate(
     place: Annotated[Path, typer.Option("--in", metavar="DIR", help="Where it keeps its things.")] = Path(
         ".demo"
     ),
+    devices: Annotated[int, typer.Option(min=1, max=16, help="So many emulated devices.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="At most so many rounds, or epochs in steps; 0: as the job says.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Of the data's division and the training.")] = 7,
+    job: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Train this job on the demo's digits; its test data are theirs."),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the fleet on until Ctrl-C, and print what to try next.")
+    ] = False,
 ) -> None:
     """Emulate a fleet and train on its private data: the whole of millpond in a minute."""
     with loading():
         from millpond.host.emulation.demo import prepare
 
-    raise typer.Exit(prepare.run(place, seed))
+    plan = prepare.DemoPlan(place.absolute(), devices, seed, rounds, job and job.absolute(), keep)
+    raise typer.Exit(prepare.run(plan))
 
 
 @app.command("demo-inside", hidden=True)
-def demonstrate_inside(place: Path, seed: int) -> None:
-    """The part of the demo that runs inside the emulated machine."""
-    from millpond.host.emulation.demo import steps
+def demonstrate_inside(
+    place: Path,
+    seed: int,
+    rounds: int,
+    job: Annotated[Path | None, typer.Option()] = None,
+    keep: bool = False,
+) -> None:
+    """Run the part of the demo that is inside the emulated machine."""
+    from millpond.host.emulation.demo import prepare, steps
 
-    raise typer.Exit(steps.run(place, seed))
+    raise typer.Exit(steps.run(prepare.DemoPlan(place, seed=seed, rounds=rounds, job=job, keep=keep)))

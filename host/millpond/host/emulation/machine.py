@@ -41,11 +41,21 @@ SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal, and again from proce
 _STARTING = (DeviceState.ABSENT, DeviceState.CONNECTING)
 
 
-def emulate(fleet: Fleet, command: list[str] | None = None, said: str = "", *, prepares: bool = False) -> int:
+def emulate(
+    fleet: Fleet,
+    command: list[str] | None = None,
+    said: str = "",
+    *,
+    prepares: bool = False,
+    stays: bool = False,
+    group: str = "",
+) -> int:
     """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside;
     ``said`` is printed when nothing is in its way. The command starts when all devices are ready, or after
     READY_SECONDS. One that ``prepares`` itself starts at once, waits for the fleet on its own, and gets no
-    signals before its ``accept_signals``: a Python that is still loading answers Ctrl-C with a traceback.
+    signals before its ``accept_signals``: a Python that is still loading answers Ctrl-C with a traceback. A
+    machine that ``stays`` runs on until Ctrl-C where the command has ended well. Members of ``group`` may use
+    the daemon.
 
     Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it, or if
     the fleet is being emulated already. All processes inside hold the lock, so it lasts as long as any of
@@ -55,7 +65,7 @@ def emulate(fleet: Fleet, command: list[str] | None = None, said: str = "", *, p
     with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
         if said:
             print(said)
-        return _run_machine(EmulatedMachine(fleet, command, prepares))
+        return _run_machine(EmulatedMachine(fleet, command, prepares, stays, group))
 
 
 def _run_machine(machine: EmulatedMachine) -> int:
@@ -83,7 +93,7 @@ def check_prerequisites() -> None:
         if not os.access(device, os.R_OK | os.W_OK):
             raise LocalError(f"an emulated fleet needs {package}: this user cannot open {device}")
     if not Path("/usr/sbin/sshd").exists():
-        raise LocalError("an emulated fleet needs an SSH server: sudo apt install openssh-server")
+        raise LocalError("an emulated fleet needs an SSH server: install the package openssh-server")
     if os.geteuid() != 0 and not _user_namespaces_work():
         raise LocalError("this system lets only root make namespaces: run as root")
 
@@ -114,8 +124,11 @@ def is_starting(fleet: Path) -> bool:
 class EmulatedMachine:
     """The processes of an emulated machine: boards, the host daemon and, if there is one, a command."""
 
-    def __init__(self, fleet: Fleet, command: list[str] | None, prepares: bool) -> None:
+    def __init__(
+        self, fleet: Fleet, command: list[str] | None, prepares: bool, stays: bool, group: str
+    ) -> None:
         self._fleet, self._command, self._prepares = fleet, command, prepares
+        self._stays, self._group = stays, group
         self._backplane = BoardSupervisor([_board(fleet, device) for device in fleet.config.device])
         self._daemon: subprocess.Popen[bytes] | None = None
         self._started = self._daemon_started = time.monotonic()
@@ -132,7 +145,7 @@ class EmulatedMachine:
         self._backplane.power_on()
         self._start_daemon()
         command = None
-        while not self._interrupted and (command is None or command.poll() is None):
+        while not self._interrupted and self._lasts(command):
             if command is None and self._command and self._may_start():
                 command = self._start_command(self._command)
             self._tend(command)
@@ -140,6 +153,13 @@ class EmulatedMachine:
         code = self._end(command)
         self._stop()
         return code
+
+    def _lasts(self, command: subprocess.Popen[bytes] | None) -> bool:
+        return command is None or command.poll() is None or self._stays_after(command)
+
+    def _stays_after(self, command: subprocess.Popen[bytes]) -> bool:
+        """Return whether the command has ended well and leaves the machine on."""
+        return self._stays and command.returncode == 0
 
     def _may_start(self) -> bool:
         """Return whether the command need not wait (any longer) for the fleet."""
@@ -164,6 +184,7 @@ class EmulatedMachine:
 
     def _start_daemon(self) -> None:
         argv = [sys.executable, "-m", "millpond.host.main", "host", "--fleet", str(self._fleet.directory)]
+        argv += ["--group", self._group] if self._group else []
         self._daemon_started = time.monotonic()
         rotate(self._fleet.directory / "host.log")
         with (self._fleet.directory / "host.log").open("ab") as output:
@@ -183,7 +204,7 @@ class EmulatedMachine:
     def _end(self, command: subprocess.Popen[bytes] | None) -> int:
         if command is None:
             return 128 + self._interrupted if self._command else 0
-        if not self._interrupted:
+        if not self._interrupted or self._stays_after(command):
             code = command.wait()
             return 128 - code if code < 0 else code
         for patience in (SAME_SECONDS, STOP_SECONDS):  # a terminal's Ctrl-C has reached the command too

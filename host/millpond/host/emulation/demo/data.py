@@ -15,7 +15,7 @@ CLASSES = 10
 TEST = 360
 PUBLIC = 270
 ALPHA = 0.5  # of the Dirichlet distribution: the smaller, the less alike the devices' data
-FEWEST = 100
+FEWEST = 100  # private samples of a device; of many devices a third of an equal share
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,10 @@ def divide(samples: DigitSamples, devices: int, seed: int) -> Division:
     random = np.random.default_rng(seed)
     order = random.permutation(len(samples.labels))
     test, public, rest = np.split(order, [TEST, TEST + PUBLIC])
+    fewest = min(FEWEST, len(rest) // devices // 3)
     while True:
         parts = _dirichlet(samples.labels, rest, devices, random)
-        if min(len(part) for part in parts) >= FEWEST:
+        if min(len(part) for part in parts) >= fewest:
             break
     return Division(
         samples.take(test),

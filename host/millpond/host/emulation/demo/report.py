@@ -16,7 +16,7 @@ from rich.text import Text
 
 from millpond.base.schema import dump
 from millpond.host.api.daemon import DeviceInfo, JobInfo
-from millpond.host.records.jobs import Round
+from millpond.host.records.jobs import HOST, Round
 from millpond.host.terminal.printing import size
 from millpond.wire.control_messages import Ledger
 
@@ -45,7 +45,8 @@ def build(facts: Facts, directory: Path, tracer: str) -> dict[str, Any]:
     model = directory / "model.safetensors"
     shutil.copy(facts.job.model, model)
     report = {
-        "accuracy": facts.job.score,
+        "metric": facts.job.metric,
+        facts.job.metric: facts.job.score,
         "rounds": len(facts.rounds),
         "seconds": round(facts.seconds, 2),
         "training_seconds": round(sum(result.seconds for result in facts.rounds), 2),
@@ -71,23 +72,26 @@ def build(facts: Facts, directory: Path, tracer: str) -> dict[str, Any]:
         "history": [dump(result) for result in facts.rounds],
     }
     (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    _draw(facts.rounds, directory / "accuracy.png")
+    _draw(facts, directory / "accuracy.png")
     return report
 
 
-def _draw(rounds: Sequence[Round], path: Path) -> None:
+def _draw(facts: Facts, path: Path) -> None:
     import matplotlib as mpl  # slow to import
 
     mpl.use("Agg")
     from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-    accuracy = [r.scores["host"]["accuracy"] or 0.0 for r in rounds]
-    axes.plot([r.round for r in rounds], accuracy, marker="o", markersize=3)
+    metric, unit = facts.job.metric, facts.job.unit
+    scores = [one.scores.get(HOST, {}).get(metric) or 0.0 for one in facts.rounds]
+    axes.plot([one.round for one in facts.rounds], scores, marker="o", markersize=3)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    axes.axhline(0.95, linestyle=":", color="grey", linewidth=1)
-    axes.set(xlabel="round", ylabel="accuracy on held-out digits", ylim=(0, 1.02))
-    axes.set_title("Federated averaging over 3 emulated devices", fontsize=10)
+    if metric == "accuracy":
+        axes.axhline(0.95, linestyle=":", color="grey", linewidth=1)
+        axes.set_ylim(0, 1.02)
+    axes.set(xlabel=unit, ylabel=f"{metric} on held-out digits")
+    axes.set_title(f"{facts.job.name}: emulated devices: {len(facts.devices)}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
@@ -112,9 +116,9 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 
 def _lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     crossed = ", ".join(f"{size(count)} {kind}" for kind, count in report["tunnel_bytes"].items() if count)
-    privacy = report["privacy"]
+    privacy, metric = report["privacy"], report["metric"]
     return [
-        ("accuracy", f"{report['accuracy']:.4f} after {report['rounds']} rounds"),
+        (metric, f"{report[metric]:.4f} after {report['rounds']} rounds"),
         ("time", f"{report['seconds']:.1f} s in all, {report['training_seconds']:.1f} s of it in rounds"),
         ("private data", f"{size(report['private_bytes_kept'])} stayed on the devices"),
         ("left the devices", crossed),

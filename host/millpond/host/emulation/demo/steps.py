@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -17,13 +19,12 @@ from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.emulation import machine
 from millpond.host.emulation.demo import report as demo_report
-from millpond.host.emulation.demo.prepare import DEVICES, TRACER
+from millpond.host.emulation.demo.prepare import JOB, TRACER, DemoPlan
 from millpond.host.records.jobs import Round
 from millpond.host.remote import device_data, ssh
 from millpond.host.terminal import tables
 from millpond.linux.confinement.sandbox import accept_signals
 from millpond.linux.syscalls import die_with_parent
-from millpond.train.job import file
 from millpond.wire.control_messages import SSH_PORT
 
 START_SECONDS = 60.0
@@ -31,30 +32,48 @@ COMMAND = "uname -a; ls"
 ACCURACY = 0.95
 
 
-def run(directory: Path, seed: int) -> int:
+def run(plan: DemoPlan) -> int:
     """Train, inspect the devices, report. Returns an exit code."""
     die_with_parent(signal.SIGKILL)
     accept_signals()
     started = time.monotonic()
     console = tables.console()
-    fleet = directory / "fleet"
-    console.print(tables.devices(_wait_for_fleet(fleet, console)))
-    console.rule("federated averaging: digits, private on their devices")
-    info, rounds = _train(fleet, directory / "digits.toml", seed, console)
-    shell = _ssh(fleet, DEVICES[0])
-    listings = [_list_volume(fleet, device) for device in DEVICES]
+    fleet = plan.directory / "fleet"
+    found = _wait_for_fleet(fleet, console)
+    console.print(tables.devices(found))
+    names = [device.name for device in found]
+    info, rounds = _train(fleet, plan, names, console)
+    shell = _ssh(fleet, names[0])
+    listings = [_list_volume(fleet, device) for device in names]
     with DaemonClient(fleet) as client:
         ledgers, devices = client.ledgers(), client.devices()
     facts = demo_report.Facts(info, rounds, ledgers, devices, shell, listings, time.monotonic() - started)
-    report = demo_report.build(facts, directory, TRACER)
+    report = demo_report.build(facts, plan.directory, TRACER)
     demo_report.show(report, console)
-    return _verdict(report)
+    code = _verdict(report, is_plain=plan.is_plain)
+    if plan.keep and not code:
+        console.rule("the fleet stays on until Ctrl-C; in another terminal, try")
+        console.print("\n".join(next_commands(plan, names[0])), soft_wrap=True)
+    return code
+
+
+def next_commands(plan: DemoPlan, device: str) -> list[str]:
+    """Return what a user may try next, as lines for a shell."""
+    program = "millpond" if shutil.which("millpond") else str(Path(sys.executable).with_name("millpond"))
+    return [
+        f"export MILLPOND_FLEET={shlex.quote(str(plan.directory / 'fleet'))}",
+        f"{program} devices",
+        f"{program} run {device} -- 'uname -a; ls -R public'",
+        f"{program} train {shlex.quote(str(plan.directory / JOB))}",
+        f"{program} jobs",
+        f"{program} shell {device}",
+    ]
 
 
 def _wait_for_fleet(fleet: Path, console: Console) -> Sequence[DeviceInfo]:
     """Return the devices once all of them are ready. Raises LocalError, RemoteError."""
     deadline = time.monotonic() + START_SECONDS
-    with console.status("switching on a host and 3 emulated devices"):
+    with console.status("switching on a host and its emulated devices"):
         while machine.is_starting(fleet) and time.monotonic() < deadline:
             time.sleep(0.1)
     with DaemonClient(fleet) as client:
@@ -64,13 +83,16 @@ def _wait_for_fleet(fleet: Path, console: Console) -> Sequence[DeviceInfo]:
     return devices
 
 
-def _train(fleet: Path, job_file: Path, seed: int, console: Console) -> tuple[JobInfo, list[Round]]:
-    text = job_file.read_text().replace("seed = 7", f"seed = {seed}")
-    job_file.write_text(text)
-    job, code = file.read(job_file)
+def _train(
+    fleet: Path, plan: DemoPlan, names: Sequence[str], console: Console
+) -> tuple[JobInfo, list[Round]]:
+    job, code = plan.read_job()
+    how = "synchronous steps" if job.synchronous else "federated averaging"
+    console.rule(f"{how}: {job.name}, private on their devices")
     with DaemonClient(fleet) as client:
         number = client.submit(job, code)
-        info, rounds = tables.JobView(console, DEVICES).follow(client.watch(number))
+        view = tables.JobView(console, names, client.job_info(number).unit)
+        info, rounds = view.follow(client.watch(number))
     if info.state != "done":
         raise RemoteError(f"the job {info.state}: {info.error}")
     return info, rounds
@@ -96,14 +118,19 @@ def _list_volume(fleet: Path, device: str) -> dict[str, Any]:
         }
 
 
-def _verdict(report: dict[str, Any]) -> int:
-    """Return 0 if the report fulfils the demo's promises, else print the failures and return 1."""
+def _verdict(report: dict[str, Any], *, is_plain: bool) -> int:
+    """Return 0 if the report fulfils the demo's promises, else print the failures and return 1. The accuracy
+    is one of a plain demo.
+    """
     failures = [
         text
         for wrong, text in (
-            (report["accuracy"] < ACCURACY, f"the accuracy is below {ACCURACY}"),
+            (is_plain and report["accuracy"] < ACCURACY, f"the accuracy is below {ACCURACY}"),
             (report["private_bytes_leaked"] != 0, "private bytes left a device"),
-            (report["privacy"]["control_found"] < len(DEVICES), "the search did not find its controls"),
+            (
+                report["privacy"]["control_found"] < len(report["devices"]),
+                "the search did not find its controls",
+            ),
             (any(volume["private_exists"] for volume in report["volumes"]), "the host sees a private part"),
             (report["ssh"]["private"]["exit_code"] == 0, "the SSH user sees the private part"),
             (report["ssh"]["command"]["exit_code"] != 0, "the SSH command failed"),
