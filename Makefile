@@ -14,7 +14,8 @@ PREFIX ?= /opt/millpond
 BINDIR ?= /usr/local/bin
 UNITDIR ?= /etc/systemd/system
 CONFDIR ?= /etc/millpond
-EXTRAS ?= agent,host,train
+SHAREDIR ?= /usr/local/share
+EXTRAS ?= agent,train
 BOARD ?= qemu-virt
 
 UNITS = host/millpond-host.service agent/millpond-agent.service
@@ -31,6 +32,7 @@ RERUN =
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data conformance
 .PHONY: image image-lock qemu test-image bench-image other-python
+.PHONY: manual
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -113,6 +115,9 @@ conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .benc
 	@PYTHONPATH=tests .venv/bin/python -m conformance $(if $(PJDFSTEST),--pjdfstest "$(PJDFSTEST)") \
 	  $(if $(FSX),--fsx "$(FSX)") $(if $(FSSTRESS),--fsstress "$(FSSTRESS)") $(ARGS)
 
+manual: $(STAMP)  ## man pages, and completion for bash, zsh and fish, in dist/share
+	@.venv/bin/python images/packages/manual.py dist/share
+
 system:
 	@images/prerequisites.sh system
 
@@ -121,7 +126,7 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard */millpond/*/
 	@images/prerequisites.sh venv "$(PYTHON)" .venv "$(ASKED_FOR)"
 	@images/prerequisites.sh fuse .venv/bin/python
 	@echo "millpond: installing into .venv; torch is large, so the first time takes some minutes"
-	@.venv/bin/python -I $(PIP_INSTALL) -e '.[agent,host,train,demo,dev]'
+	@.venv/bin/python -I $(PIP_INSTALL) -e '.[agent,demo,dev]'
 	@touch $@
 
 $(COVERAGE_STAMP): $(STAMP)
@@ -131,7 +136,7 @@ $(COVERAGE_STAMP): $(STAMP)
 install:  ## the daemons for good, as systemd services: sudo make install
 	@images/prerequisites.sh python "$(PYTHON)"
 	@PYTHON="$(PYTHON)" ASKED_FOR="$(ASKED_FOR)" PREFIX="$(PREFIX)" BINDIR="$(BINDIR)" UNITDIR="$(UNITDIR)" \
-	  CONFDIR="$(CONFDIR)" EXTRAS="$(EXTRAS)" PIP_INSTALL="$(PIP_INSTALL)" images/install.sh $(COMMANDS) $(UNITS)
+	  CONFDIR="$(CONFDIR)" SHAREDIR="$(SHAREDIR)" EXTRAS="$(EXTRAS)" PIP_INSTALL="$(PIP_INSTALL)" images/install.sh $(COMMANDS) $(UNITS)
 
 uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@test ! -e "$(PREFIX)" || test -e "$(PREFIX)/.millpond-installed" || \
@@ -140,6 +145,7 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@for unit in $(UNITS); do rm -f "$(UNITDIR)/$$(basename "$$unit")"; done
 	@for command in $(COMMANDS); do link="$(BINDIR)/$$command"; \
 	  test "$$(readlink "$$link")" != "$(PREFIX)/bin/$$command" || rm -f "$$link"; done
+	@test ! -e "$(PREFIX)/.manual" || xargs -d '\n' rm -f <"$(PREFIX)/.manual"
 	@rmdir "$(CONFDIR)" 2>/dev/null || test ! -d "$(CONFDIR)" || echo "millpond: kept $(CONFDIR), it was changed"
 	@rm -rf "$(PREFIX)"
 	@images/prerequisites.sh reload "$(UNITDIR)"

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make install`: millpond into a virtual environment, with its commands and systemd units. An update is the same.
 #
-#   install.sh COMMAND... UNIT...   with PREFIX, BINDIR, UNITDIR, CONFDIR, EXTRAS, PYTHON, ASKED_FOR and PIP_INSTALL
+#   install.sh COMMAND... UNIT...   with PREFIX, BINDIR, UNITDIR, CONFDIR, SHAREDIR, EXTRAS, PYTHON, ASKED_FOR and
+#                                   PIP_INSTALL
 set -eu
 umask 022 # what is installed is for all users, whatever root's own files are
 
@@ -11,7 +12,7 @@ fail() {
     exit 1
 }
 
-for name in PREFIX BINDIR UNITDIR CONFDIR; do
+for name in PREFIX BINDIR UNITDIR CONFDIR SHAREDIR; do
     eval "path=\$$name"
     case $path in
     *[!A-Za-z0-9/._+:=,@~-]*) fail "$name=$path: no unit can start from there: letters, digits and / . _ + : = , @ ~ - alone" ;;
@@ -32,7 +33,7 @@ mkdir -p "$PREFIX"
 touch "$PREFIX/.millpond-installed"
 images/prerequisites.sh venv "$PYTHON" "$PREFIX" "$ASKED_FOR"
 touch "$PREFIX/.millpond-installed"
-case ,$EXTRAS, in *,agent,* | *,host,*) images/prerequisites.sh fuse "$PREFIX/bin/python" ;; esac
+case ,$EXTRAS, in *,agent,*) images/prerequisites.sh fuse "$PREFIX/bin/python" ;; esac
 echo "millpond: installing into $PREFIX"
 # Of a folder pip makes the package anew, also where the same version is installed.
 # shellcheck disable=SC2086  # words
@@ -50,6 +51,9 @@ for one in "$@"; do
     *) ln -sfn "$PREFIX/bin/$one" "$BINDIR/$one" ;;
     esac
 done
+if "$PREFIX/bin/python" -I -c 'import typer' 2>/dev/null; then # pip may have been told to install no other package
+    "$PREFIX/bin/python" -I images/packages/manual.py "$SHAREDIR" >"$PREFIX/.manual"
+fi
 images/prerequisites.sh group millpond "$UNITDIR"
 images/prerequisites.sh reload "$UNITDIR"
 images/prerequisites.sh restart "$UNITDIR"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -151,6 +152,20 @@ def test_every_module_is_in_the_wheel(wheel: list[str]) -> None:
     assert "millpond/images/boards/qemu-virt.toml" in wheel
 
 
+@pytest.mark.full
+@pytest.mark.registry
+@pytest.mark.timeout(900)
+def test_the_demo_of_an_installed_wheel(pip: Pip, source: Path, tmp_path: Path) -> None:
+    build(pip, source, tmp_path / "wheel")
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    call(sys.executable, "-m", "venv", tmp_path / "venv")
+    programs = tmp_path / "venv/bin"
+    call(programs / "pip", "install", *QUIET, "-c", ROOT / "constraints.txt", f"{wheel}[demo]", cwd=tmp_path)
+    said = call(programs / "millpond", "demo", "--in", tmp_path / "demo", cwd=tmp_path)
+    report = json.loads((tmp_path / "demo/report.json").read_text())
+    assert report["accuracy"] >= 0.95 and report["private_bytes_leaked"] == 0, said
+
+
 @pytest.mark.registry
 def test_the_licence_is_in_the_wheel(wheel: list[str]) -> None:
     assert [name for name in wheel if re.fullmatch(r"millpond-[^/]*\.dist-info/licenses/LICENSE", name)]
@@ -290,6 +305,7 @@ def test_install_and_uninstall(
     prefix, binaries = tmp_path / "opt/millpond", tmp_path / "bin"
     units, config = tmp_path / "units", tmp_path / "etc"
     where: dict[str, object] = {"PREFIX": prefix, "BINDIR": binaries, "UNITDIR": units, "CONFDIR": config}
+    where["SHAREDIR"] = tmp_path / "share"
     how: dict[str, object] = {"EXTRAS": "", "PYTHON": sys.executable}
     if pip.options:
         how["PIP_INSTALL"] = " ".join(("-m pip install --no-compile", *QUIET, *pip.options))
@@ -363,7 +379,7 @@ def test_what_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("x")
     for target in ("install", "uninstall"):
-        others = {name: tmp_path / name for name in ("BINDIR", "UNITDIR", "CONFDIR")}
+        others = {name: tmp_path / name for name in ("BINDIR", "UNITDIR", "CONFDIR", "SHAREDIR")}
         line = refused(source, target, PREFIX=tmp_path, **others)
         assert line.startswith(f"millpond: {tmp_path} ")
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
@@ -376,7 +392,8 @@ def test_a_place_from_which_no_unit_can_start_is_refused(
     source: Path, tmp_path: Path, name: str, path: str
 ) -> None:
     """Before: such a place was "installed", but its unit did not start, and its command led nowhere."""
-    where: dict[str, object] = {key: tmp_path / key for key in ("PREFIX", "BINDIR", "UNITDIR", "CONFDIR")}
+    names = ("PREFIX", "BINDIR", "UNITDIR", "CONFDIR", "SHAREDIR")
+    where: dict[str, object] = {key: tmp_path / key for key in names}
     line = refused(source, "install", **where | {name: path}, PYTHON=sys.executable)
     assert line.startswith(f"millpond: {name}={path}: "), line
     assert list(tmp_path.iterdir()) == []

@@ -87,7 +87,8 @@ def test_venv_is_installed_where_that_is_safe(machine: Path, tmp_path: Path) -> 
     fake(machine, "id", "echo 0")
     fake(machine, "python3", 'case "$2" in *ensurepip*) exit 1;; *print*) echo 3.11;; esac')
     fake(machine, "apt-get", f'echo "$@" >>{tmp_path}/asked')
-    assert prerequisites(machine, "python", "python3").returncode == 0
+    done = prerequisites(machine, "python", "python3")
+    assert (done.returncode, done.stdout) == (0, "millpond: installing python3.11-venv (apt)\n")
     assert (tmp_path / "asked").read_text() == (
         "update\n-o DPkg::Lock::Timeout=600 install -y --no-install-recommends python3.11-venv\n"
     )
