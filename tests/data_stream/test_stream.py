@@ -266,7 +266,7 @@ def test_a_service_that_is_killed_goes_on_where_it_was(folder: Path, keeps: bool
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "stream-data.md").read_text()
     example = text.partition("```python\n")[2].partition("```")[0]
     images(tmp_path / "digits")
     with service(tmp_path, secret=KNOWN) as where:

@@ -246,7 +246,7 @@ def test_a_tier_on_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "mini-epochs.md").read_text()
     examples = [each.partition("```")[0] for each in text.split("```python\n")[1:]]
     (example,) = [each for each in examples if "mini_epochs(" in each]
     (tmp_path / "example.py").write_text(example)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of a job file as README.md shows them; ``python tests/train/job_reference.py`` writes them."""
+"""The keys of a job file as their page shows them; ``python -m tests.train.job_reference`` writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from millpond.base.keys import keys_of
 from millpond.train.job.spec import Job, SynchronousSpec
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-job-file.md"
 _COLUMN = 31
 
 
@@ -44,7 +44,7 @@ def _line(cls: Any, field: Field[Any]) -> str:
 
 
 def in_place(text: str) -> str:
-    """Return README.md's text with the keys as they are."""
+    """Return the page's text with the keys as they are."""
     for keys in (job_keys(), _table("synchronous", SynchronousSpec)):
         first = keys.partition("#")[0].rstrip().partition("\n")[0]
         begin = text.index(f"```toml\n{first}") + len("```toml\n")
@@ -53,4 +53,4 @@ def in_place(text: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(in_place(README.read_text()))
+    PAGE.write_text(in_place(PAGE.read_text()))

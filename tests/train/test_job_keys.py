@@ -11,7 +11,7 @@ from pathlib import Path
 
 from millpond.train.job import spec
 
-from .job_reference import README, in_place
+from .job_reference import PAGE, in_place
 
 FIRST = "    threads: Annotated"
 ADDED = '    folds: Annotated[int, Key("parts that take turns", 1, 9)] = 1\n'
@@ -55,6 +55,6 @@ def test_a_key_of_a_worker_is_defined_in_one_place(tmp_path: Path) -> None:
     assert f"{'folds = 1':<31}# parts that take turns" in shown
 
 
-def test_readme_shows_the_keys_as_they_are() -> None:
-    text = README.read_text()
+def test_the_page_shows_the_keys_as_they_are() -> None:
+    text = PAGE.read_text()
     assert text == in_place(text), "python -m tests.train.job_reference writes them"

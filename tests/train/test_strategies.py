@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.base.errors import LocalError
+from millpond.base.schema import load
 from millpond.train import simulate
 from millpond.train.server.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.state import layout
@@ -260,3 +262,13 @@ def test_a_simulation_takes_an_object_of_a_class_of_ones_own(tmp_path: Path) -> 
         simulate(Digits(), folders, strategy={"factory": "a:b"})
     with pytest.raises(LocalError, match="there is no strategy 'fedavgg'; did you mean 'fedavg'"):
         simulate(Digits(), folders, strategy="fedavgg")
+
+
+def test_the_strategy_of_the_readme(tmp_path: Path) -> None:
+    """As it is printed, in a module of the strategies: its keys are read, and its step is made."""
+    text = (Path(__file__).parents[2] / "agent" / "README.md").read_text()
+    (tmp_path / "fedsign.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    strategy = runpy.run_path(str(tmp_path / "fedsign.py"))["FedSign"]
+    value = torch.tensor([1.0, 2.0])
+    load(strategy, {"learning_rate": 0.5}, "strategy").step(value, torch.tensor([-3.0, 0.1]), {})
+    assert value.tolist() == [1.5, 1.5]

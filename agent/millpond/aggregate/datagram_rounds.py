@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge (sockets, threads): the reduction of a star by UDP on a LAN: the root is the aggregator, and the mean
-reaches all nodes with it. ``docs/udp-aggregation.md`` describes the datagrams.
+reaches all nodes with it. ``docs/explanation/udp-aggregation.md`` describes the datagrams.
 
 Lost datagrams are sent again, so the mean has the bits of the same reduction by TCP. All updates count, or
 the reduction fails. Each client has a key of its own for one round, which the root sends it over their

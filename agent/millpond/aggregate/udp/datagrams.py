@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the datagrams of a round, and their tags. ``docs/udp-aggregation.md`` has the layout as a table.
+"""Pure: the datagrams of a round, and their tags; ``docs/explanation/udp-aggregation.md`` has their layout.
 
 The tag is keyed BLAKE2b of header and digest of the payload, not of the payload itself: an aggregator hashes
 a part of the mean once, and then seals it for each client with one block of work.
