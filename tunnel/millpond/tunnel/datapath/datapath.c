@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The datapath in C: the four loops of python_loops.py over the same rings, for small packets and for processors
- * that reorder memory accesses. tunnel/README.md describes the region; python_loops.py explains each loop.
+ * that reorder memory accesses. docs/explanation/tunnel.md describes the region, python_loops.py each loop.
  * native.py fills in `struct context` and runs a loop in a process of its own.
  *
  * The peer's entries are copied before they are checked, and checked before they are used.
