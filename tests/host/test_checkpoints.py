@@ -21,8 +21,8 @@ import safetensors.numpy
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.api.daemon import Curves
 from millpond.host.jobs import artifacts
+from millpond.host.jobs.job_folder import BEST
 from millpond.host.jobs.training.checkpoints import (
-    BEST,
     STAGED,
     BestModel,
     CheckpointWriter,

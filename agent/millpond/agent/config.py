@@ -22,21 +22,22 @@ from millpond.linux.limits.process_limits import PROCESSES, memory_for_jobs
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """The device's end of the tunnel: its address and transport, and the name of its interface.
+    """The device's end of the tunnel. It has either a ``socket`` or an ``ivshmem``."""
 
-    Either ``socket``, a Unix socket to listen at that the host reaches too, or ``ivshmem``, the PCI address
-    of shared memory, "pci" for the only such device.
-    ``peers`` is the fleet's network, which launched scripts may reach; without it, they reach the host alone.
-    ``confinement`` "best-effort" runs the tunnel where the kernel cannot confine its pumps too.
-    """
-
-    address: str
-    socket: str = ""
-    ivshmem: str = ""
-    interface: str = "mp0"
-    mtu: int = 65520
-    peers: str = ""
-    confinement: Literal["required", "best-effort"] = "required"
+    address: Annotated[str, Key("the address of the device's end, with the prefix length")]
+    socket: Annotated[str, Key("a Unix socket to listen at, which the host reaches, too")] = ""
+    ivshmem: Annotated[
+        str, Key('the PCI address of memory that the host shares; "pci" for the only such device')
+    ] = ""
+    interface: Annotated[str, Key("the name of the network interface")] = "mp0"
+    mtu: Annotated[int, Key("the largest packet, in bytes")] = 65520
+    peers: Annotated[
+        str, Key("the fleet's network, which launched scripts may reach; without it the host alone")
+    ] = ""
+    confinement: Annotated[
+        Literal["required", "best-effort"],
+        Key('"best-effort" runs the tunnel also where the kernel cannot confine its pumps'),
+    ] = "required"
 
     @property
     def transport(self) -> Literal["socket", "ivshmem"]:
@@ -46,53 +47,64 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """The patterns that the gate looks for, and the settings that protect private data.
+    """The patterns that the gate looks for, and the settings that protect private data."""
 
-    ``canaries`` are texts, or bytes written ``hex:...``, that must never leave: a connection that is about
-    to carry one is cut.
-    ``tracers`` are only counted. ``errors`` "location" keeps a job's exception messages on the device.
-    ``encrypt`` "always" refuses bulk connections without TLS; "auto" does so where the link leaves the box.
-    ``at_rest`` "auto" encrypts the private part on the flash where that can be done, "required" starts only
-    then, "off" never encrypts a new one.
-    ``launch`` "private" shows a launched script, which has a network, the private part too.
-    ``landlock`` "best-effort" serves the volume where the kernel cannot restrict its server by Landlock too.
-    """
-
-    canaries: dict[str, str] = field(default_factory=dict)
-    tracers: dict[str, str] = field(default_factory=dict)
-    errors: Literal["location", "full"] = "location"
-    encrypt: Literal["auto", "always"] = "auto"
-    launch: Literal["public", "private"] = "public"
-    at_rest: Literal["auto", "required", "off"] = "auto"
-    landlock: Literal["required", "best-effort"] = "required"
+    canaries: Annotated[
+        dict[str, str],
+        Key("texts, or bytes as `hex:...`, that must never leave: a connection that would carry one is cut"),
+    ] = field(default_factory=dict)
+    tracers: Annotated[dict[str, str], Key("texts that may leave, and are counted")] = field(
+        default_factory=dict
+    )
+    errors: Annotated[
+        Literal["location", "full"],
+        Key('what leaves of a job\'s exception: its type and place, or ("full") its message, too'),
+    ] = "location"
+    encrypt: Annotated[
+        Literal["auto", "always"],
+        Key('refuses bulk connections without TLS: "always", or where the link leaves the box ("auto")'),
+    ] = "auto"
+    launch: Annotated[
+        Literal["public", "private"],
+        Key('"private" shows the private part to launched scripts, which have a network'),
+    ] = "public"
+    at_rest: Annotated[
+        Literal["auto", "required", "off"],
+        Key(
+            'encrypts the private part on the flash where that can be done ("auto"), starts only then '
+            '("required"), or never encrypts a new one ("off")'
+        ),
+    ] = "auto"
+    landlock: Annotated[
+        Literal["required", "best-effort"],
+        Key('"best-effort" serves the volume also where the kernel cannot restrict its server by Landlock'),
+    ] = "required"
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The uids of the volume's server, jobs, launched scripts, reduction nodes and data services."""
+    """The uids of the agent's processes."""
 
-    volume: int = 64001
-    worker: int = 64002
-    launch: int = 64004
-    node: int = 64005
-    data: int = 64006
+    volume: Annotated[int, Key("of the volume's server")] = 64001
+    worker: Annotated[int, Key("of jobs")] = 64002
+    launch: Annotated[int, Key("of launched scripts")] = 64004
+    node: Annotated[int, Key("of reduction nodes")] = 64005
+    data: Annotated[int, Key("of data services")] = 64006
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """The fast tier: mini-epochs of a job's private data take ``fast`` of memory at most, such as "8 GiB"."""
+    """The fast tier, which holds mini-epochs of a job's private data."""
 
-    fast: str = "1 GiB"
+    fast: Annotated[str, Key('the memory that they take at most, such as "8 GiB"')] = "1 GiB"
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Limits of the processes of one job: ``memory``, such as "6 GiB", "" for what the device can
-    spare, and the number of ``processes``, of which each thread is one.
-    """
+    """Limits of the processes of one job."""
 
-    memory: str = ""
-    processes: Annotated[int, Key(least=16)] = PROCESSES
+    memory: Annotated[str, Key('their memory together, such as "6 GiB"; "": what the device can spare')] = ""
+    processes: Annotated[int, Key("their number; each thread is one", 16)] = PROCESSES
 
     @property
     def memory_bytes(self) -> int:
@@ -102,35 +114,44 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The agent's configuration. Paths are absolute.
+    """The agent's configuration. Paths are absolute. ``watts`` are for a board that nothing measures."""
 
-    ``public_quota`` is how many bytes of the flash the host may fill with public files; None for all.
-    ``files`` is the directory of the files of jobs, the state directory if empty, and ``files_cache`` how
-    many bytes of them are kept for the next job that has them, at least as many as of one job.
-    ``watts`` are the board's declared power, for where nothing measures it. The sensors that an "emulated"
-    ``board`` sees are of the machine that it shares. ``zygote_idle`` is the seconds from the end of the last
-    worker to that of the zygote, which holds torch. ``lan`` is the device's address, with the prefix length,
-    on a network of the devices' own, "" if it has none.
-    """
-
-    name: str
+    name: Annotated[str, Key("the device's name, as in its certificate")]
     link: LinkConfig
-    lan: str = ""
-    flash: str = "/flash"
-    volume: str = "/volume"
-    state: str = "/var/lib/millpond"
-    identity: str = "/etc/millpond"
+    lan: Annotated[
+        str, Key("the address, with the prefix length, on a network of the devices' own; without one none")
+    ] = ""
+    flash: Annotated[str, Key("the file system of the flash, with the folders `public` and `private`")] = (
+        "/flash"
+    )
+    volume: Annotated[str, Key("where the volume is mounted")] = "/volume"
+    state: Annotated[str, Key("the agent's own state, which survives updates")] = "/var/lib/millpond"
+    identity: Annotated[str, Key("the device's certificate and keys, beside this file")] = "/etc/millpond"
     privacy: Privacy = field(default_factory=Privacy)
     policy: Policy = field(default_factory=Policy)
     users: Users = field(default_factory=Users)
     tier: Tier = field(default_factory=Tier)
     limits: JobLimits = field(default_factory=JobLimits)
-    board: Literal["emulated", "real"] = "real"
+    board: Annotated[
+        Literal["emulated", "real"],
+        Key('the sensors of an "emulated" board are those of the machine that it shares, and not read'),
+    ] = "real"
     watts: Watts | None = None
-    public_quota: Annotated[int | None, Key(above=0, most=math.inf)] = None
-    files: str = ""
-    files_cache: int = 8 << 30
-    zygote_idle: Annotated[float, Key(least=1, most=86400)] = 600.0
+    public_quota: Annotated[
+        int | None,
+        Key(
+            "bytes of the flash that the host may fill with public files; without it all",
+            above=0,
+            most=math.inf,
+        ),
+    ] = None
+    files: Annotated[str, Key("the folder of jobs' files; without one that of the state")] = ""
+    files_cache: Annotated[
+        int, Key("bytes of jobs' files that are kept for the next job; not less than policy.largest_files")
+    ] = 8 << 30
+    zygote_idle: Annotated[
+        float, Key("seconds for which the agent keeps torch loaded behind its last worker", 1, 86400)
+    ] = 600.0
 
     @property
     def job_logs(self) -> Path:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from millpond.base.errors import ConfigError
+from millpond.base.keys import Key
 
 Source = Literal["rapl", "hwmon", "declared", "unknown"]
 """The source of a figure: counters in the processors (RAPL), sensors of the board (hwmon), declared watts, or
@@ -16,10 +17,10 @@ none.
 
 @dataclass(frozen=True, slots=True)
 class Watts:
-    """A machine's power in watts, idle and with all its processors busy."""
+    """A machine's declared power in watts."""
 
-    idle: float
-    busy: float
+    idle: Annotated[float, Key("with all processors idle, 0 or more")]
+    busy: Annotated[float, Key("with all processors busy, not less than `idle`")]
 
 
 _MOST = 1e6

@@ -17,28 +17,37 @@ _KEY = re.compile(r"(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The jobs that the device takes part in, and what it answers them.
+    """The jobs that the device takes part in, and what it answers them."""
 
-    A folder's private samples are in groups of ``least_samples``, and an answer covers whole groups; 1 shows
-    single samples. At one state of a model there are ``answers_per_state`` answers about a private folder, 0
-    for any number. ``folders`` are the private folders that jobs may read, such as "private/digits"; none
-    means all, each job its own. ``code`` "listed" takes jobs whose code, with its arguments, has its digest,
-    see ``train.job.signed_code``, in ``listed``, "signed" those whose code is signed by a key of ``owners``,
-    public keys as OpenSSH writes them. ``largest_model`` is a number of float32 values, ``largest_files`` the
-    bytes of a job's files together, ``largest_state`` those that the tasks of one job keep on the device.
-    With ``plain_lan`` updates may leave to other devices of a job by UDP, authenticated and not encrypted.
-    """
-
-    least_samples: Annotated[int, Key(least=1)] = 8
-    answers_per_state: Annotated[int, Key(least=0)] = 256
-    folders: tuple[str, ...] = ()
-    code: Literal["any", "listed", "signed"] = "any"
-    listed: tuple[str, ...] = ()
-    owners: tuple[str, ...] = ()
-    largest_model: Annotated[int, Key(least=1, most=math.inf)] = 1 << 30
-    largest_files: Annotated[int, Key(least=0, most=math.inf)] = 4 << 30
-    largest_state: Annotated[int, Key(least=0, most=math.inf)] = 1 << 30
-    plain_lan: bool = False
+    least_samples: Annotated[
+        int,
+        Key("samples of a group: each answer covers whole groups of a private folder; 1: single samples", 1),
+    ] = 8
+    answers_per_state: Annotated[
+        int, Key("answers about a private folder at one state of a model; 0: any number", 0)
+    ] = 256
+    folders: Annotated[
+        tuple[str, ...],
+        Key(
+            'private folders that jobs may read, such as "private/digits"; none named: all, each job its own'
+        ),
+    ] = ()
+    code: Annotated[
+        Literal["any", "listed", "signed"],
+        Key("jobs that it takes: all, those whose code is in `listed`, or is signed by a key of `owners`"),
+    ] = "any"
+    listed: Annotated[
+        tuple[str, ...], Key("digests of code with its arguments, as `millpond sign` prints them")
+    ] = ()
+    owners: Annotated[tuple[str, ...], Key("public keys, as OpenSSH writes them")] = ()
+    largest_model: Annotated[int, Key("float32 values of a model", 1, math.inf)] = 1 << 30
+    largest_files: Annotated[int, Key("bytes of a job's files together", 0, math.inf)] = 4 << 30
+    largest_state: Annotated[int, Key("bytes that the tasks of one job keep on the device", 0, math.inf)] = (
+        1 << 30
+    )
+    plain_lan: Annotated[
+        bool, Key("updates may go to other devices of a job by UDP, authenticated and not encrypted")
+    ] = False
 
 
 def check_policy(policy: Policy, where: str) -> None:

@@ -10,18 +10,27 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.base.text import escaped, printable
 from millpond.host.terminal import printing
 
-EXIT_CODES = """\
-Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
-3 the job failed or was stopped; 130 interrupted; 255 no SSH connection. 'run' and 'shell' exit as what
-they ran, 128 + N where signal N ended that; 'run' on several devices with the greatest of their codes; 124
-at its --timeout. 141: the reader of the output has ended.
+CODES: Final = {
+    "0": "done",
+    "1": "a device or the daemon failed or refused",
+    "2": "wrong usage, configuration or input",
+    "3": "the job failed or was stopped",
+    "130": "interrupted",
+    "141": "the reader of the output has ended",
+    "255": "no SSH connection",
+}
+"""The meaning of each exit code."""
+OTHER_CODES = """\
+'run' and 'shell' exit as what they ran, 128 + N where signal N ended that; 'run' on several devices with the
+greatest of their codes; 124 at its --timeout.
 """
+EXIT_CODES = f"Exit codes: {'; '.join(f'{code} {about}' for code, about in CODES.items())}. {OTHER_CODES}"
 FLEET_DIRECTORY = """\
 The fleet's directory is that of --fleet; without it that in the variable MILLPOND_FLEET; without both
 /var/lib/millpond for root, and for users of its group who have no fleet of their own;

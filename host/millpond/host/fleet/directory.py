@@ -28,63 +28,69 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """One device on a ``board``, "emulated" or one that ``millpond.images.boards`` knows.
+    """One device of the fleet. Its ``watts`` are for agents that cannot measure or know its power."""
 
-    ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box.
-
-    ``agent`` is another command to run as an emulated board's agent, such as a build under test. ``watts``
-    declares the device's power, for agents that cannot measure or know it. ``lan`` is the device's address,
-    with the prefix length, on a network that the devices have of their own, "" for none. ``address`` is that
-    of the device's end of its tunnel, written down when it is provisioned.
-    """
-
-    name: str
-    board: str = EMULATED
-    encrypt: Literal["auto", "always"] = "auto"
-    agent: tuple[str, ...] = ()
+    name: Annotated[str, Key("1 to 12 of a-z, 0-9 and '-'")]
+    board: Annotated[str, Key('the kind of board: "emulated", or one of `images/millpond/images/boards`')] = (
+        EMULATED
+    )
+    encrypt: Annotated[
+        Literal["auto", "always"],
+        Key('TLS for bulk data: "always", or where the tunnel leaves the box ("auto")'),
+    ] = "auto"
+    agent: Annotated[
+        tuple[str, ...], Key("another command as the agent of an emulated board, such as a build under test")
+    ] = ()
     watts: Watts | None = None
-    lan: str = ""
-    address: str = ""
+    lan: Annotated[
+        str, Key("the address, with the prefix length, on a network of the devices' own; without one none")
+    ] = ""
+    address: Annotated[
+        str, Key("the address of the device's end of the tunnel, written when it is provisioned")
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """The host as a worker: "auto" computes with a GPU where torch finds one, "cuda" with nothing else.
+    """The host's own worker, and the protection of the host."""
 
-    ``firewall`` "required" closes the host's services to its devices, and needs the kernel's nftables.
-    ``confinement`` "required" runs tunnels only where the kernel can confine their pumps.
-    """
-
-    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
-    firewall: Literal["required", "off"] = "required"
-    confinement: Literal["required", "best-effort"] = "required"
+    accelerator: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Key('what the host computes with: "auto" is a GPU where torch finds one, "cuda" a GPU or nothing'),
+    ] = "auto"
+    firewall: Annotated[
+        Literal["required", "off"],
+        Key("closes the host's services to its devices; needs the kernel's nftables"),
+    ] = "required"
+    confinement: Annotated[
+        Literal["required", "best-effort"],
+        Key('"required" runs tunnels only where the kernel can confine their pumps'),
+    ] = "required"
 
 
 @dataclass(frozen=True, slots=True)
 class JobsConfig:
-    """The ended jobs whose folders stay: the newest ``keep`` (0: any number) as far as they have no more than
-    ``mib`` MiB together (0: any size). The folder of the last one stays anyway.
-    """
+    """The ended jobs whose folders stay. The folder of the last one stays anyway."""
 
-    keep: Annotated[int, Key(least=0)] = 500
-    mib: Annotated[int, Key(least=0)] = 65536
+    keep: Annotated[int, Key("how many of the newest; 0: any number", 0)] = 500
+    mib: Annotated[int, Key("MiB of their folders together; 0: any size", 0)] = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """The contents of ``fleet.toml``. ``network`` has a /30 for each device. ``watts``
-    declares the host's power, for hosts without a meter. ``zygote_idle`` is the seconds from the end of the
-    host's last worker to that of the zygote, which holds torch. ``silence`` is the seconds without an answer
-    of its agent after which a device is lost; a job goes on without it after half of them. ``lan`` is the
-    shape of an emulated LAN.
-    """
+    """The configuration of a fleet. Its ``watts`` are for a host without a meter of its power."""
 
-    name: str
-    network: str = "10.77.0.0/16"
+    name: Annotated[str, Key("the fleet's name, in its certificates")]
+    network: Annotated[str, Key("the network of the tunnels: a /30 for each device")] = "10.77.0.0/16"
     device: tuple[DeviceConfig, ...] = field(default_factory=tuple)
     watts: Watts | None = None
-    zygote_idle: Annotated[float, Key(least=1, most=86400)] = 600.0
-    silence: Annotated[float, Key(least=2, most=600)] = 3.0
+    zygote_idle: Annotated[
+        float, Key("seconds for which the host keeps torch loaded behind its last worker", 1, 86400)
+    ] = 600.0
+    silence: Annotated[
+        float,
+        Key("seconds without an answer after which a device is lost; after half, jobs go on without", 2, 600),
+    ] = 3.0
     host: HostConfig = field(default_factory=HostConfig)
     lan: LinkShape = field(default_factory=LinkShape)
     jobs: JobsConfig = field(default_factory=JobsConfig)

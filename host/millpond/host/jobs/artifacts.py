@@ -9,11 +9,12 @@ from typing import TypeVar
 
 from millpond.base import schema
 from millpond.host.api.daemon import Curves, PreparedWorkers
+from millpond.host.jobs.job_folder import CURVES, PREPARED
 from millpond.linux.files import write_durably
 
 _NAMES: dict[type[Curves | PreparedWorkers], str] = {
-    Curves: "curves.json",
-    PreparedWorkers: "prepared.json",
+    Curves: CURVES,
+    PreparedWorkers: PREPARED,
 }
 R = TypeVar("R", Curves, PreparedWorkers)
 

@@ -27,6 +27,7 @@ from millpond.host.api.daemon import (
 )
 from millpond.host.jobs import artifacts, job_log, queue
 from millpond.host.jobs.context import JobContext, limited
+from millpond.host.jobs.job_folder import BEST, LOG
 from millpond.host.jobs.job_log import IS_LAST, JobLog
 from millpond.host.jobs.pruning import JobPruner
 from millpond.host.jobs.shortages import is_lack
@@ -177,7 +178,7 @@ class JobService:
         """
         context = limited(self._context, self._names(row.job))
         try:
-            running = _Running(row, context, context.fleet.job_directory(row.id) / "job.log")
+            running = _Running(row, context, context.fleet.job_directory(row.id) / LOG)
         except (LocalError, OSError) as error:
             if is_lack(error):
                 raise LocalError(f"job {row.id} cannot begin yet: {error}") from error
@@ -371,7 +372,7 @@ class JobService:
     def new_log(self, number: int, lines: int, after: int | None) -> NewLog:
         """Return lines of a job's log as ``job_log.read`` does. Raises Refused, LocalError."""
         row = _check_kept(self._row(number))  # before its log is read: a job that has ended writes no more
-        path = self._context.fleet.job_directory(row.id) / "job.log"
+        path = self._context.fleet.job_directory(row.id) / LOG
         found, position, more = job_log.read(path, lines, after)
         return NewLog(found, LogPosition("", position), ended=row.state not in ACTIVE and not more)
 
@@ -380,7 +381,7 @@ class JobService:
         one.
         """
         row = _check_kept(self._row(number))
-        if best and (found := self._folder(number) / "best.safetensors").exists():
+        if best and (found := self._folder(number) / BEST).exists():
             return found
         if best or not row.model:
             which = "model of a best score" if best else "model"

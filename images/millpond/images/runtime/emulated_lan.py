@@ -33,14 +33,12 @@ _LEAST_QUEUE = 512_000
 
 @dataclass(frozen=True, slots=True)
 class LinkShape:
-    """The shape of the link of each board, in each direction: ``mbit`` per second (0: as fast as it can),
-    ``delay_ms``, ``loss`` (a share of the packets, 0..1), and the ``mtu`` in bytes.
-    """
+    """The shape of an emulated LAN: of the link of each board, in each direction."""
 
-    mbit: Annotated[float, Key(least=0, most=1e6)] = 0.0
-    delay_ms: Annotated[float, Key(least=0, most=10_000)] = 0.0
-    loss: Annotated[float, Key(least=0, most=1)] = 0.0
-    mtu: Annotated[int, Key(least=576, most=65_535)] = 1500
+    mbit: Annotated[float, Key("Mbit per second; 0: as fast as it can", 0, 1e6)] = 0.0
+    delay_ms: Annotated[float, Key("the delay in milliseconds", 0, 10_000)] = 0.0
+    loss: Annotated[float, Key("the share of packets that are lost", 0, 1)] = 0.0
+    mtu: Annotated[int, Key("the largest packet, in bytes", 576, 65_535)] = 1500
 
 
 @dataclass(frozen=True, slots=True)

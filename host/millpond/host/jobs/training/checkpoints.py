@@ -14,6 +14,7 @@ import numpy as np
 from millpond.aggregate.kernels import Vector
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
+from millpond.host.jobs.job_folder import BEST
 from millpond.host.jobs.training.scores import Best
 from millpond.host.jobs.training.shards import EpochPosition
 from millpond.train.state import checkpoint, layout
@@ -21,8 +22,8 @@ from millpond.train.state.checkpoint import Checkpoint
 from millpond.train.state.layout import Tensor
 
 _OPTIMIZER = "optimizer:"
-BEST, STAGED = "best.safetensors", "best-of-{}.safetensors"
-"""The best model of the rounds that are recorded, and one whose round is about to be, or was the best."""
+STAGED = "best-of-{}.safetensors"
+"""A model whose round is about to be recorded as the best, or was the best before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from millpond.host.jobs import energy as job_energy
 from millpond.host.jobs.attempts import TRIES, Attempts
 from millpond.host.jobs.context import JobContext, JobFailed, Traffic, since
 from millpond.host.jobs.energy import Readings
+from millpond.host.jobs.job_folder import MODEL
 from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.checkpoints import (
     STAGED,
@@ -123,7 +124,7 @@ class Trainer:
                 self.log.warning("%d that had ended are computed again: they have no checkpoint", again)
             self._context.store.drop_rounds(self._row.id, self._epoch.number)
             self._train([round_ for round_ in done if round_.round < self._epoch.number])
-            path = self._save_model("model.safetensors")
+            path = self._save_model(MODEL)
             if self._board.fault:
                 raise JobFailed(self._board.fault)
             return path

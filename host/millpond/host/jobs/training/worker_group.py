@@ -23,10 +23,11 @@ from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.jobs import artifacts
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
 from millpond.host.jobs.data_streams import DataStreams
+from millpond.host.jobs.job_folder import HOST_LOG, SERVER_LOG, STATE
 from millpond.host.jobs.training.shards import Shard
 from millpond.host.records.failures import listed, reason_of
 from millpond.host.records.jobs import HOST, JobPlan, JobRow
-from millpond.host.workers.parameter_server import PARAMETER_SERVER, ParameterServer
+from millpond.host.workers.parameter_server import ParameterServer
 from millpond.host.workers.supervisor import PREPARE_SECONDS, WorkerSupervisor
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, Worker
 from millpond.linux import memory
@@ -110,7 +111,7 @@ class WorkerGroup:
             self._accelerator,
             job.data.is_streamed,
         )
-        log = self._directory / f"{PARAMETER_SERVER}.log"
+        log = self._directory / SERVER_LOG
         try:
             server = ParameterServer(request, self._files, readable, log, self._context.zygote, self._states)
         except OSError as error:  # its zygote has died, or a resource of the host is short
@@ -208,8 +209,8 @@ class WorkerGroup:
         readable = [
             self._context.fleet.mountpoint(folder.source) for folder in folders if not folder.streamed
         ]
-        log = self._directory / f"{HOST}.log"
-        kept = self._directory / "state"
+        log = self._directory / HOST_LOG
+        kept = self._directory / STATE
         kept.mkdir(exist_ok=True)
         zygote = self._context.zygote
         return LocalWorker(request, self._files, readable, log, zygote, self._states, kept, streams)
