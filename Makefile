@@ -22,6 +22,7 @@ UNITS = host/millpond-host.service agent/millpond-agent.service
 COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
 COVERAGE_STAMP = .venv/.millpond-coverage
+DOCS_STAMP = .venv/.millpond-docs
 
 # Of make's command line alone: a variable of the environment changes no run.
 ARGS =
@@ -30,7 +31,7 @@ EFFORT = quick
 RERUN =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data conformance
+.PHONY: help demo test test-all coverage check reference docs guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data conformance
 .PHONY: image image-lock qemu test-image bench-image other-python
 .PHONY: manual
 
@@ -62,6 +63,15 @@ check: $(STAMP)  ## style, types, layers and house rules
 	@# With the package loaded, as its folders are joined when it is.
 	@.venv/bin/python -c 'import millpond; from importlinter.cli import lint_imports_command as lint; lint()'
 	@.venv/bin/pytest tests/rules -q
+	@PYTHONPATH=tests .venv/bin/python -m documents check
+
+reference: $(STAMP)  ## writes what in docs/ follows from the code, and the figures of docs/bench
+	@PYTHONPATH=tests .venv/bin/python -m documents write
+
+docs: reference $(DOCS_STAMP)  ## the site of the documents, in .site/html, with the reference as the code has it
+	@PYTHONPATH=tests .venv/bin/python -m documents lay-out
+	@.venv/bin/zensical build --clean --strict
+	@PYTHONPATH=tests .venv/bin/python -m documents look
 
 guest: $(STAMP)  ## a small Debian for those tests that need a machine of their own, in .guest
 	@images/prerequisites.sh guest
@@ -133,6 +143,10 @@ $(COVERAGE_STAMP): $(STAMP)
 	@.venv/bin/python -I $(PIP_INSTALL) -e '.[coverage]'
 	@touch $@
 
+$(DOCS_STAMP): $(STAMP)
+	@.venv/bin/python -I $(PIP_INSTALL) -e '.[docs]'
+	@touch $@
+
 install:  ## the daemons for good, as systemd services: sudo make install
 	@images/prerequisites.sh python "$(PYTHON)"
 	@PYTHON="$(PYTHON)" ASKED_FOR="$(ASKED_FOR)" PREFIX="$(PREFIX)" BINDIR="$(BINDIR)" UNITDIR="$(UNITDIR)" \
@@ -152,5 +166,5 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond, and the group millpond"
 
 clean:  ## removes what the other targets made in this folder
-	rm -rf .venv .demo .bench .guest .image .coverage-data .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
+	rm -rf .venv .demo .bench .guest .image .site .coverage-data .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
 	find agent fs host images tests tunnel -name __pycache__ -prune -exec rm -rf {} +
