@@ -34,14 +34,23 @@ class DataSpec:
     images.
     """
 
-    private: Annotated[str, Key("on every device; never leaves it", example='"private/digits"')] = ""
+    private: Annotated[
+        str, Key("a folder of each device; it never leaves it", example='"private/digits"')
+    ] = ""
     test: Annotated[str, Key("a folder on the host, to score the model", example='"test"')] = ""
     public: Annotated[
         str | None,
-        Key('on each device, for the host, too; or "csd0:public/x": docs/data.md', example='"public/digits"'),
+        Key(
+            'a folder of each device, for the host, too; "csd0:public/x" streams one',
+            example='"public/digits"',
+        ),
     ] = None
-    format: Annotated[Literal["npy", "idx", "images"], Key('of labelled images; or "idx", "images"')] = "npy"
-    classes: Annotated[tuple[str, ...], Key('sub-folders of "images", else those of the test folder')] = ()
+    format: Annotated[
+        Literal["npy", "idx", "images"], Key('files of labelled images; "images": a folder per class')
+    ] = "npy"
+    classes: Annotated[
+        tuple[str, ...], Key('the folders of "images"; none named: those of the test folder')
+    ] = ()
 
     @property
     def of_device(self) -> DeviceFolder | None:
@@ -63,17 +72,19 @@ class ModelSpec:
     for ``[model]`` the factory makes a model alone, which classifies images.
     """
 
-    factory: Annotated[str, Key("module:callable", example='"mymodel:build"')]
+    factory: Annotated[
+        str, Key("module:callable, which makes the task or the model", example='"mymodel:build"')
+    ]
     files: Annotated[
         tuple[str, ...],
         Key("files and folders of any kind, sent to the devices with the job", example='["mymodel.py"]'),
     ] = ()
     initial: Annotated[str | int, Key("first values: a safetensors file or index, or a job's number")] = ""
-    arguments: Annotated[dict[str, Any], Key("of the factory", example="{ width = 64 }")] = field(
+    arguments: Annotated[dict[str, Any], Key("arguments of the factory", example="{ width = 64 }")] = field(
         default_factory=dict
     )
-    signature: Annotated[str, Key("for devices that want one: millpond sign job.toml --key FILE")] = ""
-    wheels: Annotated[tuple[str, ...], Key("packages that it imports, see below")] = ()
+    signature: Annotated[str, Key("a file that `millpond sign` writes, for devices that want one")] = ""
+    wheels: Annotated[tuple[str, ...], Key("files of packages that the code imports")] = ()
 
 
 SGD_RATE = 0.05
@@ -106,7 +117,7 @@ class SchedulerSpec:
 class WorkerKeys:
     """The keys of ``[train]`` that workers get as they are. Other numbers of threads round otherwise."""
 
-    threads: Annotated[int, Key("of the processor; 0: all", 0, 1024)] = 1
+    threads: Annotated[int, Key("threads of the processor; 0: all", 0, 1024)] = 1
     accumulate: Annotated[
         int,
         Key("most parts of a batch, for less memory: each of whole groups of policy.least_samples", above=0),
@@ -114,7 +125,7 @@ class WorkerKeys:
     clip_norm: Annotated[
         float | None, Key("the largest L2 norm of a batch's gradient", above=0, example="1.0")
     ] = None
-    precision: Annotated[Literal["float32", "bfloat16"], Key('or "bfloat16": autocast')] = "float32"
+    precision: Annotated[Literal["float32", "bfloat16"], Key('"bfloat16" computes with autocast')] = "float32"
     prefetch: Annotated[
         int,
         Key(
@@ -135,20 +146,22 @@ class TrainingSpec(WorkerKeys):
     """
 
     optimizer: Annotated[
-        Named, Key('any of torch.optim, or { name = "AdamW", weight_decay = 0.01 }', example='"SGD"')
+        Named, Key('one of torch.optim, or { name = "AdamW", weight_decay = 0.01 }', example='"SGD"')
     ] = ""
-    learning_rate: Annotated[float | None, Key("of SGD; others have theirs", above=0, example="0.05")] = None
-    momentum: Annotated[float, Key("of SGD", 0, 1)] = 0.9
+    learning_rate: Annotated[
+        float | None, Key("without it 0.05 for SGD, and others have their own", above=0, example="0.05")
+    ] = None
+    momentum: Annotated[float, Key("momentum of SGD", 0, 1)] = 0.9
     scheduler: Annotated[
-        Named, Key('of torch.optim.lr_scheduler: { name = "CosineAnnealingLR", T_max = "total" }')
+        Named, Key('one of torch.optim.lr_scheduler: { name = "CosineAnnealingLR", T_max = "total" }')
     ] = ""
     batch: Annotated[int, Key("samples of a batch", above=0)] = 32
-    epochs: Annotated[int, Key("per round", above=0)] = 1
+    epochs: Annotated[int, Key("epochs of a round", above=0)] = 1
     encoding: Annotated[
-        Named, Key('of the devices\' updates: "bfloat16", "int8", { name = "top-k", share = 0.01 }')
+        Named, Key('encoding of updates: "float32", "bfloat16", "int8", { name = "top-k", share = 0.01 }')
     ] = "float32"
     mini_epoch: Annotated[
-        int, Key("more: a round's epochs are over so many samples at a time, in memory: docs/data.md", 0)
+        int, Key("above 0: a round's epochs are over so many samples at a time, in memory", 0)
     ] = 0
 
 
@@ -158,19 +171,26 @@ class EvaluationSpec:
     and counts leave. ``metric`` is "accuracy" or else "loss" if left out, ``mode`` "min" for a loss alone.
     """
 
-    every: Annotated[int, Key("rounds or epochs", above=0)] = 1
+    every: Annotated[int, Key("rounds or epochs from one evaluation to the next", above=0)] = 1
     on: Annotated[
         tuple[Literal["host", "devices"], ...],
-        Key('and "devices": there on private samples that are held out; sums and counts leave'),
+        Key('"devices": on private samples that are held out; only sums and counts leave'),
     ] = ("host",)
     held_out: Annotated[float, Key("share of a device's private samples, if it is scored there", 0, 1)] = 0.1
     metric: Annotated[
-        str, Key("decides, on the first of `on`, which model is best.safetensors", example='"accuracy"')
+        str,
+        Key(
+            "the metric that decides, on the first of `on`, which model is best.safetensors",
+            example='"accuracy"',
+        ),
     ] = ""
-    mode: Annotated[Literal["", "max", "min"], Key('or "min", as for a loss', example='"max"')] = ""
+    mode: Annotated[
+        Literal["", "max", "min"],
+        Key("whether a greater value of it is better, or a smaller one", example='"max"'),
+    ] = ""
     target: Annotated[float | None, Key("the job ends when the metric has reached it", example="0.97")] = None
     patience: Annotated[
-        int | None, Key("or after so many evaluations without a better one", above=0, example="5")
+        int | None, Key("the job ends after so many evaluations without a better one", above=0, example="5")
     ] = None
 
 
@@ -185,7 +205,7 @@ class FederatedSpec:
     a state that is ``s`` rounds old counts ``1 / sqrt(1 + s)``, and not at all beyond ``max_staleness``.
     """
 
-    rounds: Annotated[int, Key("at most", 0)] = 20
+    rounds: Annotated[int, Key("rounds at most", 0)] = 20
     deadline: Annotated[
         float | Literal["auto"],
         Key(
@@ -197,15 +217,18 @@ class FederatedSpec:
     quorum: Annotated[float, Key("share of devices without which a round does not count", 0, 1)] = 0.5
     fraction: Annotated[float, Key("share of the devices that each round asks, chosen anew", 0, 1)] = 1.0
     least: Annotated[int, Key("devices that a round asks at least")] = 2
-    strategy: Annotated[Named, Key('or { name = "fedprox", mu = 0.1 }, or a class of your own')] = "fedavg"
-    local: Annotated[tuple[str, ...], Key('parameters and buffers that stay on each device: "head.*"')] = ()
+    strategy: Annotated[
+        Named,
+        Key('a name, { name = "fedprox", mu = 0.1 }, or a class of your own: { factory = "task:Sign" }'),
+    ] = "fedavg"
+    local: Annotated[
+        tuple[str, ...], Key('patterns of parameters and buffers that stay on each device: "head.*"')
+    ] = ()
     late: Annotated[
         Literal["drop", "carry"],
-        Key('updates after the deadline; or "carry": they count in the round in which they come'),
+        Key('updates after the deadline; "carry": they count in the round in which they come'),
     ] = "drop"
-    buffer: Annotated[
-        int, Key("more: asynchronous, rounds of so many updates, see below", 0, MOST_BUFFER)
-    ] = 0
+    buffer: Annotated[int, Key("above 0: asynchronous rounds of so many updates", 0, MOST_BUFFER)] = 0
     max_staleness: Annotated[
         int | None,
         Key(
@@ -226,29 +249,29 @@ class SynchronousSpec:
     (local SGD, Stich 2019), or what ``strategy`` says.
     """
 
-    epochs: Annotated[int, Key("over all samples", 0)] = 10
+    epochs: Annotated[int, Key("epochs over all samples", 0)] = 10
     policy: Annotated[
         Literal["balance", "stannis", "fixed"],
-        Key('or "fixed", the first plan for ever, or "stannis", the paper\'s rule'),
+        Key('choice of batches; "fixed": the first plan for ever; "stannis": the paper\'s rule'),
     ] = "balance"
     patience: Annotated[float, Key("how many times its planned time a step waits; 0: for everybody")] = 1.1
     global_batch: Annotated[
         int | None,
-        Key("samples of a step; without it as many as the workers do best with,", 2, 1 << 20, example="256"),
+        Key("samples of a step; without it as many as the workers do best with", 2, 1 << 20, example="256"),
     ] = None
-    steps: Annotated[int, Key("but an epoch has at least so many steps", 1)] = 32
+    steps: Annotated[int, Key("steps that an epoch has at least", 1)] = 32
     scaling: Annotated[
         Literal["linear", "sqrt", "none"],
-        Key('or "linear", "sqrt": from [train] batch to the samples of a step'),
+        Key("how the learning rate follows the samples of a step, from those of [train] batch"),
     ] = "none"
     warmup: Annotated[int, Key("steps until the scaled learning rate is reached", 0)] = 0
     checkpoint: Annotated[float, Key("seconds between two checkpoints", 0.1)] = 10.0
     host: Annotated[bool, Key("the host computes, too, if there is public data")] = True
     quorum: Annotated[float, Key("the job waits while a smaller share of the devices takes part", 0, 1)] = 0.5
     local_steps: Annotated[
-        int, Key("more: so many local steps between two exchanges of differences (local SGD)", 1, 1 << 16)
+        int, Key("above 1: local steps between two exchanges of differences (local SGD)", 1, 1 << 16)
     ] = 1
-    strategy: Annotated[Named, Key("with local_steps above 1, as in [federated]")] = "fedavg"
+    strategy: Annotated[Named, Key("as in [federated], with local_steps above 1")] = "fedavg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +279,9 @@ class LimitsSpec:
     """The limits of a job. What a device claims beyond them is refused."""
 
     wait: Annotated[float, Key("seconds without progress after which the job fails", above=0)] = 300.0
-    most_samples: Annotated[int, Key("that a device may claim to have", above=0)] = 1 << 24
-    most_share: Annotated[float, Key("of all samples that one device may have", above=0)] = 1.0
-    most_count: Annotated[float, Key("that a loss may count per sample, such as tokens", above=0)] = 65536.0
+    most_samples: Annotated[int, Key("samples that a device may claim to have", above=0)] = 1 << 24
+    most_share: Annotated[float, Key("share of all samples that one device may have", above=0)] = 1.0
+    most_count: Annotated[float, Key("count of a loss per sample, such as of tokens", above=0)] = 65536.0
     clip: Annotated[
         float | None,
         Key(
@@ -321,19 +344,21 @@ class Job:
     data: DataSpec
     model: Annotated[ModelSpec | None, Key("or [task], with the same keys")] = None
     task: ModelSpec | None = None
-    seed: Annotated[int, Key("of the first values, the order of the samples, and what is drawn")] = 0
+    seed: Annotated[int, Key("seed of the first values, the order of samples, and random draws")] = 0
     train: TrainingSpec = field(default_factory=TrainingSpec)
     federated: FederatedSpec | None = None
     synchronous: SynchronousSpec | None = None
     evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
-    devices: Annotated[tuple[str, ...], Key("these of the fleet; none named: all")] = ()
-    priority: Annotated[int, Key("of jobs that wait for devices, the highest begins first", -MOST)] = 0
+    devices: Annotated[tuple[str, ...], Key("names of devices; none named: the whole fleet")] = ()
+    priority: Annotated[
+        int, Key("of jobs that wait for a device, the one with the highest begins first", -MOST)
+    ] = 0
     aggregate: Annotated[
-        str, Key('updates are added by "host", or by the devices with "csd2" as the root, see below')
+        str, Key('where updates are added: "host", or on the devices, with "csd2" as the root')
     ] = "auto"
     topology: Annotated[
-        Literal["auto", "star", "tree", "ring", "udp"], Key('or "star", "tree", "ring": how devices add')
+        Literal["auto", "star", "tree", "ring", "udp"], Key("the way in which devices add")
     ] = "auto"
 
     @property
