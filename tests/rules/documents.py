@@ -10,6 +10,7 @@ from pathlib import Path
 
 LONGEST_CELL = 300
 _FENCED = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->")
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 _MAKE = re.compile(r"(?:sudo )?make ([a-z-]+)( [A-Z]+=.+)?")
@@ -35,7 +36,7 @@ def long_cells(root: Path) -> list[str]:
     found = []
     for path in documents(root):
         for line in _prose(path.read_text()).splitlines():
-            cells = line.split("|") if line.startswith("|") else ()
+            cells = _COMMENT.sub("", line).split("|") if line.startswith("|") else ()
             found += [
                 f"{path.relative_to(root)}: a cell of {len(cell.strip())} characters: {cell.strip()[:40]}"
                 for cell in cells
