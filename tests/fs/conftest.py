@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from millpond.fs.client.metrics import MountStats
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.lease_file import open_leases
+from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.store.layout import prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux import syscalls
 
+from ..waiting import eventually
 from .support import SOON, Server
 from .world import World
 
@@ -98,6 +101,12 @@ def mounted(**settings: Any) -> Callable[[Test], Test]:
 def in_own_mounts(test: Test) -> Test:
     """Have a test run in a process with mounts and pids of its own."""
     return within("in_namespace", test)
+
+
+def stats(world: World) -> MountStats:
+    """The numbers of the host's only mount."""
+    (mount,) = eventually(lambda: read_stats(world.numbers, "csd0"), "the host's mount tells its numbers")
+    return mount
 
 
 @pytest.fixture

@@ -44,6 +44,17 @@ def errno_of(call: Callable[..., object], *arguments: object, **more: object) ->
     return None
 
 
+def as_user(uid: int, gid: int, body: Callable[[], object]) -> None:
+    """Have a user other than root do something, and succeed."""
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+        os._exit(errno_of(body) or 0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def lasts(condition: Callable[[], object], seconds: float = 0.2) -> bool:
     """Whether it stays true for so long."""
     end = time.monotonic() + seconds

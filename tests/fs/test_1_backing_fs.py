@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,6 @@ from millpond.fs.vfs.path_api import Owner
 from millpond.linux.confinement.userns import has_many_uids
 
 from .support import errno_of
-
-BAD_NAMES = (b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b")
 
 
 @pytest.fixture
@@ -91,25 +89,6 @@ def test_forgetting_leaves_open_files_open(tree: BackingFs) -> None:
     assert errno_of(tree.release, handle) == errno.EBADF
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_names_lead_nowhere_else(tree: BackingFs, name: bytes) -> None:
-    node = put(tree, ROOT, b"good")
-    calls: list[tuple[Callable[..., object], tuple[object, ...]]] = [
-        (tree.lookup, (ROOT, name)),
-        (tree.mkdir, (ROOT, name, 0o755, None)),
-        (tree.mknod, (ROOT, name, stat.S_IFREG | 0o644, 0, None)),
-        (tree.symlink, (ROOT, name, b"x", None)),
-        (tree.create, (ROOT, name, os.O_RDWR, 0o644, None)),
-        (tree.unlink, (ROOT, name)),
-        (tree.rmdir, (ROOT, name)),
-        (tree.rename, (ROOT, name, ROOT, b"new")),
-        (tree.rename, (ROOT, b"good", ROOT, name)),
-        (tree.rename, (ROOT, b"good", ROOT, name, 1)),
-        (tree.link, (node, ROOT, name)),
-    ]
-    assert [errno_of(call, *arguments) for call, arguments in calls] == [errno.EINVAL] * len(calls)
-
-
 def test_symbolic_links_are_not_followed(tree: BackingFs, top: Path) -> None:
     (top / "out").symlink_to("../secret")
     link = tree.lookup(ROOT, b"out").node
@@ -123,53 +102,6 @@ def test_symbolic_links_are_not_followed(tree: BackingFs, top: Path) -> None:
     assert (top / "out").lstat().st_mtime == 5 and (top.parent / "secret").stat().st_mtime != 5
     assert tree.symlink(ROOT, b"new", b"\xff/..", None).attributes.size == 4
     assert os.readlink(top / "new") == "\udcff/.."  # noqa: PTH115
-
-
-@pytest.fixture
-def narrow_umask() -> Iterator[None]:
-    """One that would take permissions from new files."""
-    before = os.umask(0o077)
-    yield
-    os.umask(before)
-
-
-def test_creating(tree: BackingFs, top: Path, narrow_umask: None) -> None:
-    owner = Owner(1234, 2345) if os.geteuid() == 0 and has_many_uids() else None
-    found, handle = tree.create(ROOT, b"a", os.O_RDWR, 0o640, owner)
-    assert found.attributes.mode == stat.S_IFREG | 0o640
-    if owner:
-        assert (found.attributes.uid, found.attributes.gid) == (1234, 2345)
-    tree.write(handle, memoryview(b"data"), 0)
-    assert errno_of(tree.create, ROOT, b"a", os.O_RDWR | os.O_EXCL, 0o600, None) == errno.EEXIST
-    assert errno_of(tree.create, ROOT, b"a", os.O_RDWR | os.O_TRUNC, 0o600, None) == errno.ESTALE
-    assert tree.read(handle, 10, 0) == b"data"
-    assert tree.write(handle, memoryview(b"+"), 0, append=True) == 1
-    assert tree.read(handle, 10, 0) == b"data+"
-    assert tree.mkdir(ROOT, b"d", 0o2770, owner).attributes.mode == stat.S_IFDIR | 0o2770
-    fifo = tree.mknod(ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, owner).attributes
-    assert fifo.mode == stat.S_IFIFO | 0o622
-    node = tree.lookup(ROOT, b"fifo").node
-    assert errno_of(tree.open, node, os.O_RDONLY) == errno.EPERM
-    assert errno_of(tree.mknod, ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, None) == errno.EEXIST
-    assert (top / "fifo").is_fifo()
-
-
-def test_attributes_are_changed_together(tree: BackingFs, top: Path) -> None:
-    node = put(tree, ROOT, b"a", b"0123456789")
-    changed = tree.setattr(node, SetAttr(mode=0o4711, size=4, atime=-(10**9) + 5, mtime=7)).attributes
-    assert (stat.S_IMODE(changed.mode), changed.size) == (0o4711, 4)
-    assert (changed.atime, changed.mtime) == (-(10**9) + 5, 7)
-    kept = tree.setattr(node, SetAttr(mtime="now")).attributes
-    assert kept.atime == -(10**9) + 5 and kept.mtime > 10**18
-    handle = tree.open(node, os.O_WRONLY)
-    (top / "a").chmod(0)
-    assert tree.setattr(node, SetAttr(size=6), handle).attributes.size == 6
-    (top / "a").chmod(0o600)
-    if os.geteuid() == 0 and has_many_uids():
-        owned = tree.setattr(node, SetAttr(mode=0o4755, uid=12)).attributes
-        assert (owned.uid, owned.gid, stat.S_IMODE(owned.mode)) == (12, (top / "a").stat().st_gid, 0o4755)
-    assert errno_of(tree.setattr, node, SetAttr(size=-1)) == errno.EINVAL
-    assert errno_of(tree.setattr, ROOT, SetAttr(size=0)) == errno.EISDIR
 
 
 def test_the_dots_of_a_listing_have_their_directories_numbers(tree: BackingFs, top: Path) -> None:

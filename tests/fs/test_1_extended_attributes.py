@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from millpond.base.errors import ProtocolError
-from millpond.fs.fuse import abi
 from millpond.fs.proto.extended import pack_names, unpack_names
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.usage import public_usage
@@ -71,14 +69,6 @@ def test_the_quota_counts_them(top: Path) -> None:
     assert tree.extended.names(node) == ()
     tree.close()
     os.close(root)
-
-
-def test_requests_of_the_kernel() -> None:
-    head = struct.pack("=II", 3, 1)
-    assert abi.parse_getxattr(memoryview(head + b"user.a\0")) == (3, b"user.a")
-    assert abi.parse_setxattr(memoryview(head + b"user.a\0x\0y")) == (b"user.a", b"x\0y", 1)
-    assert errno_of(abi.parse_setxattr, memoryview(head + b"user.a\0xy")) == errno.EIO
-    assert errno_of(abi.parse_setxattr, memoryview(head + b"user.a")) == errno.EIO
 
 
 def test_lists_of_a_hostile_device() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel is told to forget files when it knows too many, or a lookup has found no descriptor."""
+"""A kernel is told to forget files when a lookup has found no descriptor."""
 
 from __future__ import annotations
 
@@ -8,63 +8,25 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
 from millpond.fs.coherence.device_fs import DeviceFs
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.vfs import kernel_memory
-from millpond.fs.vfs.inode_api import ROOT, KnownFile, Node
+from millpond.fs.vfs.inode_api import ROOT, KnownFile
 from millpond.fs.vfs.kernel_memory import KernelMemory
 
-from ..waiting import eventually
 from .caching_client import Kernel
 from .support import SOON, Doing, lasts
 
 
-class Remembering(Kernel):
-    """A kernel that knows files 1 to ``count`` and forgets what it is told to once it ``may``."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.known = [(Node(number), ROOT, b"") for number in range(1, count + 1)]
-        self.may, self.rounds = threading.Event(), 0
-        self.may.set()
-
-    def prune(self, files: Sequence[KnownFile]) -> None:
-        assert self.may.wait(SOON)
-        self.rounds += 1
-        self.known = [file for file in self.known if file not in files]
-
-
-def memory_of(kernel: Remembering, most: int) -> KernelMemory:
-    made = KernelMemory(most, lambda: len(kernel.known), lambda: kernel.known)
-    made.start(kernel)
-    return made
-
-
-def test_the_least_needed_are_forgotten_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_memory, "_AT_ONCE", 10)
-    kernel = Remembering(101)
-    memory = memory_of(kernel, 100)
-    kernel.may.clear()
-    for count in (100, 101, 101, 102):  # nothing at first, then one round at a time
-        memory.check(count)
-    kernel.may.set()
-    eventually(lambda: not memory._lock.locked(), "the round is over")
-    assert kernel.known == [(Node(number), ROOT, b"") for number in range(31, 102)] and kernel.rounds == 3
-
-
-class Slow(Remembering):
+class Slow(Kernel):
     """A kernel that takes a while to forget the files of a tree."""
 
     def __init__(self, tree: BackingFs) -> None:
-        super().__init__(0)
-        self._tree = tree
-        self.may.clear()
+        super().__init__()
+        self._tree, self.may = tree, threading.Event()
 
     def prune(self, files: Sequence[KnownFile]) -> None:
-        super().prune(files)
+        assert self.may.wait(SOON)
         for node, _, _ in files:
             self._tree.forget(node, 1)
 

@@ -65,22 +65,6 @@ class Files:
         return self.used, self.files
 
 
-def test_it_is_refused_only_after_a_new_count() -> None:
-    files = Files()
-    quota = Quota(10 * UNIT, files.count)
-    quota.require(7 * UNIT)
-    quota.require(3 * UNIT)
-    quota.require(0)
-    files.used = 10 * UNIT
-    assert errno_of(quota.require, 1) == errno.ENOSPC and files.counts == 2
-    files.used = 8 * UNIT
-    quota.require(2 * UNIT)
-    assert (quota.used, files.counts) == (10 * UNIT, 3)
-    files.used = 11 * UNIT
-    quota.count()
-    quota.require(0)  # what is there may be overwritten
-
-
 def test_what_is_taken_during_a_count_counts() -> None:
     files = Files()
     quota = Quota(10 * UNIT, files.count)

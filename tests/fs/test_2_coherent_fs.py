@@ -6,12 +6,10 @@ from __future__ import annotations
 import fcntl
 import gc
 import logging
-import mmap
 import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,24 +22,14 @@ from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.mmap_writers import NOT_TOLD, has_writers
 from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node, SetAttr
 from millpond.fs.vfs.kernel_memory import KernelMemory
-from millpond.fs.vfs.path_api import Handle
 from millpond.linux import syscalls
 
 from ..waiting import eventually
-from .caching_client import LONG_LEASE, Listening, managed
+from .caching_client import Listening
 from .support import Doing
+from .test_2_device_delegations import guard, path, server
 
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Listening]:
-    with managed(tmp_path / "locks") as made:
-        yield made
-
-
-@pytest.fixture
-def guard(server: Listening, tmp_path: Path) -> Iterator[DeviceDelegationBreaker]:
-    with DeviceDelegationBreaker(tmp_path / "locks", lease=LONG_LEASE) as made:
-        yield made
+__all__ = ["guard", "path", "server"]
 
 
 class OnDevice:
@@ -91,37 +79,6 @@ def device(server: Listening, guard: DeviceDelegationBreaker, top: Path) -> Iter
     os.close(made.root)
 
 
-def test_each_operation_recalls_what_it_changes(device: OnDevice) -> None:
-    tree, public = device.tree, device.public
-    f, g = device.made(b"f"), device.made(b"g")
-    d = tree.mkdir(public, b"d", 0o755, None).node
-    sub = tree.mkdir(d, b"sub", 0o755, None).node
-    handle = tree.open(f, os.O_RDWR)
-    tree.release(handle)
-    everything = (public, d, sub, f, g)
-
-    def does(call: object, *arguments: object) -> set[int]:
-        device.keep(*everything)
-        return device.given_up(Doing(call, *arguments))  # type: ignore[arg-type]
-
-    assert does(tree.setattr, f, SetAttr(mode=0o600)) == device.numbers(f)
-    assert does(tree.open, f, os.O_WRONLY) == device.numbers(f)
-    tree.release(Handle(max(device.inodes._open)))
-    assert does(tree.open, f, os.O_RDONLY) == set()
-    assert does(tree.open, f, os.O_RDONLY | os.O_TRUNC) == device.numbers(f)
-    assert does(tree.link, f, d, b"l") == device.numbers(f, d)
-    assert does(tree.unlink, d, b"l") == device.numbers(f, d)
-    assert does(tree.symlink, public, b"s", b"f", None) == device.numbers(public)
-    assert does(tree.mknod, public, b"n", 0o100644, 0, None) == device.numbers(public)
-    assert does(tree.rename, public, b"f", d, b"f") == device.numbers(public, d, f)
-    assert does(tree.rename, d, b"f", public, b"g") == device.numbers(public, d, f, g)
-    assert does(tree.rename, public, b"g", d, b"sub", 2) == device.numbers(public, d, f, sub)
-    assert does(tree.rmdir, public, b"g") == device.numbers(public, sub)
-    assert does(device.made, b"new") == device.numbers(public)
-    with pytest.raises(FileNotFoundError):
-        does(tree.unlink, public, b"none")
-
-
 def test_who_writes_a_file(device: OnDevice) -> None:
     tree, manager = device.tree, device.manager
     f = device.made(b"f")
@@ -164,25 +121,6 @@ def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
     handle = tree.open(f, os.O_RDWR)
     assert tree.cache_mode(handle) is CacheMode.PASSTHROUGH
     tree.release(handle)
-
-
-def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
-    tree, manager = device.tree, device.manager
-    f = device.made(b"f")
-    inode = device.inodes.inode(f)
-    tree.setattr(f, SetAttr(size=mmap.PAGESIZE))
-    with (device.top / "public/f").open("r+b") as file:
-        mapping = mmap.mmap(file.fileno(), 0)
-    for _ in range(2):  # and whoever opens it meanwhile has not ended that
-        tree.release(tree.open(f, os.O_RDWR))
-        assert manager.grant_read(device.client, inode) == 0
-    assert manager.device[1] == 1
-    mapping.close()
-    device.keep(f)
-    eventually(
-        lambda: "mappings" not in [thread.name for thread in threading.enumerate()],
-        "the thread that looks for mappings has ended",
-    )
 
 
 def open_descriptors() -> int:

@@ -13,6 +13,7 @@ import pytest
 from millpond.fs.coherence.delegation_table import DEVICE, Holder, Inode
 from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.proto.delegations import ALL_KNOWN
 from millpond.fs.vfs.inode_api import WouldBlock
 
 from .support import Doing, errno_of, lasts
@@ -73,6 +74,16 @@ def test_the_devices_mount_is_waited_for() -> None:
     waiting = Doing(manager.await_device)
     now[0] += 3.0  # it is not expected any more
     waiting.result()
+
+
+@pytest.mark.parametrize("count", [2, 5000])
+def test_of_very_many_removed_files_the_mount_is_told_in_a_word(count: int) -> None:
+    manager, files = DelegationManager(LEASE), range(F, F + count)
+    with manager.removals.told() as following:
+        assert following(0) == (ALL_KNOWN,)  # at first
+        with manager.write_intent(manager.join(), D, inodes=tuple(files)):
+            pass
+        assert set(following(0)) == ({ALL_KNOWN} if count > 2 else set(files))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.store.layout import PUBLIC, prepare
+from millpond.fs.store.layout import PUBLIC
 from millpond.fs.store.usage import public_usage
 from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.inode_api import ROOT, SetAttr
@@ -23,17 +23,13 @@ from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.fs.vfs.path_api import os_error
 
 from .support import Server, Talk, errno_of
+from .test_1_quota import backing
+
+__all__ = ["backing"]
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT = 2 * MIB
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
-
-
-@pytest.fixture
-def backing(tmp_path: Path) -> Path:
-    directory = tmp_path / "flash"
-    prepare(directory)
-    return directory
 
 
 @pytest.fixture

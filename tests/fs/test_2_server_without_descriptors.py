@@ -112,19 +112,6 @@ def test_a_change_that_nobody_waits_for_is_not_done(top: Path) -> None:
     assert (top / "public" / "a").exists()
 
 
-def test_a_removed_file_is_not_kept_on_the_flash(tree: RemoteFs, server: Server, top: Path) -> None:
-    """Once nobody uses it here, the server hears so with the next request."""
-    (top / "public").mkdir()
-    (top / "public" / "a").write_text("a")
-    public = tree.lookup(ROOT, b"public").node
-    found = tree.lookup(public, b"a").node
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    tree.unlink(public, b"a")
-    tree.forget(found, 1)
-    tree.statfs()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
-
-
 def test_a_file_that_was_made_but_cannot_be_told_is_closed(world: World) -> None:
     tree = world.server.tree
     before, places = world.server.open_files, len(tree._refs)

@@ -21,7 +21,6 @@ from millpond.base.errors import LocalError
 from millpond.fs.fuse import mounts
 from millpond.fs.fuse.libfuse2 import mount_and_serve
 from millpond.fs.fuse.mounts import read_ahead, unmount
-from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
@@ -29,8 +28,8 @@ from millpond.linux import syscalls
 from millpond.linux.confinement.userns import has_many_uids
 
 from ..waiting import eventually
-from .conftest import InNamespace, WithBoth, in_own_mounts, mounted
-from .support import errno_of
+from .conftest import InNamespace, WithBoth, in_own_mounts, mounted, stats
+from .support import as_user, errno_of
 from .test_4_coherence import can_be_mapped
 from .world import World
 
@@ -55,8 +54,7 @@ def test_a_file_read_in_order_is_asked_for_in_large_parts(world: World) -> None:
     with (world.host / "public" / "f").open("rb", buffering=1 << 16) as file:
         while file.read(1 << 16):
             pass
-    (mount,) = read_stats(world.numbers, "csd0")
-    assert 8 <= mount.asked["read"] <= 16
+    assert 8 <= stats(world).asked["read"] <= 16
 
 
 def test_read_ahead_can_be_set_of_what_is_mounted_alone(tmp_path: Path) -> None:
@@ -164,15 +162,12 @@ def test_a_full_volume_tells_the_writer(world: World, kind: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0 or not has_many_uids(), reason="only real root gives files away")
 @mounted()
 def test_files_belong_to_who_made_them(world: World) -> None:
-    pid = os.fork()
-    if pid == 0:
-        os.chdir(world.device)  # the way here is closed to others
-        os.setgid(2345)
-        os.setuid(1234)
-        made = errno_of(Path("public/mine").touch)
-        denied = errno_of(Path("private/x").touch)
-        os._exit(0 if (made, denied) == (None, errno.EACCES) else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+    def make() -> None:
+        Path("public/mine").touch()
+        assert errno_of(Path("private/x").touch) == errno.EACCES
+
+    os.chdir(world.device)  # the way here is closed to others
+    as_user(1234, 2345, make)
     found = (world.backing / "public" / "mine").stat()
     assert (found.st_uid, found.st_gid) == (1234, 2345)
 

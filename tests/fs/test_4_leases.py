@@ -9,8 +9,6 @@ import os
 import signal
 import stat
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ import pytest
 from ..effort import scaled
 from ..waiting import eventually
 from .conftest import mounted
-from .support import errno_of
+from .support import Doing, errno_of, lasts
 from .test_4_coherence import NEW, OLD, PAGE, Looking, parts, write_at
 from .world import World
 
@@ -62,20 +60,6 @@ def test_a_host_that_was_killed_is_not_waited_for(world: World) -> None:
     assert time.monotonic() - start < world.lease / 2
 
 
-def asked(question: Callable[[], bool]) -> int:
-    """A process that asks, as this one would have to wait; its exit status tells."""
-    pid = os.fork()
-    if pid == 0:
-        code = 2
-        try:
-            code = 0 if question() else 1
-        except (OSError, AssertionError):
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
 @mounted(lease=LEASE)
 def test_a_host_that_stands_still_is_waited_for_as_long_as_its_lease(world: World) -> None:
     here, there = parts(world)
@@ -86,10 +70,10 @@ def test_a_host_that_stands_still_is_waited_for_as_long_as_its_lease(world: Worl
     start = time.monotonic()
     changed(here)
     assert time.monotonic() - start < 10 * LEASE
-    looking = [asked(lambda: as_changed(there)), asked(lambda: os.pread(kept, 1 << 20, 0) == NEW)]
+    looking = Doing(as_changed, there), Doing(os.pread, kept, 1 << 20, 0)
     time.sleep(0.5)
     os.kill(world.host_pid, signal.SIGCONT)
-    assert [os.waitpid(pid, 0)[1] for pid in looking] == [0, 0]
+    assert [each.result() for each in looking] == [True, NEW]
     assert as_changed(there)
     eventually(lambda: _keeps(there / "f"), "the host's kernel keeps the file again")
     write_at(here / "f", OLD, 0)
@@ -178,12 +162,11 @@ def test_a_server_that_was_started_again_waits_for_a_host_that_was_cut_off(world
     os.kill(world.host_pid, signal.SIGSTOP)
     world.kill(world.server_pid)
     world.start_server()
-    writing = asked(lambda: write_at(here / "f", NEW, 0) is None)
-    time.sleep(0.5)
-    assert os.waitpid(writing, os.WNOHANG) == (0, 0)
+    writing = Doing(write_at, here / "f", NEW, 0)
+    assert lasts(lambda: not writing.done, 0.5)
     assert (there / "f").stat().st_size == len(OLD)  # as it is known to the host's kernel
     os.kill(world.host_pid, signal.SIGCONT)
-    assert os.waitpid(writing, 0)[1] == 0
+    writing.result()
     assert (there / "f").read_bytes() == NEW
 
 

@@ -14,7 +14,7 @@ from millpond.fs.client import callbacks
 
 from ..effort import scaled
 from ..waiting import eventually
-from .conftest import WithBoth, mounted
+from .conftest import WithBoth, mounted, stats
 from .world import World
 
 _MANY = scaled(quick=3000, full=20_000)
@@ -50,14 +50,6 @@ def seen(folder: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def asked(world: World, *operations: str) -> int:
-    """How many of these requests of the kernel the host's mount has had."""
-    from millpond.fs.mount.stats_socket import read_stats
-
-    (numbers,) = read_stats(world.numbers)
-    return sum(numbers.asked.get(operation, 0) for operation in operations)
-
-
 @mounted()
 def test_listed_attributes_are_those_of_the_files(world: World) -> None:
     there = world.backing / "public"
@@ -78,9 +70,10 @@ def test_a_listing_with_attributes_looks_up_no_name(world: World) -> None:
         (there / f"{number}").touch()
     said = subprocess.run(["ls", "-l", top], capture_output=True, check=True, text=True).stdout
     assert len(said.splitlines()) == _MANY + 1
-    if asked(world, "readdirplus") == 0:
+    asked = stats(world).asked
+    if not asked["readdirplus"]:
         pytest.skip("the kernel has no READDIRPLUS")
-    assert asked(world, "lookup") < 20 and asked(world, "getattr") < _MANY / 10
+    assert asked["lookup"] < 20 and asked["getattr"] < _MANY / 10
     assert {name.name for name in top.iterdir()} == {str(number) for number in range(_MANY)}
 
 
@@ -147,30 +140,6 @@ def test_names_that_stay_are_listed_once_while_others_come_and_go(world: World) 
             path.unlink()
 
 
-@mounted()
-def test_files_that_were_only_listed_are_read_and_changed(world: World) -> None:
-    here, there = world.host / "public" / "d", world.backing / "public" / "d"
-    there.mkdir()
-    there.chmod(0o777)
-    for number in range(400):
-        (there / f"{number}").write_text(f"text {number}")
-        (there / f"{number}").chmod(0o666)
-    assert len(seen(here)) == 400
-    for number in range(400):
-        assert (here / f"{number}").read_text() == f"text {number}"
-    seen(here)
-    (here / "1").rename(here / "one")
-    (here / "2").unlink()
-    with (here / "3").open("a") as file:
-        file.write(" and more")
-    (here / "4").write_text("")
-    assert (there / "one").read_text() == (here / "one").read_text() == "text 1"
-    assert not (there / "2").exists() and (there / "3").read_text() == "text 3 and more"
-    assert (there / "4").stat().st_size == 0
-    expected = seen(there)
-    assert seen(here) == expected
-
-
 def test_the_kernel_is_told_to_forget_when_it_knows_many(
     with_both: WithBoth, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +152,10 @@ def test_the_kernel_is_told_to_forget_when_it_knows_many(
             (there / f"{number}").write_text(f"{number}")
         with (here / "7").open() as file:
             assert len(seen(here)) == 1000
-            eventually(lambda: asked(world, "batch_forget", "forget") > 0, "the kernel forgets")
+            eventually(
+                lambda: stats(world).asked["batch_forget"] + stats(world).asked["forget"],
+                "the kernel forgets",
+            )
             assert file.read() == "7"
         for number in range(0, 1000, 50):
             assert (here / f"{number}").read_text() == f"{number}"

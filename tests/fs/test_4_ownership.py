@@ -6,30 +6,18 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from .conftest import mounted
-from .support import errno_of
+from .support import as_user, errno_of
 from .world import World
 
 
 def owner(path: Path) -> tuple[int, int]:
     found = path.lstat()
     return found.st_uid, found.st_gid
-
-
-def as_user(uid: int, body: Callable[[], object]) -> None:
-    """Have a user other than root do something, and succeed."""
-    pid = os.fork()
-    if pid == 0:
-        os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)
-        os._exit(errno_of(body) or 0)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 @mounted()
@@ -82,7 +70,7 @@ def test_all_files_are_a_named_users(world: World, binding: str) -> None:
         assert errno_of(os.chown, "mine", 1234, -1) == errno.EPERM
         Path("mine").read_bytes()
 
-    as_user(1000, work)
+    as_user(1000, 1000, work)
     (world.device / "public" / "devices").touch()
     assert owner(public / "mine") == owner(public / "devices") == (1000, 1001)
     os.chown(public / "mine", 1000, 1001)

@@ -9,10 +9,8 @@ import time
 
 import pytest
 
-from millpond.fs.mount.stats_socket import read_stats
-
 from ..effort import scaled
-from .conftest import WithBoth, mounted
+from .conftest import WithBoth, mounted, stats
 from .support import Doing, errno_of
 from .world import World
 
@@ -53,7 +51,7 @@ def test_all_end_soon_after_the_device_has_stopped(
         ]
         assert {each.result(80) for each in looking} == {110}  # ETIMEDOUT
         assert time.monotonic() - begun < 4.0 + 2.0
-        (mount,) = read_stats(world.numbers, "csd0")
+        mount = stats(world)
         assert sum(of.get("ETIMEDOUT", 0) for of in mount.errors.values()) == 20
         assert sum(sum(took) for took in mount.operations.values()) >= 20
         os.kill(world.server_pid, signal.SIGCONT)
