@@ -22,12 +22,7 @@ _ELSEWHERE = re.compile(r"[a-z]+:|#|/")
 _LISTED = 100
 
 
-_FOLLOWED = (
-    "docs/index.md",
-    "docs/tutorial/*.md",
-    *(f"docs/how-to/{name}.md" for name in ("tables", "texts", "images", "tar-files", "segmentation")),
-    *(f"docs/how-to/{name}.md" for name in ("adapters", "gan", "gpu", "several-hosts", "write-a-page")),
-)
+_FOLLOWED = ("docs/index.md", *(f"docs/{folder}/*.md" for folder in ("tutorial", "how-to", "explanation")))
 
 
 def followed() -> list[Path]:
