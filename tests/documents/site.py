@@ -22,12 +22,9 @@ _ELSEWHERE = re.compile(r"[a-z]+:|#|/")
 _LISTED = 100
 
 
-_FOLLOWED = ("docs/index.md", *(f"docs/{folder}/*.md" for folder in ("tutorial", "how-to", "explanation")))
-
-
 def followed() -> list[Path]:
-    """Return the pages whose blocks tests run."""
-    return sorted(path for pattern in _FOLLOWED for path in ROOT.glob(pattern))
+    """Return the pages whose blocks tests run or check."""
+    return [ROOT / "README.md", *sorted((ROOT / DOCS).rglob("*.md"))]
 
 
 class BrokenLinkError(Exception):
