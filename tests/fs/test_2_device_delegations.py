@@ -74,23 +74,6 @@ def test_a_mount_that_has_arrived_stays(server: Listening, guard: DeviceDelegati
     assert server.accepted == 2
 
 
-def test_a_change_is_announced(server: Listening, guard: DeviceDelegationBreaker) -> None:
-    manager, client = server.manager, server.client()
-    with guard.write_intent(D, inodes=(F,)) as recall:
-        assert manager.grant_read(client, D) == manager.grant_read(client, F) == 0
-        assert manager.grant_read(client, G) == 1
-        doing = Doing(give_up, manager, client)
-        recall(G)
-        assert doing.result() == {G}
-        assert manager.grant_read(client, G) == manager.grant_read(client, F) == 0
-    eventually(
-        lambda: (
-            manager.grant_read(client, D) and manager.grant_read(client, F) and manager.grant_read(client, G)
-        ),
-        "the change has ended",
-    )
-
-
 def test_new_locks_wait_until_hosts_have_reclaimed_theirs(
     server: Listening, guard: DeviceDelegationBreaker
 ) -> None:
@@ -290,20 +273,6 @@ def test_a_change_in_the_middle_of_which_the_master_is_started_again(
         recall(F)
         assert [again.manager.grant_read(client, inode) for inode in (F, D, G)] == [0, 0, 0]
     eventually(lambda: again.manager.grant_read(client, F), "the change has ended")
-    again.kill()
-
-
-def test_a_master_that_is_away_is_waited_for(
-    server: Listening, guard: DeviceDelegationBreaker, path: Path
-) -> None:
-    changed(guard, D)
-    server.kill()
-    doing = Doing(changed, guard, D)
-    with pytest.raises(WouldBlock):
-        Doing(changed, guard, D, may_wait=False).result()
-    assert not doing.done
-    again = Listening(path)
-    doing.result()
     again.kill()
 
 

@@ -56,17 +56,6 @@ def test_the_locks_of_a_host_end_with_it(client: Client, other: Client, family: 
     eventually(lambda: ask(other, family, lock(WRITE)) == 0, "the lock is free")
 
 
-@pytest.mark.parametrize("mode", [WRITE, UNLOCK])
-def test_a_lock_is_told_after_what_was_written_under_it(client: Client, top: Path, mode: Mode) -> None:
-    found, handle = client.tree.create(client.public, b"new", os.O_RDWR, 0o644, None)
-    if mode is UNLOCK:
-        assert client.tree.locks.lock(found.node, Family.POSIX, lock(WRITE)) == 0
-    assert client.gather(found.node, b"data")
-    assert client.tree.locks.lock(found.node, Family.POSIX, lock(mode)) == 0
-    assert (top / "public" / "new").read_bytes() == b"data"
-    client.tree.release(handle)
-
-
 def test_what_cannot_be_written_costs_no_lock(client: Client, other: Client) -> None:
     failing = False
 

@@ -106,13 +106,6 @@ def test_what_may_have_been_appended_is_not_appended_again(
     assert (public / "f").read_bytes() == b"abc"
 
 
-def test_a_server_that_was_restarted_is_sent_it(client: Client, public: Path) -> None:
-    _, handle = written(client)
-    restart(client)
-    assert errno_of(client.tree.write_behind.close_descriptor, handle) is None
-    assert (public / "f").read_bytes() == b"data"
-
-
 def test_who_looks_after_a_restart_sees_what_the_writer_brings_back(
     client: Client, server: Server, device: Device
 ) -> None:
@@ -137,20 +130,6 @@ def test_who_looks_after_a_restart_sees_what_the_writer_brings_back(
 
 
 @LOST
-def test_who_was_away_for_longer_than_the_lease_overwrites_nothing(
-    client: Client, server: Server, device: Device, public: Path
-) -> None:
-    _, handle = written(client)
-    server.refusing = True
-    server.drop()
-    device.put(b"f", b"other")
-    server.refusing = False
-    client.await_lease()
-    assert errno_of(client.tree.write_behind.close_descriptor, handle) == errno.EIO
-    assert (public / "f").read_bytes() == b"other"
-
-
-@LOST
 def test_who_was_away_while_the_server_forgot_it_overwrites_nothing(
     client: Client, server: Server, device: Device, public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,15 +142,6 @@ def test_who_was_away_while_the_server_forgot_it_overwrites_nothing(
     client.await_lease()
     tries = [errno_of(client.tree.write_behind.close_descriptor, handle) for _ in range(2)]
     assert tries == [errno.EIO, None] and (public / "f").read_bytes() == b"other"
-
-
-def test_what_nobody_missed_is_written_after_the_lease(client: Client, public: Path) -> None:
-    client.gate.shut("fs.recall")
-    client.gate.reached()
-    node, _ = written(client)
-    eventually(lambda: not client.gather(node, b"more", 4), "the lease is over")
-    client.gate.open()
-    eventually(lambda: (public / "f").read_bytes().startswith(b"data"), "it is sent")
 
 
 def test_a_server_that_cannot_be_reached_loses_nothing_yet(
