@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
+from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
@@ -48,7 +48,6 @@ class World:
         self._fresh = itertools.count()
         self.heard = bytearray()
         self.channel: Channel | None = None
-        self.attending: Channel | None = None
         self.begin()
 
     def _fill(self) -> None:
@@ -109,13 +108,6 @@ class World:
         assert isinstance(answer, p.Opened), answer
         return answer.handle
 
-    def attend(self) -> None:
-        """It is told what to give up, and says nothing."""
-        if self.attending:
-            self.attending.close()
-        self.attending = Channel(self.server.raw(), "server")
-        self.attending.call(p.Attend(NAME), Message, Deadline.after(SOON))
-
     def fresh(self) -> bytes:
         return b"new%d" % next(self._fresh)
 
@@ -164,14 +156,14 @@ class World:
 
     def end(self) -> None:
         """All that they had is closed, and each connection has ended as it may."""
-        for channel in (self._victim, self.channel, self.attending):
+        for channel in (self._victim, self.channel):
             if channel:
                 channel.close()
         connections = len(self.server.threads)
         self.server.drop()
         self.server.sessions.close()
         assert len(self.server.ends) == connections
-        allowed = ProtocolError | ConnectionLost | (DeadlineExceeded if self.attending else ProtocolError)
+        allowed = ProtocolError | ConnectionLost
         assert all(error is None or isinstance(error, allowed) for error in self.server.ends)
         assert self.server.open_files == 0 and len(self.server.tree._refs) == 1
         assert len(os.listdir("/proc/self/fd")) <= self._open_before  # noqa: PTH208

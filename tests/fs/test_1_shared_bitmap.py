@@ -7,7 +7,6 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,7 @@ from millpond.fs.coherence.shared_bitmap import SharedBitmap, SharedBitmapView
 
 from .support import errno_of
 
-
-@pytest.fixture
-def memfd() -> Iterator[int]:
-    descriptor = os.memfd_create("other", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    yield descriptor
-    os.close(descriptor)
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @pytest.mark.parametrize("size", [0, mmap.PAGESIZE, 1 << 20])
@@ -31,14 +25,12 @@ def test_the_size_of_the_memory_cannot_be_changed(size: int) -> None:
     assert errno_of(os.ftruncate, bitmap.descriptor(), size) == errno.EPERM
 
 
-def test_memory_that_may_shrink_is_refused(memfd: int) -> None:
-    os.ftruncate(memfd, 1 << 20)
-    assert errno_of(SharedBitmapView, os.dup(memfd)) == errno.EPROTO
-
-
-def test_memory_that_is_too_small_is_refused(memfd: int) -> None:
-    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    assert errno_of(SharedBitmapView, os.dup(memfd)) == errno.EPROTO
+@pytest.mark.parametrize(("size", "seals"), [(1 << 20, 0), (0, SEALS)], ids=["may-shrink", "too-small"])
+def test_other_memory_is_refused(size: int, seals: int) -> None:
+    descriptor = os.memfd_create("other", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    assert errno_of(SharedBitmapView, descriptor) == errno.EPROTO
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:

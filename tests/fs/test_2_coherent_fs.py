@@ -38,12 +38,10 @@ class OnDevice:
     def __init__(self, server: Listening, guard: DeviceDelegationBreaker, top: Path) -> None:
         self.top, self.manager, self.client = top, server.manager, server.client()
         (top / "public").mkdir()
-        (top / "private").mkdir()
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
         self.inodes = BackingFs(self.root, public=b"public")
         self.tree = DeviceFs(self.inodes, guard, KernelMemory(sys.maxsize, lambda: 0, list))
         self.public = self.tree.lookup(ROOT, b"public").node
-        self.private = self.tree.lookup(ROOT, b"private").node
 
     def made(self, name: bytes, parent: Node | None = None) -> Node:
         found, handle = self.tree.create(parent or self.public, name, os.O_RDWR, 0o644, None)
@@ -66,9 +64,6 @@ class OnDevice:
             found |= set(inodes)
         doing.result()
         return found
-
-    def numbers(self, *nodes: Node) -> set[int]:
-        return {self.inodes.inode(node) for node in nodes}
 
 
 @pytest.fixture

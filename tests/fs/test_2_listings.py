@@ -54,11 +54,17 @@ class Buffer:
 
 def listed(tree: InodeFs, node: Node, room: int = 1 << 30) -> list[Entry]:
     """All names of a directory, so many at a time."""
-    handle, offset, found = tree.opendir(node), 0, list[Entry]()
+    handle = tree.opendir(node)
+    found = rest_of(tree, handle, 0, room)
+    tree.release(handle)
+    return found
+
+
+def rest_of(tree: InodeFs, handle: Handle, offset: int, room: int) -> list[Entry]:
+    found = list[Entry]()
     while entries := part(tree, handle, offset, room):
         found += entries
         offset = entries[-1].offset
-    tree.release(handle)
     return found
 
 
@@ -167,18 +173,10 @@ def test_a_restarted_server_goes_on_behind_a_cookie(client: Client, folder: Path
     client.server.refusing = True  # or the client is back at once
     client.server.restart()
     client.server.refusing = False
-    rest = listed_from(client, handle, first[-1].offset)
+    rest = rest_of(client.tree, handle, first[-1].offset, 90)
     names = [entry.name for entry in (*first, *rest)]
     assert len(names) == len(set(names)) == _MANY + 2
     client.tree.release(handle)
-
-
-def listed_from(client: Client, handle: Handle, offset: int) -> list[Entry]:
-    found = list[Entry]()
-    while entries := part(client.tree, handle, offset, 90):
-        found += entries
-        offset = entries[-1].offset
-    return found
 
 
 def test_a_program_that_lists_first_and_looks_then_costs_few_requests(client: Client, folder: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +32,6 @@ from .world import World
 
 LONG = 60.0
 _BACKGROUND = 4  # threads: recalls, fetching, file locks, interrupts
-WithTree = Callable[["Waits", Callable[[Path], None]], None]
 
 
 class Waits(BackingFs):

@@ -102,12 +102,6 @@ def part(descriptor: int, how: int) -> None:
     fcntl.lockf(descriptor, how, 1, 14)
 
 
-def persistently(descriptor: int) -> None:
-    """Also while the host has nobody to ask."""
-    while errno_of(a_range, descriptor) == errno.EIO:
-        time.sleep(0.05)
-
-
 def is_locked(path: Path, take: Callable[[int, int], None]) -> bool:
     """For another process, now."""
     with path.open("r+b") as file:
