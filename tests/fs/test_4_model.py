@@ -191,6 +191,16 @@ class Histories(RuleBasedStateMachine):
         done, expected = outcome(call, one, *arguments), outcome(call, other, *arguments)
         assert done == expected, f"on the {side}: {done}, not {expected}"
 
+    @rule(side=sides, path=paths, data=blocks, looker=sides)
+    @precondition(lambda self: len(self.open) < 6)
+    def write_new(self, side: str, path: str, data: bytes, looker: str) -> None:
+        """The file stays open: a host may keep back what it has written, until somebody looks."""
+        count = len(self.open)
+        self.open_file(side, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        if len(self.open) > count:
+            self.of_open(count, os.pwrite, data, 0)
+            self.look(looker, path)
+
     @rule(number=numbers, data=blocks, offset=offsets)
     @precondition(lambda self: self.open)
     def write_open(self, number: int, data: bytes, offset: int) -> None:
