@@ -107,7 +107,7 @@ def _about(cls: Any) -> str:
 def _fields(cls: Any) -> str:
     """Return the fields in one paragraph: tables of two hundred messages are hard to read."""
     hints = typing.get_type_hints(cls)
-    found = [f"{code(field.name)} ({kind(hints[field.name])})" for field in fields(cls)]
+    found = [f"{code(field.name)} ({kind(hints[field.name], 'none')})" for field in fields(cls)]
     return f"Fields: {', '.join(found)}." if found else ""
 
 

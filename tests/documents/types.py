@@ -41,10 +41,10 @@ def keys_in_order(cls: Any) -> list[Key]:
 
 
 def members(cls: Any) -> str:
-    """Return the table of the fields of a message or a document."""
+    """Return the table of the fields of a document, which has all of them."""
     hints = typing.get_type_hints(cls)
-    rows = [(code(field.name), kind(hints[field.name]), default(field)) for field in fields(cls)]
-    return table(("field", "type", "default"), rows) if rows else ""
+    rows = [(code(field.name), kind(hints[field.name], "null")) for field in fields(cls)]
+    return table(("field", "type"), rows) if rows else ""
 
 
 def inner(hint: Any) -> Any:
@@ -63,19 +63,24 @@ def inner_tables(cls: Any, above: str = "") -> Iterator[tuple[str, Any]]:
             yield from inner_tables(found, f"{name}.")
 
 
-def kind(hint: Any) -> str:
-    """Return the words for a type."""
+def kind(hint: Any, none: str = "") -> str:
+    """Return the words for a type, with those for what is not there, if there are any."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint in _NAMES:
         return _NAMES[hint]
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(dict.fromkeys(kind(arg) for arg in args if arg is not type(None)))
+        words = dict.fromkeys(kind(arg, none) for arg in args if arg is not type(None))
+        return " or ".join([*words, *([none] if none and type(None) in args else [])])
     if origin is typing.Literal:
         return ", ".join(code(json.dumps(arg)) for arg in args)
     if origin is tuple:
-        return f"list of {kind(args[0])}" if args[1:] == (...,) else f"({', '.join(map(kind, args))})"
+        return (
+            f"list of {kind(args[0], none)}"
+            if args[1:] == (...,)
+            else f"({', '.join(kind(arg, none) for arg in args)})"
+        )
     if origin is dict:
-        return "table" if args[1] is Any else f"table of {kind(args[1])}"
+        return "table" if args[1] is Any else f"table of {kind(args[1], none)}"
     return f"{hint.__name__}" if isinstance(hint, type) else str(hint)
 
 
