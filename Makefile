@@ -49,11 +49,13 @@ test-all: $(STAMP) system  ## the tests with all their repetitions, and in the g
 	@.venv/bin/python tests/run.py $(strip $(RERUN) full) $(ARGS)
 
 coverage: $(COVERAGE_STAMP) system  ## which lines of the product the tests run (EFFORT=full ARGS=tests/fs)
-	@# A sandboxed process has another uid, and loses what it has measured if it may not write here. One that has
-	@# another root directory, such as a worker on a device, does not see this folder and always loses it.
-	@rm -rf .coverage-data && mkdir -m 0777 .coverage-data
-	@.venv/bin/python tests/run.py --coverage $(EFFORT) $(ARGS); result=$$?; \
-	  .venv/bin/coverage combine --quiet && .venv/bin/coverage report && exit $$result
+	@# Every process writes into /tmp when it ends. A sandboxed one has another uid, and may write there; one that
+	@# has another root directory has a /tmp of its own, and what it has measured is lost without a word.
+	@rm -rf .coverage-data && mkdir .coverage-data
+	@data=$$(mktemp -u /tmp/millpond-coverage-XXXXXX); \
+	  COVERAGE_FILE=$$data .venv/bin/python tests/run.py --coverage $(EFFORT) $(ARGS); result=$$?; \
+	  COVERAGE_FILE=$$data .venv/bin/coverage combine --quiet && mv $$data .coverage-data/data && \
+	  .venv/bin/coverage report && exit $$result
 
 check: $(STAMP)  ## style, types, layers and house rules
 	@# Its cache does not notice when an imported module has become one of ours.
