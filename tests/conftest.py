@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import re
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the effort before test modules read it, and divide the tests if several processes share them."""
+    gc.disable()  # until all modules are imported: half of the time would go into looking through them
     effort.choose(config.getoption("--effort"))
     # An example may take long because others compute.
     slow = [HealthCheck.too_slow]
@@ -67,6 +69,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("full")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def pytest_collection_finish() -> None:
+    """Let later collections of garbage, and those of forks, leave alone what lives as long as the process."""
+    gc.freeze()
+    gc.enable()
 
 
 class _Unexpected(logging.Handler):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from millpond.fs.client.metrics import MountStats
 from millpond.fs.client.remote_fs import RemoteFs
@@ -29,12 +28,6 @@ from .world import World
 InNamespace = Callable[[Callable[[], None]], None]
 WithBoth = Callable[..., None]
 Test = Callable[..., None]
-settings.register_profile(
-    "volume",
-    deadline=None,  # a machine that is busy is no failure
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("volume")
 
 
 @pytest.fixture
