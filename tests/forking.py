@@ -37,6 +37,8 @@ LATE = (
     *("millpond.host.remote." + name for name in ("run_many", "volume_report")),
 )
 """What commands import themselves, and takes long."""
+TRAINING = ("torch.distributed", "torch.utils.data", "torch._dynamo", "millpond.train.distributed.group")
+"""What scripts that train import, the third with their first optimizer."""
 _MOST = 1 << 18
 _STREAMS = 3
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from millpond.base.errors import LocalError
 from millpond.data.streaming.by_index import IndexedStream
 from millpond.train import group
 
+from ..forking import TRAINING, server
 from ..ports import unused_port
 from .served import SAMPLES, images, service
 
@@ -32,15 +32,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     images(folder / "images")
     port = str(unused_port())
     common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    with service(folder) as where:
-        argv = [sys.executable, str(WORKER), where, str(folder)]
-        workers = [
-            subprocess.Popen(argv, stdout=subprocess.PIPE, env=os.environ | common | {"RANK": str(rank)})
-            for rank in range(RANKS)
-        ]
-        answers = [worker.communicate(timeout=100)[0] for worker in workers]
-    assert all(worker.returncode == 0 for worker in workers)
-    return [json.loads(answer) for answer in answers]
+    with service(folder) as where, ExitStack() as undo:
+        environments = [os.environ | common | {"RANK": str(rank)} for rank in range(RANKS)]
+        started = [server(*TRAINING).start(WORKER, where, folder, env=env) for env in environments]
+        workers = [undo.enter_context(worker) for worker in started]
+        answers = [worker.communicate(timeout=100) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * RANKS, answers
+    return [json.loads(answer) for answer, _ in answers]
 
 
 def test_streamed_batches_are_those_of_data_in_memory(ranks: list[dict[str, Any]]) -> None:

@@ -8,8 +8,6 @@ import os
 import runpy
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,6 +21,7 @@ from torch.utils.data import DataLoader
 
 import millpond.data
 from millpond.base.errors import Refused, RemoteError
+from millpond.data import streaming
 from millpond.data.streaming import connection
 from millpond.data.streaming.client import StreamClient, StreamSource, TcpAddress
 from millpond.data.streaming.dataset import StreamDataset
@@ -30,6 +29,7 @@ from millpond.data.streaming.loader import StreamLoader
 from millpond.data.streaming.protocol.tuner import StreamTuner
 from millpond.train.data import labelled_images
 
+from ..forking import TRAINING, Command, server
 from .served import SAMPLES, double, images, service, tars
 
 KNOWN = "what only consumers know"
@@ -230,38 +230,33 @@ def test_a_stream_is_closed_while_its_service_says_nothing() -> None:
     connection.close()
 
 
-def serve(root: Path, port: int, state: Path | None) -> tuple[subprocess.Popen[str], str]:
+def serve(root: Path, port: int, state: Path | None) -> tuple[Command, str]:
     """Start a process that serves; returns it and its address."""
-    argv = [sys.executable, "-m", "millpond.data.streaming", str(root), "--listen", f"127.0.0.1:{port}"]
-    server = subprocess.Popen(
-        [*argv, *(["--state", str(state)] if state else [])], stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout
-    return server, server.stdout.readline().split()[-1]
+    kept = ["--state", str(state)] if state else []
+    program = Path(streaming.__file__).with_name("__main__.py")
+    service = server(*TRAINING).start(program, root, "--listen", f"127.0.0.1:{port}", *kept)
+    return service, service.stdout.readline().split()[-1]
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_service_that_is_killed_goes_on_where_it_was(folder: Path, keeps: bool) -> None:
     state = folder / "state" if keeps else None
-    server, where = serve(folder, 0, state)
+    serving, where = serve(folder, 0, state)
     found: list[int] = []
     try:
         for _, batch in millpond.data.stream(f"{where}/images", batch=8, chunk=8, memory=2000):
             found += batch.tolist()
             if len(found) in (48, 120):
-                os.kill(server.pid, signal.SIGKILL)
-                server.wait()
-                assert server.stdout
-                server.stdout.close()
-                server, _ = serve(folder, int(where.split(":")[1]), state)
+                with serving:
+                    serving.kill()
+                serving, _ = serve(folder, int(where.split(":")[1]), state)
         assert keeps
     except RemoteError as error:
         assert not keeps and "without the state of its runs" in str(error)
     finally:
-        server.terminate()
-        assert server.stdout
-        server.stdout.close()
-        assert server.wait() == 0
+        with serving:
+            serving.send_signal(signal.SIGTERM)
+            assert serving.wait(30) == 0
     assert not keeps or sorted(found) == list(range(SAMPLES))
 
 

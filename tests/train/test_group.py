@@ -23,13 +23,12 @@ from millpond.base.errors import LocalError
 from millpond.train import group
 from millpond.train.distributed.tuner import BatchTuner
 
-from ..forking import server
+from ..forking import TRAINING, server
 from ..ports import unused_port
 from .group_worker import BATCH, CHANGE, EPOCH, EPOCHS, PRIVATE, PUBLIC, Run, data, slowed
 
 WORKER = Path(__file__).with_name("group_worker.py")
 EXAMPLE = Path(__file__).parents[2] / "agent/examples/balanced.py"
-MODULES = ("torch.distributed", "torch.utils.data", "millpond.train.distributed.group")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -46,7 +45,7 @@ def run(ranks: int, *argv: str | Path) -> list[list[str]]:
     with ExitStack() as undo:
         workers = []
         for rank in range(ranks):
-            worker = server(*MODULES).start(*argv, env=environment(rank, ranks, port))
+            worker = server(*TRAINING).start(*argv, env=environment(rank, ranks, port))
             workers.append(undo.enter_context(worker))
         answers = [worker.communicate(timeout=90) for worker in workers]
         ends = [(worker.returncode, error) for worker, (_, error) in zip(workers, answers, strict=True)]
