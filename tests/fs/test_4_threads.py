@@ -33,7 +33,7 @@ def test_files_read_in_order_at_once(world: World) -> None:
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize("timeout", [3.0, 1000.0])
+@pytest.mark.parametrize("timeout", [pytest.param(3.0, marks=pytest.mark.full), 1000.0])
 def test_all_end_soon_after_the_device_has_stopped(
     world: World, with_both: WithBoth, timeout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,7 +195,9 @@ def test_all_workers_end_with_the_command(ready: Emulation, number: int, code: i
     eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS, 0.1)
 
 
-@pytest.mark.parametrize("victim", ["its board", "its agent", "all tunnels"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param("its board", marks=pytest.mark.full), "its agent", "all tunnels"]
+)
 def test_a_device_that_is_lost_ends_the_launch(ready: Emulation, victim: str) -> None:
     before = interfaces(ready)
     with begun(ready, write(ready, "waiting.py", FOR_EVER)) as process:

@@ -166,6 +166,7 @@ def test_a_fixed_plan_twice_comes_to_the_same_bits(fleet: Emulation) -> None:
     assert models[0][-4096:] == models[1][-4096:]  # behind the header, which names the job
 
 
+@pytest.mark.full  # test_9_kills and test_6_job_streams lose workers of such a job in a quick run
 @pytest.mark.expected_log("csd|host")
 @pytest.mark.timeout(480)
 def test_workers_come_and_go_and_no_sample_is_lost(fleet: Emulation) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ..effort import scaled
 from ..waiting import eventually
 from .processes import command, descendants, running
 from .support import Emulation
@@ -194,7 +195,7 @@ def test_on_a_lan_updates_do_not_cross_the_host(lan_fleet: Emulation) -> None:
         assert all(max(round_[name]) < 0.2 * size for name in ("csd1", "csd2"))
 
 
-@pytest.mark.parametrize("topology", ["star", "tree", "udp"])
+@pytest.mark.parametrize("topology", scaled(["tree"], ["star", "tree", "udp"]))
 def test_a_state_that_the_host_does_not_need_stays_with_the_devices(
     lan_fleet: Emulation, topology: str
 ) -> None:

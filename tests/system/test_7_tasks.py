@@ -148,6 +148,7 @@ def alone(folder: Path, task: str, data: str, **keys: Any) -> dict[str, float]:
     return figures
 
 
+@pytest.mark.full  # the regression goes the same ways
 def test_a_task_of_texts_learns_as_in_one_process(fleet: Emulation) -> None:
     folder = project(fleet, "text")
     keys = {"optimizer": "AdamW", "learning_rate": 5e-3}
