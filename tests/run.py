@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: runs the tests in two passes, each of which ends with pytest's own closing line.
 
-``run.py [--coverage] [--rerun] quick|full [ARGUMENT...]`` runs first, in three processes, the tests that may
+``run.py [--coverage] [--rerun] quick|full [ARGUMENT...]`` runs first, in four processes, the tests that may
 share the machine, as ``schedule.py`` divides them, and then, in one, those that are marked ``serial``, also
 where the first pass failed. The arguments are pytest's. The exit code is 0 only if neither pass failed.
 The processes that tests start load the product's byte-code, which is compiled before.
@@ -25,8 +25,10 @@ from millpond.linux.syscalls import killed_with_parent
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("agent", "fs", "host", "images", "tunnel", "tests")
-SHARED = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-m", "not serial")
+SHARED = ("-n", "4", "--dist", "loadgroup", "--no-loadscope-reorder", "-m", "not serial")
 ALONE = ("-m", "serial")
+RULES = "tests/rules"
+"""``make check`` runs them; here they do so only if they are named."""
 AGAIN = ("--last-failed", "--last-failed-no-failures=none")
 NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
 MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PYTHON", "ARGS", "EFFORT", "RERUN")
@@ -46,6 +48,7 @@ def main() -> int:
     effort, *arguments = arguments[rerun:]
     argv.append(f"--effort={effort}")
     argv += ["--durations=40"] if effort == "full" else []
+    argv += [] if any(RULES in each for each in arguments) else [f"--ignore={RULES}"]
     interrupts: list[int] = []  # the terminal sends Ctrl-C to pytest, too, which ends by itself
     signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     codes = []

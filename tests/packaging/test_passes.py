@@ -155,6 +155,14 @@ def test_the_serial_pass_imports_the_modules_of_its_tests_alone(tmp_path: Path) 
     assert "RuntimeError" not in done.stdout and "1 error" in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize("named", ["tests/rules", "tests/rules/test_waits.py"])
+def test_rules_run_where_they_are_named(tmp_path: Path, named: str) -> None:
+    for folder, arguments, left_out in (("all", (), True), ("named", (named,), False)):
+        (tmp_path / folder).mkdir()
+        _, calls = passes(tmp_path / folder, 0, 0, *arguments)
+        assert [" --ignore=tests/rules " in call for call in calls] == [left_out, left_out], calls
+
+
 def test_a_killed_pass_fails_the_run() -> None:
     assert run.overall([0, 137]) == 137
 
