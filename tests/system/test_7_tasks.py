@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from .support import Emulation
+from ..forking import TRAINING, server
+from .support import Emulation, millpond
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -92,7 +93,9 @@ rounds = 12
 metric = "iou"
 """
 ALONE = """
-import json, sys
+import json, os, sys
+os.chdir(sys.argv[4])
+sys.path.insert(0, "")
 import task
 from millpond.train import fit
 name, folders, keys = sys.argv[1], sys.argv[2].split(), json.loads(sys.argv[3])
@@ -105,13 +108,8 @@ def project(fleet: Emulation, template: str) -> Path:
     """A project of 'millpond new', whose private data lie on the devices."""
     folder = fleet.base / "projects" / template
     folder.parent.mkdir(exist_ok=True)
-    made = subprocess.run(
-        [sys.executable, "-m", "millpond.host.main", "new", str(folder), "--template", template],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made
+    made = millpond("new", folder, "--template", template)
+    assert made.code == 0, made
     subprocess.run([sys.executable, "data.py"], cwd=folder, check=True)
     for name in DEVICES:
         private = fleet.directory / "devices" / name / "flash" / "private"
@@ -141,10 +139,11 @@ def synchronous(job: Path, table: str) -> Path:
 def alone(folder: Path, task: str, data: str, **keys: Any) -> dict[str, float]:
     """The figures of the same task, trained in one process on the data of all devices."""
     folders = " ".join(f"data/{name}/{data}" for name in DEVICES)
-    command = [sys.executable, "-c", ALONE, task, folders, json.dumps(keys)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    figures: dict[str, float] = json.loads(done.stdout)
+    program = folder / "alone.py"
+    program.write_text(ALONE)
+    done = server(*TRAINING).run(program, task, folders, json.dumps(keys), folder)
+    assert done.code == 0, done.err
+    figures: dict[str, float] = json.loads(done.out)
     return figures
 
 
