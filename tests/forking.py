@@ -32,8 +32,9 @@ from millpond.linux.syscalls import die_with_parent
 
 MILLPOND, CLI = "millpond", "millpond.host.cli.app"
 LATE = (
-    *("millpond.host.cli." + name for name in ("copy", "devices", "fleet", "jobs", "launch", "remote")),
-    *("millpond.host.cli." + name for name in ("data", "volume")),
+    *("millpond.host.cli." + name for name in ("data", "devices", "fleet", "jobs", "launch")),
+    *("millpond.host.cli.ssh." + name for name in ("logs", "run", "ssh_config")),
+    *("millpond.host.cli.volumes." + name for name in ("copy", "mount", "volume")),
     *("millpond.host.remote." + name for name in ("run_many", "volume_report")),
 )
 """What commands import themselves, and takes long."""

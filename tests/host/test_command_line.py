@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millpond.host.cli import app, exits
-from millpond.host.cli.remote import options_first
+from millpond.host.cli.ssh.run import options_first
 from millpond.linux import sockets
 
 from .commands import Command

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pty
 import shlex
@@ -18,6 +19,9 @@ from millpond.base.errors import LocalError
 from millpond.host.api.daemon import DeviceInfo
 from millpond.host.remote import ssh
 from millpond.host.remote.run_many import OutputLines, ParallelRun, _LineSink, choose
+from millpond.host.remote.shared_input import SharedInput
+from millpond.host.terminal import streams
+from millpond.host.terminal.folded_output import folded
 from millpond.host.terminal.streams import WholeOutput
 from millpond.images.ondevice.sshd_config import USER
 
@@ -77,7 +81,8 @@ def test_input_that_does_not_block_is_waited_for() -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     channel = Channel()
-    feeder = threading.Thread(target=ssh._feed, args=(read, channel), daemon=True)
+    source = functools.partial(streams.read, read, 1 << 16)
+    feeder = threading.Thread(target=ssh._feed, args=(source, channel), daemon=True)
     feeder.start()
     os.write(write, b"first ")
     eventually(lambda: channel.got == b"first ", "the first part")
@@ -92,7 +97,7 @@ def test_input_that_does_not_block_is_waited_for() -> None:
 def test_input_that_cannot_be_read_is_an_end_of_input(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     channel = Channel()
-    ssh._feed(folder, channel)  # type: ignore[arg-type]
+    ssh._feed(functools.partial(streams.read, folder, 1 << 16), channel)  # type: ignore[arg-type]
     assert channel.ended.is_set()
     os.close(folder)
 
@@ -153,26 +158,54 @@ KNOWN = (device("csd0"), device("csd1", "lost", "it did not answer"), device("cs
 
 
 def test_all_are_all_and_who_is_not_ready_is_told() -> None:
-    assert choose(KNOWN, "") == {
+    assert choose(KNOWN, "", {}) == {
         "csd0": "",
         "csd1": "not ready but lost: it did not answer",
         "csd2": "not ready but connecting",
     }
-    assert choose((), "") == {}
+    assert choose((), "", {}) == {}
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen"), [("csd1,csd0", ["csd1", "csd0"]), (" csd2 , csd2", ["csd2"]), ("csd0,", ["csd0"])]
+    ("names", "chosen"),
+    [
+        ("csd1,csd0", ["csd1", "csd0"]),
+        (" csd2 , csd2", ["csd2"]),
+        ("csd0,", ["csd0"]),
+        ("csd[1-2]", ["csd1", "csd2"]),
+        ("@some,csd0", ["csd2", "csd0"]),
+        ("@all", ["csd0", "csd1", "csd2"]),
+    ],
 )
 def test_those_that_are_named_are_tried(names: str, chosen: list[str]) -> None:
-    assert choose(KNOWN, names) == dict.fromkeys(chosen, "")
-    assert list(choose(KNOWN, names)) == chosen
+    found = choose(KNOWN, names, {"some": "csd[2,0]"})
+    assert found == dict.fromkeys(chosen, "") and list(found) == chosen
 
 
 @pytest.mark.parametrize(("names", "words"), [("csd0,csd7", "'csd7'.*csd0, csd1, csd2"), (" ,", "no device")])
 def test_a_wrong_name_is_told(names: str, words: str) -> None:
     with pytest.raises(LocalError, match=words):
-        choose(KNOWN, names)
+        choose(KNOWN, names, {})
+
+
+def test_equal_output_is_printed_once_under_the_names_of_its_devices() -> None:
+    lines = {"csd0": ["6.1"], "csd1": ["6.1"], "csd9": ["a", "b"], "csd2": ["6.1"], "csd3": []}
+    assert list(folded(lines)) == ["csd[0-2]: 6.1", "csd9:\n  a\n  b"]
+
+
+def test_each_command_gets_the_whole_input_at_its_own_pace() -> None:
+    read, write = os.pipe()
+    shared = SharedInput(read)
+    first, second = shared.reader(), shared.reader()
+    os.write(write, b"begin ")
+    assert first() == b"begin "
+    data = os.urandom(300_000)
+    writer = threading.Thread(target=lambda: (os.write(write, data), os.close(write)))
+    writer.start()
+    whole = [b"".join(iter(reader, b"")) for reader in (first, second)]
+    writer.join()
+    os.close(read)
+    assert whole == [data, b"begin " + data]
 
 
 def shown(*pieces: bytes) -> list[tuple[str, ...]]:

@@ -78,7 +78,7 @@ def running(emulation: Emulation, command: str, *arguments: str) -> Iterator[Run
 
 def test_a_command_runs_on_all_devices_at_once(fleet: Emulation, go: list[Path]) -> None:
     script = f"echo begins; while ! [ -e {GO} ]; do sleep 0.1; done; echo complains >&2; echo ends"
-    with running(fleet, "run", "--all", "--", script) as command:
+    with running(fleet, "run", "--stream", "--all", "--", script) as command:
         command.wait_for(*(f"[{name}] begins\n" for name in NAMES))  # none ends before all have begun
         assert command.process.poll() is None
         go[1].touch()
@@ -97,17 +97,19 @@ def test_lines_stay_whole_and_none_is_lost(fleet: Emulation) -> None:
     script = (
         "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $i; printf 'half '; echo of $i; done; printf last"
     )
-    result = fleet.millpond("run", "--all", "--", script)
+    result = fleet.millpond("run", "--stream", "--all", "--", script)
     assert (result.code, result.err) == (0, "")
     expected = [line for number in range(1, 3001) for line in (f"{number}", f"half of {number}")] + ["last"]
     for name in NAMES:
         own = [line for line in result.out.splitlines() if line.startswith(f"[{name}] ")]
         assert [line.removeprefix(f"[{name}] ") for line in own] == expected
     assert len(result.out.splitlines()) == 3 * len(expected)
+    result = fleet.millpond("run", "--all", "--", script)
+    assert result.out.splitlines() == ["csd[0-2]:", *(f"  {line}" for line in expected)]
 
 
 def test_control_characters_are_not_for_the_terminal(fleet: Emulation) -> None:
-    result = fleet.millpond("run", "csd0,csd1", "--", r"printf 'a\tb\033[2J\r[csd9] faked\r\n'")
+    result = fleet.millpond("run", "--stream", "csd0,csd1", "--", r"printf 'a\tb\033[2J\r[csd9] faked\r\n'")
     expected = [f"[{name}] a       b [2J [csd9] faked" for name in ("csd0", "csd1")]
     assert sorted(result.out.splitlines()) == expected
 
@@ -122,12 +124,23 @@ def test_the_greatest_exit_code_counts_and_each_failure_is_a_line(fleet: Emulati
 
 def test_a_program_gets_a_list(fleet: Emulation) -> None:
     script = "cat; echo from $(uname -n); echo told >&2; [ $(uname -n) != csd1 ] || kill -9 $$"
-    result = fleet.millpond("run", "--format", "json", "csd1,csd0", "--", script, stdin="not for them")
+    result = fleet.millpond("run", "--format", "json", "csd[1,0]", "--", script, stdin="for all\n")
     assert result.code == 137
     first, second = json.loads(result.out)
-    assert second == {"device": "csd0", "exit_code": 0, "stdout": "from csd0\n", "stderr": "told\n"}
-    assert (first["device"], first["exit_code"], first["stdout"]) == ("csd1", 137, "from csd1\n")
+    assert second == {"device": "csd0", "exit_code": 0, "stdout": "for all\nfrom csd0\n", "stderr": "told\n"}
+    assert (first["device"], first["exit_code"], first["stdout"]) == ("csd1", 137, "for all\nfrom csd1\n")
     assert first["stderr"].startswith("told\n")
+
+
+def test_equal_output_is_folded_and_input_goes_to_all(fleet: Emulation) -> None:
+    script = "cat; case $(uname -n) in csd1) echo other;; esac; echo told >&2"
+    result = fleet.millpond("run", "@all", "--", script, stdin="given\n")
+    assert (result.code, result.err) == (0, "csd[0-2]: told\n")
+    assert result.out == "csd[0,2]: given\ncsd1:\n  given\n  other\n"
+    for where in ("csd0", "csd[0-1]"):
+        assert fleet.millpond("run", "-n", where, "--", "cat", stdin="not for it") == Result(0, "", "")
+    one = fleet.millpond("run", "--format", "json", "csd2", "--", "cat", stdin="given")
+    assert document(one) == {"device": "csd2", "exit_code": 0, "stdout": "given", "stderr": ""}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +165,7 @@ def test_a_device_that_cannot_be_reached_stops_no_other(odd: Emulation) -> None:
     odd.wait(ready | {"newer": "incompatible", "stranger": "refused", "flood": "refused"})
     result = odd.millpond("run", "--all", "--", "uname -n")
     assert result.code == 255
-    assert sorted(result.out.splitlines()) == sorted(f"[{name}] {name}" for name in ready)
+    assert sorted(result.out.splitlines()) == sorted(f"{name}: {name}" for name in ready)
     newer, stranger, flood, dead = result.err.splitlines()
     assert newer.startswith("millpond: newer: not ready but incompatible: ")
     assert stranger.startswith("millpond: stranger: not ready but refused: ")
@@ -169,7 +182,7 @@ def test_a_device_that_cannot_be_reached_stops_no_other(odd: Emulation) -> None:
 
 def test_a_device_that_dies_in_a_command_stops_no_other(fleet: Emulation, go: list[Path]) -> None:
     script = f"echo begins; while ! [ -e {GO} ]; do sleep 0.1; done; echo ends"
-    with running(fleet, "run", "csd0,csd1", "--", script) as command:
+    with running(fleet, "run", "--stream", "csd0,csd1", "--", script) as command:
         command.wait_for("[csd0] begins\n", "[csd1] begins\n")
         first = fleet.pid_one("csd1")
         first.kill()
@@ -209,7 +222,9 @@ def test_interrupted_commands_end_on_their_devices(
 ) -> None:
     """Before: SIGTERM, SIGHUP and a lost connection left them running."""
     prefixes = [f"[{name}] " for name in NAMES] if where == "--all" else [""]
-    with running(fleet, "run", *admin, where, "--", "echo begins; sleep 47110 | sleep 47110") as command:
+    with running(
+        fleet, "run", "--stream", *admin, where, "--", "echo begins; sleep 47110 | sleep 47110"
+    ) as command:
         command.wait_for(*(f"{prefix}begins\n" for prefix in prefixes))
         eventually(
             lambda: len(remote_processes(fleet, "47110")) == 2 * len(prefixes), "the commands", every=0.1
@@ -235,7 +250,7 @@ def test_a_time_limit_ends_also_what_does_not_want_to(fleet: Emulation) -> None:
 
 
 def test_who_does_not_read_ends_the_commands(fleet: Emulation) -> None:
-    script = f"{' '.join(MILLPOND)} run --fleet {fleet.directory} --all -- 'yes 47112' | head -1"
+    script = f"{' '.join(MILLPOND)} run --stream --fleet {fleet.directory} --all -- 'yes 47112' | head -1"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("] 47112\n")
@@ -254,9 +269,7 @@ def test_the_admin_sees_what_no_user_does(fleet: Emulation) -> None:
     assert admin.out.splitlines() == ["root", CANARY, "-----BEGIN PRIVATE KEY-----"]
     on_all = fleet.millpond("run", "--admin", "--all", "--", "ls /flash; ip -br link show mp0 | wc -l")
     assert on_all.code == 0, on_all
-    assert sorted(on_all.out.splitlines()) == sorted(
-        f"[{name}] {line}" for name in NAMES for line in ("1", "private", "public")
-    )
+    assert on_all.out == "csd[0-2]:\n  private\n  public\n  1\n"
     if os.geteuid() == 0:  # a board that an ordinary user emulates has one uid for all of its users
         found = fleet.millpond("run", "csd0", "--", "cat /etc/ssh/ssh_host_key")
         assert found.out == ""  # no user impersonates a board

@@ -36,17 +36,19 @@ _MODULES: Final = {
     **dict.fromkeys(("init", "add", "remove", "revoke", "renew"), "fleet"),
     **dict.fromkeys(("host", "emulate", "demo", "demo-inside"), "machine"),
     **dict.fromkeys(("devices", "topology", "tunnel"), "devices"),
-    **dict.fromkeys(("run", "shell"), "remote"),
-    **dict.fromkeys(("mount", "umount", "volume", "cp"), "volume"),
+    **{name: f"ssh.{name}" for name in ("run", "shell", "inventory")},
+    **dict.fromkeys(("ssh-config", "ssh-proxy"), "ssh.ssh_config"),
+    **dict.fromkeys(("mount", "umount"), "volumes.mount"),
+    **{name: f"volumes.{name}" for name in ("volume", "cp")},
     **dict.fromkeys(("flash", "update", "new", "sign", "data")),
     **dict.fromkeys(("train", "resume"), "jobs"),
     "launch": "launch",
     **dict.fromkeys(("profile", "jobs", "stop"), "jobs"),
-    "logs": "remote",
+    "logs": "ssh.logs",
     "simulate": "simulation.command",
 }
 """The module of each command, its own name where there is none; in the order of the help."""
-_NO_COMMANDS = ("app", "copy", "exits", "options")
+_NO_COMMANDS = ("app", "exits", "options")
 
 
 class LazyGroup(TyperGroup):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from typing import Annotated
 
 import typer
 
-from millpond.base.errors import LocalError
+from millpond.base.errors import LocalError, Refused
 from millpond.host.api.daemon import MOST_LISTED, JobInfo, JobRecord
 from millpond.host.cli.exits import INTERRUPTED, JOB, fail
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
+    DevicesOption,
     FleetOption,
     FormatOption,
     JobArgument,
@@ -24,6 +26,7 @@ from millpond.host.cli.options import (
     new_app,
 )
 from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.fleet import directory
 from millpond.host.records.comparison import ComparedJob, JobComparison, differences, results
 from millpond.host.records.jobs import Round
 from millpond.host.terminal import printing, tables
@@ -36,9 +39,6 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file: train.learning_rate=0.1."),
 ]
 
-DevicesOption = Annotated[
-    str, typer.Option("--devices", metavar="csd0,csd1", help="With these devices, not all of them.")
-]
 PriorityOption = Annotated[
     int | None, typer.Option(help="Among jobs that wait for a device, the highest begins first.")
 ]
@@ -67,7 +67,7 @@ def train(
     A job waits while another one that has begun, or is before it in the queue, needs one of its devices.
     The daemon is sent all that the job file names, also its test folder where the daemon cannot open it.
     """
-    job, code = file.read(job_file, _settings(settings, devices, priority))
+    job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     if model:
         _check_target(model, detach=detach)
     with DaemonClient(fleet_directory) as client:
@@ -85,14 +85,11 @@ def _check_target(model: Path, *, detach: bool) -> None:
         raise LocalError(f"{model}: no file can be written there")
 
 
-def _settings(settings: list[str] | None, devices: str, priority: int | None) -> list[str]:
-    """Return all changes to the job file. Raises LocalError for a list that names no device."""
+def _settings(settings: list[str] | None, fleet: Path, devices: str, priority: int | None) -> list[str]:
+    """Return all changes to the job file. Raises LocalError for a text that names no device."""
     found = list(settings or ())
     if devices:
-        names = [name.strip() for name in devices.split(",") if name.strip()]
-        if not names:
-            raise LocalError(f"--devices: '{devices}' names no device")
-        found.append(f"devices={json.dumps(names)}")
+        found.append(f"devices={json.dumps(directory.read(fleet).named(devices))}")
     if priority is not None:
         found.append(f"priority={priority}")
     return found
@@ -176,8 +173,8 @@ def profile(
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the curves, too.")] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Measure what steps of a job take each worker, and show the plan; nothing is trained."""
-    job, code = file.read(job_file, _settings(settings, devices, priority))
+    """Measure what steps of a job take each worker, and show the plan. Nothing is trained; no job stays."""
+    job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
     with DaemonClient(fleet_directory) as client:
         number = client.submit(replace(job, federated=None, synchronous=only_measured), code)
@@ -186,6 +183,8 @@ def profile(
         if info.state != "done":
             fail(info.error or f"job {number} was {info.state}", JOB)
         curves = client.curves(number)
+        with contextlib.suppress(Refused):  # a member of the daemon's group may not remove jobs
+            client.forget_job(number)  # its model is not trained
     if picture:
         from millpond.host.terminal import profile_plot  # loads numpy
 
@@ -212,7 +211,7 @@ def list_all(
         return
     with DaemonClient(fleet_directory) as client:
         found = client.jobs(last)
-    printing.show(output, {"jobs": found}, lambda: tables.jobs(found))
+    printing.show(output, {"jobs": found}, lambda: tables.jobs(found, tables.console().width))
     if output is Format.TEXT and len(found) == last and found[0].id > 1:
         print(f"the newest {last}; --last N shows more")
 
@@ -237,8 +236,8 @@ def compare(
     output: OwnFormatOption = None,
 ) -> None:
     """Compare jobs: what each came to, and the keys in which their files differ."""
-    directory, shown = _of_group(context, fleet_directory, output)
-    with DaemonClient(directory) as client:
+    place, shown = _of_group(context, fleet_directory, output)
+    with DaemonClient(place) as client:
         records = [client.job(number) for number in dict.fromkeys(numbers)]
     found = JobComparison(
         tuple(_results(each) for each in records),
@@ -263,8 +262,8 @@ def model(
     output: OwnFormatOption = None,
 ) -> None:
     """Write the model of a job that is done to a file."""
-    directory, shown = _of_group(context, fleet_directory, output)
-    with DaemonClient(directory) as client:
+    place, shown = _of_group(context, fleet_directory, output)
+    with DaemonClient(place) as client:
         client.save_model(job, path, best=best)
     printing.show(shown, {"id": job, "model": str(path)}, f"the model of job {job} is in {path}")
 
@@ -292,9 +291,9 @@ def prune(
     the end of each job. A pruned job cannot be resumed; it stays in the list, with its rounds, unless you
     --forget it.
     """
-    directory, shown = _of_group(context, fleet_directory, output)
+    place, shown = _of_group(context, fleet_directory, output)
     seconds = None if older_than is None else older_than * SECONDS_A_DAY
-    with DaemonClient(directory) as client:
+    with DaemonClient(place) as client:
         found = client.prune(keep, seconds, dry_run=dry_run, forget=forget)
     done = "would be" if dry_run else "is"
     what = "forgotten" if forget else "pruned"

@@ -24,8 +24,9 @@ from millpond.host.api.launch import (
     WorkerEnd,
 )
 from millpond.host.cli.exits import JOB, fail
-from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, new_app
+from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption, FormatOption, new_app
 from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.fleet import directory
 from millpond.host.records.jobs import HOST
 from millpond.host.terminal import printing
 from millpond.host.terminal.output_folder import OutputFolder
@@ -94,7 +95,7 @@ ProcessesOption = Annotated[
 def launch(
     script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="For the script.")] = None,
-    devices: Annotated[str, typer.Option(metavar="csd0,csd1", help="These devices, not all of them.")] = "",
+    devices: DevicesOption = "",
     host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")] = False,
     processes: ProcessesOption = 1,
@@ -132,7 +133,7 @@ def launch(
         name,
         tuple(left),
         sent,
-        tuple(name.strip() for name in devices.split(",") if name.strip()),
+        directory.read(fleet_directory).named(devices) if devices else (),
         host,
         most_saved=most << 20 if saved else 0,
         confined=private,

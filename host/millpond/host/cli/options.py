@@ -10,6 +10,7 @@ import typer
 
 from millpond.base.errors import MillpondError
 from millpond.host.fleet import directory
+from millpond.host.records.device_set import ALL
 from millpond.host.terminal.printing import Format
 
 
@@ -25,6 +26,17 @@ def complete_devices(context: typer.Context, incomplete: str) -> list[str]:
     except (MillpondError, OSError):
         return []
     return [device.name for device in found if device.name.startswith(incomplete)]
+
+
+def complete_device_sets(context: typer.Context, incomplete: str) -> list[str]:
+    """Return texts that name sets of devices, the last part of which is being typed."""
+    before, comma, last = incomplete.rpartition(",")
+    try:
+        config = directory.read(_fleet_of(context)).config
+    except (MillpondError, OSError):
+        return []
+    words = [*(device.name for device in config.device), *(f"@{name}" for name in (ALL, *config.groups))]
+    return [f"{before}{comma}{word}" for word in words if word.startswith(last)]
 
 
 def complete_jobs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -66,10 +78,22 @@ AuthorityOption = Annotated[
         show_default=False,
     ),
 ]
+AdminOption = Annotated[
+    bool, typer.Option("--admin", help="As root of the whole device, by the fleet's admin key.")
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 DeviceArgument = Annotated[
     str,
     typer.Argument(metavar="DEVICE", help="A device's name, such as csd0.", autocompletion=complete_devices),
+]
+DevicesOption = Annotated[
+    str,
+    typer.Option(
+        "--devices",
+        metavar="DEVICES",
+        help="With these devices, not all of them: csd0,csd[2-4],@fast.",
+        autocompletion=complete_device_sets,
+    ),
 ]
 JobArgument = Annotated[
     int, typer.Argument(metavar="JOB", help="The job's number.", autocompletion=complete_jobs)

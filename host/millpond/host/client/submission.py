@@ -22,6 +22,7 @@ from millpond.base.errors import LocalError, Refused
 from millpond.base.sizes import SLOWEST
 from millpond.host.api import daemon
 from millpond.host.client.connection import ANSWER_SECONDS, DaemonConnection
+from millpond.host.records import device_set
 from millpond.train.job.file import describe
 from millpond.train.job.files import MOST_FILES, JobFile
 from millpond.train.job.folder import manifest_of
@@ -43,6 +44,8 @@ class JobSubmission(DaemonConnection):
         with that of another job gets a copy of it, and the test folder is sent unless the daemon reads it in
         its place.
         """
+        if not all(map(device_set.is_one, job.devices)):
+            job = replace(job, devices=self.fleet.named(",".join(job.devices)))
         files = describe(paths, job.name)
         self._send_contents({file.sha256: (file, paths[name]) for name, file in files.items()})
         if isinstance(job.code.initial, int):

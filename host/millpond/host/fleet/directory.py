@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import os
+import re
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from millpond.base import toml
-from millpond.base.errors import ConfigError
+from millpond.base.errors import ConfigError, LocalError
 from millpond.base.keys import Key
 from millpond.energy import joules
 from millpond.energy.joules import Watts
 from millpond.host.fleet import addresses
 from millpond.host.fleet.addresses import Addresses
+from millpond.host.records import device_set
 from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.runtime.emulated_lan import LinkShape
@@ -94,6 +96,9 @@ class FleetConfig:
     host: HostConfig = field(default_factory=HostConfig)
     lan: LinkShape = field(default_factory=LinkShape)
     jobs: JobsConfig = field(default_factory=JobsConfig)
+    groups: Annotated[
+        dict[str, str], Key('names of sets of devices: fast = "csd[0-3],csd7" is @fast for commands')
+    ] = field(default_factory=dict)
 
 
 class Fleet:
@@ -104,6 +109,7 @@ class Fleet:
     def __init__(self, directory: Path, config: FleetConfig, authority: Path | None = None) -> None:
         self.directory, self.config = directory.absolute(), config
         self.authority = authority.absolute() if authority else None
+        self._assigned = config, dict[str, Addresses]()
 
     @property
     def socket(self) -> Path:
@@ -205,6 +211,11 @@ class Fleet:
             raise ConfigError(f"no device '{name}' in this fleet; it has {', '.join(devices) or 'none'}")
         return devices[name]
 
+    def named(self, text: str) -> tuple[str, ...]:
+        """Return the devices that a user's text names: ``csd0,csd[2-4],@fast``. Raises LocalError."""
+        known = [device.name for device in self.config.device]
+        return device_set.expand(text, known, self.config.groups)
+
     def addresses(self, name: str) -> Addresses:
         """Return the addresses of a device's tunnel: those of ``fleet.toml``, or where it has none, any that
         are free. Raises ConfigError for an unknown device.
@@ -212,9 +223,19 @@ class Fleet:
         self.device(name)
         return self._addresses[name]
 
-    @functools.cached_property
+    @property
     def _addresses(self) -> dict[str, Addresses]:
-        return addresses.assign(self.config.network, {one.name: one.address for one in self.config.device})
+        config, found = self._assigned
+        if config is not self.config or not found:
+            config = self.config
+            found = addresses.assign(config.network, {one.name: one.address for one in config.device})
+            self._assigned = config, found
+        return found
+
+    def take(self, device: DeviceConfig) -> None:
+        """Take a device that was added since the fleet was read, in place of one of its name."""
+        others = (one for one in self.config.device if one.name != device.name)
+        self.config = replace(self.config, device=(*others, device))
 
     def address_fault(self, name: str) -> str:
         """Return how a device's address differs from the one in its own configuration, if that is here."""
@@ -276,7 +297,20 @@ def checked(config: FleetConfig) -> FleetConfig:
         if device.watts:
             joules.check(device.watts, f"fleet.toml: device: {device.name}: watts")
     _check_lan(config)
+    _check_groups(config.groups)
     return config
+
+
+def _check_groups(groups: Mapping[str, str]) -> None:
+    """Check names and texts of groups, whose devices may be removed meanwhile. Raises ConfigError."""
+    for name, text in groups.items():
+        where = f"fleet.toml: groups: {name}"
+        if not re.fullmatch(r"[a-z0-9_-]{1,32}", name) or name == device_set.ALL:
+            raise ConfigError(f"{where}: a group's name is 1 to 32 of a-z, 0-9, '-' and '_', not 'all'")
+        try:
+            device_set.members(text)
+        except LocalError as error:
+            raise ConfigError(f"{where}: {error}") from None
 
 
 def _check_lan(config: FleetConfig) -> None:

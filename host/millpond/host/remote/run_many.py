@@ -9,15 +9,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.base.errors import LocalError, MillpondError
+from millpond.base.errors import MillpondError
 from millpond.base.text import printable
 from millpond.host.api.daemon import DeviceInfo
 from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.records import device_set
 from millpond.host.remote import ssh
+from millpond.host.remote.shared_input import SharedInput
 from millpond.images.ondevice.sshd_config import SshServer
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class Ended:
     captured: dict[str, str | int]
 
 
-def choose(known: Sequence[DeviceInfo], names: str) -> dict[str, str]:
+def choose(known: Sequence[DeviceInfo], names: str, groups: Mapping[str, str]) -> dict[str, str]:
     """Return the devices that ``names`` lists, or all if it is empty, each with the reason for not reaching
     it, or "".
 
@@ -54,14 +56,7 @@ def choose(known: Sequence[DeviceInfo], names: str) -> dict[str, str]:
     """
     if not names:
         return {d.name: "" if d.state in ("ready", "faulty") else _not_ready(d) for d in known}
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
-    for name in chosen:
-        if name not in [device.name for device in known]:
-            all_names = ", ".join(device.name for device in known) or "none"
-            raise LocalError(f"there is no device '{name}'; the fleet has {all_names}")
-    if not chosen:
-        raise LocalError(f"'{names}' names no device")
-    return dict.fromkeys(chosen, "")
+    return dict.fromkeys(device_set.expand(names, [device.name for device in known], groups), "")
 
 
 def _not_ready(device: DeviceInfo) -> str:
@@ -72,7 +67,7 @@ class ParallelRun:
     """Runs ``line`` on devices, as the user of ``server``.
 
     ``capture`` keeps the output for the results, instead of yielding it. ``authority`` is the directory of
-    the admin key, if that is apart.
+    the admin key, if that is apart. Each command gets the ``given`` input, or none.
     """
 
     def __init__(
@@ -84,8 +79,9 @@ class ParallelRun:
         *,
         capture: bool,
         authority: Path | None = None,
+        given: SharedInput | None = None,
     ) -> None:
-        self._authority = authority
+        self._authority, self._given = authority, given
         self._directory, self._line, self._server, self._timeout = directory, line, server, timeout
         self._capture = capture
         self._queue: queue.Queue[OutputLines | Ended] = queue.Queue(_WAITING)
@@ -151,11 +147,12 @@ class ParallelRun:
             stack.callback(self._forget, command)
             if self._stop.is_set():
                 command.hang_up()
+            given = self._given.reader() if self._given else None
             if self._capture:
-                return command.run(None, out, err, self._timeout)
+                return command.run(given, out, err, self._timeout)
             shown, complained = (_LineSink(self, device, is_error=is_error) for is_error in (False, True))
             try:
-                return command.run(None, shown, complained, self._timeout)
+                return command.run(given, shown, complained, self._timeout)
             finally:
                 shown.end()
                 complained.end()

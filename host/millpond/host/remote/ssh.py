@@ -61,6 +61,10 @@ _TIED = (
 KILLED = 128 + signal.SIGKILL
 
 
+Input = Callable[[], bytes]
+"""Returns the next bytes of a command's input, once there are some; b"" at the end."""
+
+
 class Sink(Protocol):
     """A binary stream for a command's output."""
 
@@ -142,7 +146,7 @@ class RemoteCommand:
         self._channel.exec_command(command.encode(errors="surrogateescape"))  # names of files are any bytes
         self._timed_out = self._given_up = False
 
-    def run(self, stdin: int | None, out: Sink, err: Sink, timeout: float | None = None) -> CommandResult:
+    def run(self, stdin: Input | None, out: Sink, err: Sink, timeout: float | None = None) -> CommandResult:
         """Relay input and output until the command ends, or is ended after ``timeout`` seconds.
 
         The exit code is TIMED_OUT then, 128 + N if signal N has ended the command, -1 if the connection is
@@ -229,13 +233,14 @@ def capture(
     command: str,
     server: SshServer = USER,
     timeout: float | None = None,
+    given: Input | None = None,
 ) -> dict[str, str | int]:
-    """Run ``command`` without input. Returns its ``exit_code``, ``stdout`` and ``stderr``, and ``error`` if
-    any.
+    """Run ``command`` with the ``given`` input. Returns its ``exit_code``, ``stdout`` and ``stderr``, and
+    ``error`` if any.
     """
     out, err = io.BytesIO(), io.BytesIO()
     with connected(fleet, device, sock, server) as transport:
-        result = RemoteCommand(transport, command).run(None, out, err, timeout)
+        result = RemoteCommand(transport, command).run(given, out, err, timeout)
     return document(result, out, err)
 
 
@@ -248,9 +253,9 @@ def document(result: CommandResult, out: io.BytesIO, err: io.BytesIO) -> dict[st
     return {"exit_code": result.exit_code, **texts, **error}
 
 
-def _feed(source: int, channel: paramiko.Channel) -> None:
+def _feed(source: Input, channel: paramiko.Channel) -> None:
     with contextlib.suppress(OSError):
-        while data := streams.read(source, _CHUNK):
+        while data := source():
             channel.sendall(data)
     with contextlib.suppress(OSError, EOFError):
         channel.shutdown_write()  # also where the input cannot be read
