@@ -146,14 +146,18 @@ def lines(server: SshServer) -> list[str]:
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
 def test_nobody_enters_without_a_key(server: SshServer) -> None:
     found = lines(server)
-    for line in ("PasswordAuthentication no", "KbdInteractiveAuthentication no", "AllowTcpForwarding no"):
+    for line in ("PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitTunnel no"):
         assert line in found
     assert [line for line in found if line.startswith("AllowUsers")] == [f"AllowUsers {server.user}"]
 
 
 def test_the_servers_differ_in_who_enters_and_where_alone() -> None:
     differing = {line.split()[0] for line in set(lines(USER)) ^ set(lines(ADMIN))}
-    assert differing == {"Port", "AllowUsers", "PermitRootLogin", "SetEnv"}
+    forwarding = {"AllowTcpForwarding", "PermitOpen"}
+    assert differing == {"Port", "AllowUsers", "PermitRootLogin", "SetEnv", *forwarding}
+    assert "AllowTcpForwarding no" in lines(ADMIN)
+    # A user's forwarding reaches what the user's own programs on the device reach, and the device alone.
+    assert {"AllowTcpForwarding local", "PermitOpen localhost:* 127.0.0.1:*"} <= set(lines(USER))
     assert (USER.port, ADMIN.port) == (22, 2222)
     assert USER.authorized != ADMIN.authorized
 

@@ -56,12 +56,16 @@ CAPABILITIES = (
 )
 """What root of the user's server needs to become that user."""
 
+_FORWARDING = {
+    # To ports of the device itself alone, which whatever the user runs there may connect to.
+    "user": ("AllowTcpForwarding local", "PermitOpen localhost:* 127.0.0.1:*"),
+    "admin": ("AllowTcpForwarding no",),
+}
 _COMMON = (
     "PasswordAuthentication no",
     "KbdInteractiveAuthentication no",
     "UsePAM no",
     "StrictModes no",
-    "AllowTcpForwarding no",
     "AllowStreamLocalForwarding no",
     "AllowAgentForwarding no",
     "X11Forwarding no",
@@ -101,7 +105,7 @@ def settings(server: SshServer, host_key: Path, authorized: Path) -> list[str]:
         f"PermitRootLogin {server.root_login}",
         f"SetEnv LANG=C.UTF-8{f' PATH={_PATH} HOME={_WRITABLE}' if server is USER else ''}",
     )
-    return [*own, *_COMMON]
+    return [*own, *_FORWARDING[server.name], *_COMMON]
 
 
 def command(lines: list[str]) -> list[str]:
