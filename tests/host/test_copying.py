@@ -21,11 +21,13 @@ from millpond.fs.store.extended import BackingExtended
 from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
-from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error
-from millpond.host.cli.copy import _Transfer, endpoint
-from millpond.host.remote import unfinished
-from millpond.host.remote.copying import Copier
-from millpond.host.remote.small_copies import Copied, CopyFailed
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
+from millpond.host.cli.volumes.copy import _Transfer
+from millpond.host.cli.volumes.copy_paths import endpoint
+from millpond.host.remote.copies import unfinished
+from millpond.host.remote.copies.copying import Copier
+from millpond.host.remote.copies.rules import CopyEnded, CopyRules, Exclusions
+from millpond.host.remote.copies.small_copies import Copied, CopyFailed
 
 MIB = 1 << 20
 
@@ -43,6 +45,17 @@ class Failing(BulkPathAdapter):
         return super().write(handle, data[: MAX_TRANSFER // 2 + 1], offset)  # short, as a volume may
 
 
+class Closed(BulkPathAdapter):
+    """A volume with a directory that nobody may list."""
+
+    closed = ""
+
+    def list_attributes(self, path: str) -> Iterator[tuple[str, Attributes]]:
+        if self.closed and path.endswith(self.closed):
+            raise os_error(errno.EACCES)
+        return super().list_attributes(path)
+
+
 class Sides:
     """A folder here and one there, as volumes."""
 
@@ -52,19 +65,19 @@ class Sides:
             folder.mkdir()
         self.roots = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in (self.here, self.there)]
         here, there = (BackingFs(root) for root in self.roots)
-        self.source = BulkPathAdapter(here, BackingBulk(here), "/")
+        self.source = Closed(here, BackingBulk(here), "/")
         self.target = Failing(there, BackingBulk(there), "csd0:")
         self.told: list[int] = []
 
-    def copy(self, source: str, target: str, *, recursive: bool = False) -> Copied:
+    def copy(self, source: str, target: str, *, recursive: bool = False, **rules: Any) -> Copied:
         done = Copied()
-        with self.copier(done) as copier:
+        with self.copier(done, **rules) as copier:
             items = copier.plan(source, target, recursive=recursive)
             assert not list(copier.copy(items, self.told.append))
         return done
 
-    def copier(self, done: Copied | None = None, mask: int = 0o777) -> Copier:
-        return Copier(self.source, self.target, done or Copied(), mask=mask)
+    def copier(self, done: Copied | None = None, **rules: Any) -> Copier:
+        return Copier(self.source, self.target, done or Copied(), rules=CopyRules(**rules))
 
 
 @pytest.fixture
@@ -450,3 +463,85 @@ def test_files_whose_extended_attributes_are_not_held_are_counted(sides: Sides) 
     assert isinstance(tree, BackingFs)
     tree.extended = NoneHeld(tree.pinned, tree.is_public, tree.quota.require)
     assert sides.copy("d", "new", recursive=True) == Copied(3, stripped=3)
+
+
+def tree(root: Path, *paths: str) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(path)
+
+
+def files(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir())
+
+
+def test_what_is_excluded_is_left_out_and_left_alone(sides: Sides) -> None:
+    tree(
+        sides.here / "d", "a.txt", "b.tmp", "cache/x", "raw/1.bin", "raw/1.txt", "deep/cache/y", "deep/c.tmp"
+    )
+    excluded = Exclusions(("*.tmp", "cache/", "raw/*.bin"))
+    assert sides.copy("d", "", recursive=True, excluded=excluded).files == 2
+    assert files(sides.there / "d") == ["a.txt", "raw/1.txt"]
+    tree(sides.there / "d", "cache/kept", "kept.tmp", "gone", "raw/kept.bin")
+    assert sides.copy("d", "", recursive=True, excluded=excluded, deletes=True).deleted == 1
+    assert files(sides.there / "d") == ["a.txt", "cache/kept", "kept.tmp", "raw/1.txt", "raw/kept.bin"]
+
+
+def test_what_the_source_does_not_have_is_deleted_in_copied_directories_alone(sides: Sides) -> None:
+    tree(sides.here / "d", "a", "e/b")
+    tree(sides.there, "other", "d/a", "d/old/deep/x", "d/old/y", "d/e/gone")
+    (sides.there / "d" / "link").symlink_to("../other")
+    (sides.there / "d" / ".x.12345678.abc.part").write_text("of a copy that was killed")
+    (sides.there / "d" / ".y.12345678.abc.part").write_text("of a copy that is under way")
+    assert sides.copy("d", "", recursive=True).deleted == 0
+    with unfinished.held("csd0:d/.y.12345678.abc.part"):
+        found = sides.copy("d", "", recursive=True, deletes=True)
+    assert (found.files, found.deleted) == (0, 7)  # with two directories
+    assert files(sides.there) == ["d/.y.12345678.abc.part", "d/a", "d/e/b", "other"]
+    assert sorted(names(sides.there / "d")) == [".y.12345678.abc.part", "a", "e"]
+
+
+def test_nothing_is_deleted_where_a_directory_cannot_be_read_and_the_rest_is_copied(sides: Sides) -> None:
+    """Before: one directory that nobody may list ended the whole copy."""
+    tree(sides.here / "d", "a", "closed/x", "e/b")
+    tree(sides.there / "d", "closed/x", "old")
+    sides.source.closed = "d/closed"
+    copier = sides.copier(deletes=True)
+    items = copier.plan("d", "", recursive=True)
+    assert code(lambda: list(copier.copy(items, sides.told.append))) == errno.EACCES
+    assert [(each.errno, each.filename) for each in copier.failures] == [(errno.EACCES, "/d/closed")]
+    assert files(sides.there / "d") == ["a", "closed/x", "e/b", "old"]
+
+
+@pytest.mark.parametrize("size", [10, 3 * MIB])
+def test_contents_are_compared_where_that_is_asked_for(sides: Sides, size: int) -> None:
+    for name in ("same", "other"):
+        (sides.here / name).write_bytes(bytes(size))
+        sides.copy(name, "")
+    with (sides.there / "other").open("r+b") as file:
+        file.seek(size - 1)
+        file.write(b"x")
+    for name, time in (("same", 5), ("other", 7)):
+        os.utime(sides.here / name, (time, time))
+        os.utime(sides.there / name, (7, 7))
+    assert sides.copy("other", "") == Copied(unchanged=1)  # by its size and time
+    assert sides.copy("other", "", checksum=True) == Copied(1, size)
+    assert (sides.there / "other").read_bytes() == bytes(size)
+    assert sides.copy("same", "", checksum=True) == Copied(unchanged=1)
+    assert (sides.there / "same").stat().st_mtime == 5
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_ended_copy_leaves_nothing_unfinished_unless_that_is_asked_for(sides: Sides, keeps: bool) -> None:
+    """Before: Ctrl-C left the part that had been written."""
+    tree(sides.here / "d", "a", "z")
+    (sides.here / "d" / "large").write_bytes(os.urandom(8 * MIB))
+    done = Copied()
+    with sides.copier(done, keeps=keeps, is_ended=lambda: sides.target.writes > 5) as copier:
+        items = copier.plan("d", "", recursive=True)
+        with pytest.raises(CopyEnded):
+            list(copier.copy(items, sides.told.append))
+    left = [name for name in files(sides.there) if name.endswith(".part")]
+    assert len(left) == keeps and "d/large" not in files(sides.there)
+    assert sides.copy("d", "", recursive=True).resumed == (left != []) * 3 * MIB
+    assert files(sides.there) == ["d/a", "d/large", "d/z"]

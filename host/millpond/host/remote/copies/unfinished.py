@@ -30,6 +30,11 @@ def temporary(name: str, about: str, number: int) -> str:
     return f"{stem_of(name)}{_digest(about)[:12]}{f'-{number}' * bool(number)}{_SUFFIX}"
 
 
+def is_temporary(name: str) -> bool:
+    """Return whether a name has the form of a temporary one."""
+    return name.startswith(".") and name.endswith(_SUFFIX)
+
+
 def left_of(name: str, names: Iterable[str]) -> list[str]:
     """Return the temporary names of the target ``name`` that are in ``names``."""
     stem = stem_of(name)

@@ -21,9 +21,10 @@ from typing import Self
 from millpond.fs.vfs.bulk_api import SMALL_BYTES
 from millpond.fs.vfs.path_adapter import BulkPathAdapter, PathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
-from millpond.host.remote import unfinished
-from millpond.host.remote.extended_attributes import carry
-from millpond.host.remote.small_copies import (
+from millpond.host.remote.copies import unfinished
+from millpond.host.remote.copies.extended_attributes import carry
+from millpond.host.remote.copies.rules import CopyEnded, CopyRules
+from millpond.host.remote.copies.small_copies import (
     Copied,
     CopyFailed,
     Item,
@@ -32,6 +33,7 @@ from millpond.host.remote.small_copies import (
     SmallCopies,
     naming,
 )
+from millpond.host.remote.copies.surplus import Surplus
 
 _AT_ONCE = 16
 """Copies of one file, at the same time, to one place."""
@@ -39,9 +41,8 @@ _HOLE = bytes(MAX_TRANSFER)
 
 
 class Copier:
-    """Copies from the volume ``here``, which ``origin`` names, to the volume ``there``, with the permissions
-    that are in ``mask``; ``done`` counts; ``failures`` are those of single files. A context: at its end no
-    request is under way.
+    """Copies from the volume ``here``, which ``origin`` names, to the volume ``there``, by ``rules``.
+    ``done`` counts; ``failures`` are those of single files. A context: at its end no request is under way.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class Copier:
         done: Copied,
         *,
         origin: str = "",
-        mask: int = 0o777,
+        rules: CopyRules | None = None,
     ) -> None:
         self._here, self._there, self._done = here, there, done
-        self._origin, self._mask = origin, mask
+        self._origin, self._rules = origin, rules or CopyRules()
+        self._mask = self._rules.mask
+        self._surplus = Surplus(there)
         self._progress: Callable[[int], None] = lambda _count: None
         self._listings = Listings(there)
         self._existing: dict[str, Attributes] = {}
@@ -91,26 +94,50 @@ class Copier:
                 target = _joined(target, name or name_here)
         return list(self._walk(Item(source, target, found)))
 
+    def _go_on(self) -> None:
+        """Raise CopyEnded once the copy is to end."""
+        if self._rules.is_ended():
+            raise CopyEnded
+
     def _walk(self, top: Item) -> Iterator[Item]:
         left = [top]
         while left:
+            self._go_on()
             item = left.pop()
             yield item
             if not stat.S_ISDIR(item.attributes.mode):
                 continue
             self._listings.add(item.target)
             directories = []
-            for below in self._below(item):
+            for below in self._listed_below(item, top):
                 if stat.S_ISDIR(below.attributes.mode):
                     directories.append(below)
                 else:
                     yield below
             left += reversed(directories)
 
-    def _below(self, item: Item) -> list[Item]:
+    def _listed_below(self, item: Item, top: Item) -> list[Item]:
+        """Return the items of a directory. One below ``top`` that cannot be read is a failure of its own."""
+        try:
+            return self._below(item, top)
+        except CopyFailed as error:
+            if item is top or not error.is_of_one:
+                raise
+            self.failures.append(error)
+            return []
+
+    def _below(self, item: Item, top: Item) -> list[Item]:
         with naming(self._here, item.source):
             found = sorted(self._here.list_attributes(item.source), key=itemgetter(0))
-        return [Item(_joined(item.source, name), _joined(item.target, name), known) for name, known in found]
+        inside = item.source[len(top.source) :].lstrip("/")
+        wanted = [
+            (name, known)
+            for name, known in found
+            if not self._rules.excluded.match(_joined(inside, name), stat.S_ISDIR(known.mode))
+        ]
+        if self._rules.deletes:
+            self._surplus.expect(item.target, inside, (name for name, _ in wanted))
+        return [Item(_joined(item.source, name), _joined(item.target, name), known) for name, known in wanted]
 
     def copy(self, items: Iterable[Item], progress: Callable[[int], None]) -> Iterator[Item]:
         """Copy the items of a plan, of a directory only itself, and call ``progress`` with bytes as they are
@@ -120,6 +147,7 @@ class Copier:
         self._progress = progress
         with SmallCopies(self._here, self._there, self._mask) as small:
             for item in items:
+                self._go_on()
                 mode = item.attributes.mode
                 with self._noted(self._there.shown(item.target)):
                     if stat.S_ISREG(mode):
@@ -133,6 +161,16 @@ class Copier:
                 self._settle(small.finished())
             self._settle(small.all())
         self._complete()
+        if self.failures:
+            raise self.failures[0]
+        self._delete()
+
+    def _delete(self) -> None:
+        """Delete what the source does not have, once all that it has was copied."""
+        for path, attributes in self._surplus.found(self._rules.excluded):
+            self._go_on()
+            with self._noted(self._there.shown(path)), naming(self._there, path):
+                self._done.deleted += self._surplus.remove(path, attributes)
         if self.failures:
             raise self.failures[0]
 
@@ -181,6 +219,7 @@ class Copier:
         """Make a directory unless it is there, and remember what is in it."""
         self._existing, self._listed = existing or {}, item.target
         if existing is not None:
+            self._surplus.there(item.target, existing)
             return
         with naming(self._there, item.target):
             try:
@@ -204,7 +243,7 @@ class Copier:
 
     def _add_file(self, item: Item, small: SmallCopies) -> None:
         wanted, known = item.attributes, self._known(item)
-        if known and _looks_the_same(wanted, known):
+        if known and self._is_there(item, known):
             self._keep(item, known)
             self._done.unchanged += 1
             self._progress(wanted.size)
@@ -217,8 +256,22 @@ class Copier:
         else:
             self._file(item)
 
+    def _is_there(self, item: Item, known: Attributes) -> bool:
+        """Return whether a file has its contents already: by size and time, or by all its bytes."""
+        if not self._rules.checksum:
+            return _looks_the_same(item.attributes, known)
+        if not stat.S_ISREG(known.mode) or known.size != item.attributes.size:
+            return False
+        with naming(self._here, item.source):
+            source = self._here.open(item.source, os.O_RDONLY)
+        try:
+            with naming(self._there, item.target), _opened(self._there, item.target) as target:
+                return self._same_bytes(item, source, target, known.size) == known.size
+        finally:
+            self._here.release(source)
+
     def _keep(self, item: Item, known: Attributes) -> None:
-        """Give a file with the contents of its source the source's mode and extended attributes."""
+        """Give a file with the contents of its source the source's time, mode and extended attributes."""
         target, mode, now = item.target, item.attributes.mode & self._mask, stat.S_IMODE(known.mode)
         with naming(self._there, target):
             if not (item.attributes.bare and known.bare):
@@ -226,6 +279,8 @@ class Copier:
                     now |= stat.S_IWUSR
                     self._there.chmod(target, now)
                 self._carry(item, target)
+            if known.mtime != item.attributes.mtime:
+                self._there.utimens(target, item.attributes.atime, item.attributes.mtime)
             if now != mode:
                 self._there.chmod(target, mode)
 
@@ -282,8 +337,9 @@ class Copier:
             with naming(self._there, item.target):
                 self._write_to(name, item, source)
                 self._finish(item, name)
-        except CopyFailed as error:
-            if error.is_of_one:  # no later copy goes on from there
+        except (CopyFailed, CopyEnded) as error:
+            is_useless = error.is_of_one if isinstance(error, CopyFailed) else not self._rules.keeps
+            if is_useless:  # no later copy goes on from there
                 with contextlib.suppress(OSError):
                     self._there.unlink(name)
             raise
@@ -328,6 +384,7 @@ class Copier:
         self._progress(offset)
         has_holes = item.attributes.blocks * 512 < item.attributes.size
         while data := self._read(item, source, offset, MAX_TRANSFER):
+            self._go_on()
             if not (has_holes and data == _HOLE[: len(data)]):
                 self._write(target, data, offset)
             offset += len(data)
@@ -354,16 +411,23 @@ class Copier:
         """Return how many bytes of an earlier copy can stay. All are compared: a power cut may have left
         holes.
         """
-        done, same = self._there.fgetattr(target).size, 0
+        done = self._there.fgetattr(target).size
+        same = self._same_bytes(item, source, target, done)
+        if same < done:
+            self._there.ftruncate(target, same)
+        return same
+
+    def _same_bytes(self, item: Item, source: Handle, target: Handle, done: int) -> int:
+        """Return how many of the ``done`` first bytes of a target are those of its source."""
+        same = 0
         while same < min(done, item.attributes.size):
+            self._go_on()
             end = min(same + MAX_TRANSFER, done)
             with naming(self._here, item.source):
                 wanted = _read(self._here, source, same, end)
             if _read(self._there, target, same, end) != wanted:
                 break
             same = end
-        if same < done:
-            self._there.ftruncate(target, same)
         return same
 
     def _unfinished(self, item: Item, stack: contextlib.ExitStack) -> str:
@@ -382,6 +446,15 @@ class Copier:
 def _looks_the_same(wanted: Attributes, known: Attributes) -> bool:
     """Return whether a regular file has its contents already (rsync's quick check)."""
     return stat.S_ISREG(known.mode) and (known.size, known.mtime) == (wanted.size, wanted.mtime)
+
+
+@contextlib.contextmanager
+def _opened(volume: PathAdapter, path: str) -> Iterator[Handle]:
+    handle = volume.open(path, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        volume.release(handle)
 
 
 def _read(volume: PathAdapter, handle: Handle, start: int, end: int) -> bytes:

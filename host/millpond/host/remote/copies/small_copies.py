@@ -61,6 +61,7 @@ class Copied:
     resumed: int = 0
     unchanged: int = 0
     stripped: int = 0
+    deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from millpond.fs.vfs.inode_api import ExtendedFs, Node
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
-from millpond.host.remote.small_copies import naming
+from millpond.host.remote.copies.small_copies import naming
 
 _MOST = 128  # of a file; the kernel bounds each value
 _NOT_HELD = (errno.E2BIG, errno.ENOSPC, errno.EOPNOTSUPP, errno.EPERM)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the command 'cp'."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, new_app
+from millpond.host.terminal.printing import Format
+
+app = new_app()
+
+
+@app.command()
+def cp(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE... TARGET",
+            help="On devices: csd0:public/..., csd[0-2]:..., @fast:...; else here.",
+        ),
+    ],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Directories with all in them.")
+    ] = False,
+    checksum: Annotated[
+        bool,
+        typer.Option("--checksum", "-c", help="Compare contents, not size and time, with what is there."),
+    ] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Then delete what a directory has there, and not in the source.")
+    ] = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Leave out names such as '*.tmp', paths such as 'raw/*.bin', directories such as 'cache/'; "
+            "--delete leaves them alone. May be repeated.",
+        ),
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="At Ctrl-C keep what has come of a file, for the next copy.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Copy files to or from the public parts of devices, to several at once, or from one to another.
+
+    After a failure or Ctrl-C the same command goes on. A file that cannot be copied is told at the end, with
+    exit code 1, and keeps no other from it. Modes, times, holes, hard links and extended attributes (user.*)
+    are kept. Two copies at once do not disturb each other.
+    """
+    from millpond.host.cli.volumes import copy
+    from millpond.host.remote.copies.rules import CopyRules, Exclusions
+
+    rules = CopyRules(Exclusions(tuple(exclude or ())), checksum, delete, partial)
+    copy.run(fleet_directory, paths, rules, recursive=recursive, as_json=output is Format.JSON)
