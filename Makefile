@@ -12,6 +12,8 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.
 # What `make install` writes, and where. DESTDIR is not supported: a virtual environment knows its own path.
 PREFIX ?= /opt/millpond
 BINDIR ?= /usr/local/bin
+# mount(8) looks for mount.millpond in /sbin alone.
+SBINDIR ?= $(if $(filter /usr/local/bin,$(BINDIR)),/usr/sbin,$(BINDIR))
 UNITDIR ?= /etc/systemd/system
 CONFDIR ?= /etc/millpond
 SHAREDIR ?= /usr/local/share
@@ -19,7 +21,7 @@ EXTRAS ?= agent,train
 BOARD ?= qemu-virt
 
 UNITS = host/millpond-host.service agent/millpond-agent.service
-COMMANDS = millpond millpond-agent
+COMMANDS = millpond millpond-agent mount.millpond
 STAMP = .venv/.millpond-installed
 COVERAGE_STAMP = .venv/.millpond-coverage
 DOCS_STAMP = .venv/.millpond-docs
@@ -151,15 +153,16 @@ $(DOCS_STAMP): $(STAMP)
 
 install:  ## the daemons for good, as systemd services: sudo make install
 	@images/prerequisites.sh python "$(PYTHON)"
-	@PYTHON="$(PYTHON)" ASKED_FOR="$(ASKED_FOR)" PREFIX="$(PREFIX)" BINDIR="$(BINDIR)" UNITDIR="$(UNITDIR)" \
-	  CONFDIR="$(CONFDIR)" SHAREDIR="$(SHAREDIR)" EXTRAS="$(EXTRAS)" PIP_INSTALL="$(PIP_INSTALL)" images/install.sh $(COMMANDS) $(UNITS)
+	@PYTHON="$(PYTHON)" ASKED_FOR="$(ASKED_FOR)" PREFIX="$(PREFIX)" BINDIR="$(BINDIR)" SBINDIR="$(SBINDIR)" \
+	  UNITDIR="$(UNITDIR)" CONFDIR="$(CONFDIR)" SHAREDIR="$(SHAREDIR)" EXTRAS="$(EXTRAS)" PIP_INSTALL="$(PIP_INSTALL)" images/install.sh $(COMMANDS) $(UNITS)
 
 uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@test ! -e "$(PREFIX)" || test -e "$(PREFIX)/.millpond-installed" || \
 	  { echo "millpond: $(PREFIX) is not millpond's: nothing removed" >&2; exit 1; }
 	@images/prerequisites.sh stop "$(UNITDIR)"
 	@for unit in $(UNITS); do rm -f "$(UNITDIR)/$$(basename "$$unit")"; done
-	@for command in $(COMMANDS); do link="$(BINDIR)/$$command"; \
+	@for command in $(COMMANDS); do \
+	  case $$command in mount.*) link="$(SBINDIR)/$$command" ;; *) link="$(BINDIR)/$$command" ;; esac; \
 	  test "$$(readlink "$$link")" != "$(PREFIX)/bin/$$command" || rm -f "$$link"; done
 	@test ! -e "$(PREFIX)/.manual" || xargs -d '\n' rm -f <"$(PREFIX)/.manual"
 	@rmdir "$(CONFDIR)" 2>/dev/null || test ! -d "$(CONFDIR)" || echo "millpond: kept $(CONFDIR), it was changed"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make install`: millpond into a virtual environment, with its commands and systemd units. An update is the same.
 #
-#   install.sh COMMAND... UNIT...   with PREFIX, BINDIR, UNITDIR, CONFDIR, SHAREDIR, EXTRAS, PYTHON, ASKED_FOR and
-#                                   PIP_INSTALL
+#   install.sh COMMAND... UNIT...   with PREFIX, BINDIR, SBINDIR, UNITDIR, CONFDIR, SHAREDIR, EXTRAS, PYTHON,
+#                                   ASKED_FOR and PIP_INSTALL
 set -eu
 umask 022 # what is installed is for all users, whatever root's own files are
 
@@ -12,7 +12,7 @@ fail() {
     exit 1
 }
 
-for name in PREFIX BINDIR UNITDIR CONFDIR SHAREDIR; do
+for name in PREFIX BINDIR SBINDIR UNITDIR CONFDIR SHAREDIR; do
     eval "path=\$$name"
     case $path in
     *[!A-Za-z0-9/._+:=,@~-]*) fail "$name=$path: no unit can start from there: letters, digits and / . _ + : = , @ ~ - alone" ;;
@@ -20,13 +20,16 @@ for name in PREFIX BINDIR UNITDIR CONFDIR SHAREDIR; do
     *) fail "$name=$path: name the whole path, from / on" ;;
     esac
 done
+place_of() { # the link of a command
+    case $1 in mount.*) echo "$SBINDIR/$1" ;; *) echo "$BINDIR/$1" ;; esac
+}
 [ ! -e "$PREFIX" ] || [ -e "$PREFIX/.millpond-installed" ] ||
     fail "$PREFIX exists and is not millpond's: choose another PREFIX"
 for command in "$@"; do
     case $command in *.service) continue ;; esac
-    link=$BINDIR/$command
+    link=$(place_of "$command")
     [ ! -e "$link" ] || [ "$(readlink "$link")" = "$PREFIX/bin/$command" ] ||
-        fail "$link exists and is not millpond's: choose another BINDIR"
+        fail "$link exists and is not millpond's: choose another BINDIR or SBINDIR"
 done
 
 mkdir -p "$PREFIX"
@@ -40,7 +43,7 @@ echo "millpond: installing into $PREFIX"
 "$PREFIX/bin/python" -I $PIP_INSTALL ".${EXTRAS:+[$EXTRAS]}"
 chmod -R go+rX "$PREFIX" # also of an installation that was made with another umask
 
-mkdir -p "$BINDIR" "$UNITDIR" "$CONFDIR"
+mkdir -p "$BINDIR" "$SBINDIR" "$UNITDIR" "$CONFDIR"
 for one in "$@"; do
     case $one in
     *.service)
@@ -48,7 +51,7 @@ for one in "$@"; do
         sed -e "s|@PREFIX@|$PREFIX|g" -e "s|@CONFDIR@|$CONFDIR|g" "$one" >"$unit"
         chmod 644 "$unit"
         ;;
-    *) ln -sfn "$PREFIX/bin/$one" "$BINDIR/$one" ;;
+    *) ln -sfn "$PREFIX/bin/$one" "$(place_of "$one")" ;;
     esac
 done
 if "$PREFIX/bin/python" -I -c 'import typer' 2>/dev/null; then # pip may have been told to install no other package

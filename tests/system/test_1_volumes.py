@@ -57,7 +57,10 @@ def test_a_volume_is_mounted_twice_and_written_from_the_host(
     fleet: Emulation, mounted: Mounted, tmp_path: Path
 ) -> None:
     said = json.loads(mounted.millpond("mount", "csd0", tmp_path, "--format", "json"))
-    assert said == {"device": "csd0", "mountpoint": str(tmp_path), "public": f"{tmp_path}/public"}
+    place = {"device": "csd0", "mountpoint": str(tmp_path)}
+    assert said == {**place, "public": f"{tmp_path}/public", "renewed": False}
+    listed = json.loads(mounted.millpond("mount", "--format", "json"))
+    assert {**place, "dead": False} in listed["mounts"]
     again = mounted.any("millpond", "mount", "--fleet", fleet.directory, "csd1", tmp_path)
     assert complaint(again, 2) == f"millpond: csd0 is already mounted at {tmp_path}"
     elsewhere = mounted.any("millpond", "umount", "--fleet", fleet.directory, tmp_path / "none")
@@ -131,10 +134,57 @@ def test_another_user_is_let_in_and_a_dead_mount_is_replaced(
     (own,) = [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"csd0\0{place}".encode() in _read(p)]
     os.kill(int(own.parent.name), signal.SIGKILL)
     eventually(lambda: "not connected" in mounted.sh("ls others 2>&1 || true"), "the mount's death")
-    assert mounted.millpond("mount", "csd0", place).endswith("others/public\n")
+    assert f"csd0 at {place}: its process has ended; 'millpond mount csd0" in mounted.millpond("mount")
+    said = mounted.millpond("mount", "csd0", place)
+    assert said.endswith("others/public again: the process of the mount there had ended\n")
     assert "README.txt" in mounted.sh("ls others/public")
     assert mounted.any("millpond", "umount", place).code == 0
     assert mounted.sh("grep -c fuse.millpond /proc/self/mountinfo || true") == "0\n"
+
+
+def test_a_mount_may_be_read_only_and_let_others_in(
+    fleet: Emulation, mounted: Mounted, tmp_path: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root mounts for others")
+    mounted.sh(f"for d in {' '.join(map(str, tmp_path.parents))} .; do chmod o+x $d; done")
+    nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+    mounted.millpond("mount", "-o", "ro", "csd0", tmp_path / "own")
+    assert "Read-only file system" in mounted.sh("touch own/public/new 2>&1 || true")
+    assert "Permission denied" in mounted.sh(f"{nobody} ls own/public 2>&1 || true")
+    mounted.millpond("mount", "--allow-other", "csd0", tmp_path / "others")
+    assert "README.txt" in mounted.sh(f"{nobody} ls others/public")
+    for place in ("own", "others"):
+        assert mounted.any("millpond", "umount", tmp_path / place).code == 0
+
+
+def test_a_line_of_fstab_mounts_a_volume(fleet: Emulation, mounted: Mounted, tmp_path: Path) -> None:
+    """Before: mount(8) knew no file system of the type millpond."""
+    if os.geteuid():
+        pytest.skip("mount(8) needs root")
+    place, helper = tmp_path / "place", f"{sys.executable} -m millpond.host.cli.volumes.mount_helper"
+    place.mkdir()
+    options = f"ro,uid=1234,wait=5,fleet={fleet.directory},nofail,x-systemd.automount"
+    (tmp_path / "fstab").write_text(f"csd0 {place} millpond {options} 0 0\n")
+    (tmp_path / "mount.millpond").write_text(f'#!/bin/sh\nexec {helper} "$@"\n')
+    (tmp_path / "mount.millpond").chmod(0o755)
+    # For a moment, and in this namespace alone, /sbin has the helper, as after an installation.
+    found = mounted.sh(
+        "mkdir sbin && mv mount.millpond sbin && mount --bind sbin $(readlink -f /sbin) && "
+        f"mount -T {tmp_path}/fstab {place}; code=$?; umount -l $(readlink -f /sbin); "
+        f"[ $code = 0 ] && stat -c %u {place}/public/README.txt"
+    )
+    assert found == "1234\n"
+    assert f"{place} fuse.millpond ro," in mounted.sh("grep fuse.millpond /proc/self/mounts")
+    mounted.sh(f"umount {place}")
+    for wrong, code, told in (
+        ("what=1", 1, "unknown mount option 'what=1'; known: ro, rw"),
+        ("uid=me", 1, "uid=me: this is no number of a user"),
+        ("timeout=0", 1, "timeout=0: this is no number of seconds"),
+        (f"fleet={tmp_path}/none", 1, "holds no fleet"),
+    ):
+        result = mounted.any("sh", "-c", f"{helper} csd0 {place} -o {wrong}")
+        assert (result.code, result.err.count("\n")) == (code, 1) and told in result.err, result
 
 
 def test_a_mount_ends_though_another_namespace_has_a_copy_of_it(
@@ -200,6 +250,7 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
         "resumed": 0,
         "unchanged": 0,
         "stripped": 0,
+        "deleted": 0,
     }
     again = fleet.millpond("cp", "-r", tmp_path / "data" / "deep", "csd1:public/copied")
     assert again.out == "0 files, 0 B; 1 were there already\n", again
@@ -216,10 +267,13 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
         (("csd1:private/x", tmp_path), "only the device's owner reaches its private part"),
         ((tmp_path / "back", "csd1:private/"), "millpond run --admin csd1 -- tar x -C /volume/private"),
         ((tmp_path / "back", "csd9:public/"), "there is no device 'csd9' in the fleet"),
-        ((tmp_path / "back", tmp_path / "there"), "one must be on a device, the other on this machine"),
+        ((tmp_path / "back", tmp_path / "there"), "one of them must be on a device: csd0:public/..."),
         ((tmp_path / "data", "csd1:public/"), f"{tmp_path}/data: Is a directory; with -r it is copied"),
         (("csd1:public/copied", tmp_path), "csd1:public/copied: Is a directory; with -r it is copied"),
         ((tmp_path / "back",), "a source and a target are needed"),
+        ((tmp_path / "back", "csd[0-9]:public/"), "there is no device 'csd3'"),
+        (("-r", "csd1:public/copied", "csd1:public/copied/deep"), "into itself"),
+        (("--delete", tmp_path / "back", "csd1:public/"), "--delete is for the directories that -r copies"),
         ((tmp_path / "none", "csd1:public/"), f"{tmp_path}/none: No such file or directory"),
         (("-r", tmp_path / "data" / "deep" / "f", "csd1:public/copied/deep/f/x"), "Not a directory"),
         ((tmp_path / "back", "csd1:public/none/"), "csd1:public/none/: there is no such directory"),
@@ -230,6 +284,55 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
     ):
         result = fleet.millpond("cp", *arguments)
         assert result.code == 2 and told in result.err and result.err.count("\n") == 1, result
+
+
+def test_files_are_copied_to_several_devices_and_between_them(fleet: Emulation, tmp_path: Path) -> None:
+    for name in ("a", "deep/b", "skipped.tmp"):
+        (tmp_path / "many" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "many" / name).write_text(name)
+    options = ("-r", "--exclude", "*.tmp")
+    said = fleet.millpond("cp", *options, tmp_path / "many", "csd[0-2]:public/")
+    assert (said.code, said.out) == (0, "csd[0-2]: 2 files, 7 B\n"), said
+    flash = {name: fleet.fleet.device_directory(name) / "flash/public" for name in ("csd0", "csd1", "csd2")}
+    for folder in flash.values():
+        assert (folder / "many/deep/b").read_text() == "deep/b" and not (folder / "many/skipped.tmp").exists()
+    (flash["csd1"] / "many/more").write_text("of csd1")
+    said = fleet.millpond("cp", "-r", "csd1:public/many", "@all:public/", "--format", "json")
+    found = {each.pop("device"): each for each in json.loads(said.out)}
+    assert {name: (each["files"], each["unchanged"]) for name, each in found.items()} == {
+        "csd0": (1, 2),
+        "csd1": (0, 3),
+        "csd2": (1, 2),
+    }
+    assert (flash["csd2"] / "many/more").read_text() == "of csd1"
+    said = fleet.millpond("cp", "-r", "--delete", tmp_path / "many", "csd0,csd2:public/")
+    assert said.out == "csd[0,2]: 1 files, 11 B; 2 were there already; 1 deleted\n"
+    # One device fails, and the others have the file nevertheless.
+    (flash["csd1"] / "many/skipped.tmp").mkdir()
+    said = fleet.millpond("cp", tmp_path / "many/skipped.tmp", "csd[0-2]:public/many/")
+    assert said.code == 1 and "csd[0,2]: 0 files, 0 B; 1 were there already" in said.out
+    assert (
+        said.err.count("\n") == 1 and "csd1:public/many/: csd1:public/many/skipped.tmp: Is a dir" in said.err
+    )
+
+
+def test_an_interrupted_copy_leaves_nothing_and_says_how_to_go_on(fleet: Emulation, tmp_path: Path) -> None:
+    """Before: Ctrl-C said nothing of it and left the file that was being written."""
+    many, there = tmp_path / "interrupted", fleet.fleet.device_directory("csd1") / "flash/public/interrupted"
+    many.mkdir()
+    for number in range(2000):
+        (many / f"{number}").write_bytes(bytes([number % 251]) * 70_000)
+    with fleet.begin("cp", "-r", many, "csd1:public/") as command:
+        eventually(lambda: there.is_dir() and len(list(there.iterdir())) > 3, "the first files", every=0.01)
+        command.send_signal(signal.SIGINT)
+        out, err = command.communicate(timeout=60)
+    assert command.returncode == 130 and err.count("\n") == 1, err
+    assert "files were copied, nothing unfinished stays; the same command goes on with the others" in err
+    count = len(list(there.iterdir()))
+    assert 3 < count < 2000 and not [path for path in there.iterdir() if path.name.endswith(".part")]
+    assert out.startswith(f"{count} files, ")
+    again = fleet.millpond("cp", "-r", many, "csd1:public/")
+    assert again.out == f"{2000 - count} files, {(2000 - count) * 0.07:.1f} MB; {count} were there already\n"
 
 
 def _read(path: Path) -> bytes:

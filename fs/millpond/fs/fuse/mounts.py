@@ -132,13 +132,26 @@ def place_of(mountpoint: Path) -> Path:
     return found
 
 
-def unmount_dead(mountpoint: Path) -> None:
-    """Unmount a volume whose process has ended."""
-    if is_volume(mountpoint) and _is_dead(mountpoint):
+def unmount_dead(mountpoint: Path) -> bool:
+    """Unmount a volume whose process has ended. Returns whether there was one."""
+    was_dead = is_volume(mountpoint) and is_dead(mountpoint)
+    if was_dead:
         unmount(mountpoint)
+    return was_dead
 
 
-def _is_dead(mountpoint: Path) -> bool:
+def volumes() -> list[tuple[str, Path]]:
+    """Return the names and places of all volumes that are mounted here. Asks the kernel alone."""
+    found = []
+    for line in _lines():
+        before, _, after = line.partition(" - ")
+        kind, source, *_ = after.split(" ")
+        if kind == "fuse.millpond":
+            found.append((_unescaped(source), Path(_unescaped(before.split(" ")[4]))))
+    return found
+
+
+def is_dead(mountpoint: Path) -> bool:
     """Return whether the process of the mount has ended: the kernel says so at once."""
     errors = list[int | None]()
 

@@ -30,16 +30,21 @@ def command(
     timeout: float | None = None,
     uid: int | None = None,
     gid: int | None = None,
+    *,
+    read_only: bool = False,
+    allow_other: bool = False,
 ) -> list[str]:
     """Return the command line of the mounter process, which prints ``ready: how`` once it has mounted.
     ``timeout`` is how many seconds an operation may take while the device answers, ``uid`` and ``gid`` whose
-    all files show as, if not as by default; others than this process's user are let in then.
+    all files show as, if not as by default; others than this process's user are let in then, too.
     """
     module = [sys.executable, "-m", "millpond.host.remote.mounter"]
     given = {"--timeout": timeout, "--uid": uid, "--gid": gid}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    others = ["--allow-other"] if uid not in (None, os.geteuid()) or gid is not None else []
-    return [*module, str(fleet), device, str(mountpoint), *options, *others]
+    others = allow_other or uid not in (None, os.geteuid()) or gid is not None
+    flags = {"--allow-other": others, "--read-only": read_only}
+    options += [flag for flag, is_set in flags.items() if is_set]
+    return [*module, str(fleet), device, str(mountpoint), *options]
 
 
 def fault_of(mounter: subprocess.Popen[str]) -> str:
@@ -103,7 +108,6 @@ class VolumeMounts:
         unmount(folder)  # the mount of a daemon that was killed
         user = worker_user.UID if worker_user.is_separate() else None
         argv = [*command(self._fleet.directory, device, folder, None, user, user), "--die-with-parent"]
-        argv += ["--allow-other"] if user else []
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout and process.stderr
         if fault := fault_of(process):

@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("device")
     parser.add_argument("mountpoint", type=Path)
     parser.add_argument("--allow-other", action="store_true", help="let other users in")
+    parser.add_argument("--read-only", action="store_true", help="let nothing be changed through the mount")
     parser.add_argument("--die-with-parent", action="store_true", help="unmount when the caller ends")
     parser.add_argument("--binding", choices=BINDINGS, default="auto", help="how the kernel is talked to")
     parser.add_argument(
@@ -59,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.mountpoint,
             name=arguments.device,
             allow_other=arguments.allow_other,
+            read_only=arguments.read_only,
             binding=arguments.binding,
             timeout=arguments.timeout,
             numbers=fleet.mount_stats,

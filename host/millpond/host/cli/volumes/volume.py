@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the command 'volume'."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millpond.host.cli.exits import REMOTE
+from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, FormatOption, new_app
+from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
+
+app = new_app()
+
+
+@app.command()
+def volume(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check all that can be seen from here; exit code 1 with findings.")
+    ] = False,
+    operations: Annotated[
+        bool,
+        typer.Option(
+            "--ops", help="Show what programs did on this host's mounts: counts, latencies, errors."
+        ),
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show a device's volume: its space, its clients and their leases, and this host's mounts."""
+    from millpond.host.remote import volume_report
+    from millpond.host.terminal import volume_table
+
+    if not check:
+        found = volume_report.ask(fleet_directory, device)
+        show = volume_table.show_operations if operations else volume_table.show
+        printing.show(output, found, lambda: show(found))
+        return
+    checked = volume_report.check(fleet_directory, device)
+    printing.show(output, checked, lambda: "\n".join(volume_table.lines(checked)))
+    raise typer.Exit(REMOTE if checked.findings else 0)
