@@ -172,6 +172,7 @@ def open_rig(
             LaunchService(fleet, known, unused, unused, unused),
             dict,
             cast(Any, None),
+            unused,
         )
         rigs.append((server, jobs, store))
         return Rig(tmp_path, jobs, store, begun, command, server)

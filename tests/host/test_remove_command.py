@@ -63,6 +63,17 @@ def test_a_removed_device_has_a_good_certificate_unless_it_is_revoked(
     assert ("Its certificate stays good" in done.out) is not is_revoked
 
 
+def test_the_certificate_of_a_removed_device_is_revoked_as_that_of_a_removed_one(
+    tmp_path: Path, command: Command, remove: Remove
+) -> None:
+    """Before: it was said that the next daemon refuses a device that no fleet has."""
+    assert remove()[0] == 0
+    told = "csd1 is not in the fleet any more: a board that has this certificate is refused\n"
+    assert command("revoke", "--fleet", tmp_path, "csd1").out.endswith(told)
+    of_member = command("revoke", "--fleet", tmp_path, "csd0").out
+    assert of_member.endswith("no host daemon that runs knows the device: the next one refuses it\n")
+
+
 @pytest.mark.parametrize("done", ["fleet.toml", "known_hosts", "both"])
 def test_what_was_cut_off_is_done_again(tmp_path: Path, remove: Remove, done: str) -> None:
     """Before: once the device was not in fleet.toml, its host key stayed known for ever."""

@@ -72,7 +72,14 @@ def fleet(tmp_path: Path) -> Fleet:
 def jobs(fleet: Fleet) -> Iterator[Jobs]:
     made = Jobs()
     server = DaemonServer(
-        fleet, {}, cast(Any, made), FileCache(fleet.files), cast(Any, None), dict, cast(Any, None)
+        fleet,
+        {},
+        cast(Any, made),
+        FileCache(fleet.files),
+        cast(Any, None),
+        dict,
+        cast(Any, None),
+        cast(Any, None),
     )
     yield made
     server.close()

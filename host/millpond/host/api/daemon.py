@@ -91,6 +91,14 @@ class TunnelInfo(Message):
     from_device: PacketStats
 
 
+@message("api.device.add")
+@dataclass(frozen=True, slots=True)
+class AddDevice(Message):
+    """Take a device that is in ``fleet.toml`` since the daemon was started; answered by Ok."""
+
+    device: str
+
+
 @message("api.device.remove")
 @dataclass(frozen=True, slots=True)
 class RemoveDevice(Message):

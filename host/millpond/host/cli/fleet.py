@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.fleet.directory import DeviceConfig
 from millpond.host.terminal.printing import Format, show
+from millpond.images.boards import EMULATED
 
 app = new_app()
 REFUSAL_SECONDS = 20.0
@@ -54,12 +56,26 @@ def add(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Add a device to the fleet, and make its identity. The host daemon knows it when it is started again."""
+    """Add a device to the fleet, and make its identity. A host daemon that runs takes it at once."""
     from millpond.host.fleet import provisioning
 
     provisioning.add(directory.read(fleet_directory, authority), DeviceConfig(device, board=board))
-    text = f"{device} ({board}) is in the fleet; restart the host daemon to have it there"
-    show(output, {"device": device, "board": board}, text)
+    taken = _taken_by_daemon(fleet_directory, device)
+    state = "and the host daemon has it" if taken else "and the next host daemon has it: none runs now"
+    way = f"; 'millpond flash --device {device}' writes its disk" if board != EMULATED else ""
+    text = f"{device} ({board}) is in the fleet, {state}{way}"
+    show(output, {"device": device, "board": board, "daemon": taken}, text)
+
+
+def _taken_by_daemon(fleet: Path, device: str) -> bool:
+    """Return whether a daemon runs and has the device now. Raises RemoteError where it refuses."""
+    try:
+        client = DaemonClient(fleet)
+    except LocalError:
+        return False
+    with client:
+        client.add_device(device)
+    return True
 
 
 @app.command()
@@ -106,9 +122,12 @@ def revoke(
     count = renewal.revoke(found, device)
     taken = _wait_for_refusal(found, device)
     before = "" if count else ", and was before"
-    unknown = (
-        "" if taken else "\nno host daemon runs, or it does not know the device: the next one refuses it"
-    )
+    is_member = any(one.name == device for one in found.config.device)
+    unknown = ""
+    if not is_member:
+        unknown = f"\n{device} is not in the fleet any more: a board that has this certificate is refused"
+    elif not taken:
+        unknown = "\nno host daemon that runs knows the device: the next one refuses it"
     document = {"device": device, "revoked": count, "daemon": taken}
     show(output, document, f"the certificate of {device} is revoked{before}{unknown}")
 

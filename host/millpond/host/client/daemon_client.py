@@ -42,6 +42,10 @@ class DaemonClient(JobSubmission):
         """Return all devices of the fleet, and warnings about it."""
         return self._call(daemon.GetDevices(), daemon.Devices, self._deadline)
 
+    def add_device(self, device: str) -> None:
+        """Have the daemon take a device that ``fleet.toml`` has since it was started."""
+        self._call(daemon.AddDevice(device), Ok, self._deadline)
+
     def remove_device(self, device: str) -> None:
         """Have the daemon forget a device. Raises Refused while a job or a launch uses it."""
         self._call(daemon.RemoveDevice(device), Ok, self._deadline)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import psutil
 
 from millpond.base.errors import LocalError
 from millpond.energy.sensors import EnergyMeter
+from millpond.host.daemon.addition import DeviceAddition
 from millpond.host.daemon.server import DaemonServer
 from millpond.host.fleet import directory as fleets
 from millpond.host.fleet.device import Device
@@ -78,12 +80,10 @@ def running(fleet: Fleet, group: str = "") -> Iterator[Callable[[], None]]:
         stack.callback(forwarding.close)
         zygote = EndpointZygote()
         stack.callback(zygote.close)
-        devices = DeviceRegistry(
-            {config.name: Device(fleet, config, store, zygote) for config in fleet.config.device}
-        )
-        for device in devices.values():
-            device.start()
-            stack.callback(device.stop)
+        devices = DeviceRegistry({})
+        addition = DeviceAddition(fleet, devices, forwarding, lambda one: Device(fleet, one, store, zygote))
+        stack.callback(addition.close)
+        addition.start_all()
         meters = FleetMeters(HOST, meter(fleet), devices)
         volumes = VolumeMounts(fleet)
         stack.callback(volumes.close)
@@ -95,13 +95,15 @@ def running(fleet: Fleet, group: str = "") -> Iterator[Callable[[], None]]:
             files.keep(kept := store.digests())
             HandedFolders(fleet.test_data, files).keep(kept)
 
+        counts = functools.partial(traffic, fleet)
+
         def make_context(changed: Callable[[], None]) -> JobContext:
             return JobContext(
                 fleet,
                 store,
                 devices,
                 volumes.folder,
-                lambda: traffic(fleet),
+                counts,
                 meters.read,
                 changed,
                 worker_zygote,
@@ -115,7 +117,7 @@ def running(fleet: Fleet, group: str = "") -> Iterator[Callable[[], None]]:
         jobs.resume()
         launches = LaunchService(fleet, devices, forwarding, worker_zygote, volumes.folder)
         server = DaemonServer(
-            fleet, devices, jobs, files, launches, lambda: traffic(fleet), forwarding.between, gid
+            fleet, devices, jobs, files, launches, counts, forwarding.between, addition.add, gid
         )
         stack.callback(server.close)
 

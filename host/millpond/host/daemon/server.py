@@ -70,7 +70,9 @@ Traffic = Callable[[], dict[str, tuple[int, int]]]
 
 
 class DaemonServer:
-    """Answers on the fleet's socket until ``close``; members of the ``group`` (gid) may connect, too."""
+    """Answers on the fleet's socket until ``close``; members of the ``group`` (gid) may connect, too. ``add``
+    has the daemon take a device.
+    """
 
     def __init__(
         self,
@@ -81,10 +83,11 @@ class DaemonServer:
         launches: LaunchService,
         traffic: Traffic,
         between: Callable[[Sequence[str]], AbstractContextManager[object]],
+        add: Callable[[str], None],
         group: int | None = None,
     ) -> None:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
-        self._files, self._launches, self._between = files, launches, between
+        self._files, self._launches, self._between, self._add = files, launches, between, add
         self._folders = HandedFolders(fleet.test_data, files)
         self._group = group
         self._places = UserPlaces(os.geteuid(), most_places())
@@ -190,6 +193,10 @@ class DaemonServer:
             )
         warnings = expiry.warnings(self._fleet, datetime.datetime.now(datetime.UTC))
         return daemon.Devices(tuple(found), warnings)
+
+    def _add_device(self, _client: Channel, request: daemon.AddDevice) -> Message:
+        self._add(request.device)
+        return Ok()
 
     def _remove_device(self, _client: Channel, request: daemon.RemoveDevice) -> Message:
         name = self._device(request.device).name
@@ -348,6 +355,7 @@ class DaemonServer:
 
     _HANDLERS: Mapping[type[Message], Callable[..., Message | None]] = {
         daemon.GetDevices: _get_devices,
+        daemon.AddDevice: _add_device,
         daemon.RemoveDevice: _remove_device,
         daemon.GetTunnel: lambda self, _client, request: self._device(request.device).tunnel(),
         daemon.GetTopology: _get_topology,
@@ -377,6 +385,7 @@ class DaemonServer:
 
 
 _OWNERS: Mapping[type[Message], str] = {
+    daemon.AddDevice: "the addition of a device",
     daemon.RemoveDevice: "the removal of a device",
     daemon.PruneJobs: "the removal of jobs' files",
     StartLaunch: "a launch",

@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 
 from millpond.base.errors import LocalError, RemoteError
+from millpond.fs.fuse.mounts import unmount
+from millpond.fs.mount.stats_socket import read_stats
 from millpond.host.client.daemon_client import DaemonClient
-from millpond.host.fleet import provisioning
+from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.directory import DeviceConfig, Fleet
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.images import boards
@@ -65,7 +67,18 @@ def emulate(
     with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
         if said:
             print(said)
-        return _run_machine(EmulatedMachine(fleet, command, prepares, stays, group))
+        try:
+            return _run_machine(EmulatedMachine(fleet, command, prepares, stays, group))
+        finally:
+            unmount_all(fleet)
+
+
+def unmount_all(fleet: Fleet) -> None:
+    """Unmount the volumes that users have mounted on this machine: their devices are gone."""
+    for mounted in read_stats(fleet.mount_stats):
+        with contextlib.suppress(LocalError, OSError):
+            if unmount(Path(mounted.mountpoint)):
+                print(f"unmounted {mounted.device} at {mounted.mountpoint}", flush=True)
 
 
 def _run_machine(machine: EmulatedMachine) -> int:
@@ -131,6 +144,7 @@ class EmulatedMachine:
         self._stays, self._group = stays, group
         self._backplane = BoardSupervisor([_board(fleet, device) for device in fleet.config.device])
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._listed = self._list_version()
         self._started = self._daemon_started = time.monotonic()
         self._interrupted = 0
         self._interrupted_at = 0.0
@@ -192,8 +206,25 @@ class EmulatedMachine:
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
 
+    def _list_version(self) -> int:
+        with contextlib.suppress(OSError):
+            return (self._fleet.directory / "fleet.toml").stat().st_mtime_ns
+        return 0
+
+    def _switch_on_new(self) -> None:
+        """Switch on emulated boards that were added to the fleet meanwhile."""
+        if self._list_version() == self._listed:
+            return
+        self._listed = self._list_version()
+        with contextlib.suppress(LocalError):  # a user may be editing the file
+            fleet = directory.read(self._fleet.directory)
+            for device in fleet.config.device:
+                if device.board == EMULATED and device.name not in self._backplane.names:
+                    self._backplane.add(_board(fleet, device))
+
     def _tend(self, command: subprocess.Popen[bytes] | None) -> None:
         """Restart boards and daemon that have died, as systemd and watchdogs would."""
+        self._switch_on_new()
         self._backplane.tend()
         lived = time.monotonic() - self._daemon_started
         if self._daemon and self._daemon.poll() is not None and lived > RESTART_SECONDS:

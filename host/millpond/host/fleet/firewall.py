@@ -57,6 +57,16 @@ class HostFirewall:
                 "Load the module nf_tables (Linux 5.12 or later), or set host.firewall = 'off' in fleet.toml"
             ) from None
 
+    def add(self, device: str) -> None:
+        """Guard against one device more, before its tunnel is made. Raises LocalError."""
+        if self._guard:
+            try:
+                self._guard.guard(self._fleet.interface(device))
+            except OSError as error:
+                raise LocalError(
+                    f"the host's services cannot be closed to {device}: nftables: {error.strerror or error}"
+                ) from None
+
     @contextlib.contextmanager
     def _closed_to_strangers(self) -> Iterator[PortGuard]:
         trusted = ["lo", *(self._fleet.interface(device.name) for device in self._fleet.config.device)]

@@ -79,15 +79,28 @@ class Forwarding:
         self._places: set[int] = set()
         self._open_ways: list[_Way] = []
         self._problem = ""
-        foreign = _still_there(self._interfaces)
+        self._prohibit(self._interfaces)
+
+    def _prohibit(self, interfaces: Sequence[str]) -> None:
+        """Let devices at these interfaces reach nothing behind the host."""
+        foreign = _still_there(interfaces)
         try:
-            for interface in self._interfaces:
+            for interface in interfaces:
                 if interface not in foreign:
                     _delete_rules(interface)  # a killed daemon leaves them
                 rtnetlink.prohibit(interface, _PROHIBIT)
         except OSError as error:
             self._problem = f"this kernel takes no routing rules: {error.strerror}"
             log.warning("%s; launches can have one device only", self._problem)
+
+    def add(self, device: str) -> None:
+        """Make the rules for one device more, before its tunnel is made. Raises LocalError."""
+        interface = self._fleet.interface(device)
+        self._firewall.add(device)
+        with self._lock:
+            self._prohibit([interface])
+            if interface not in self._interfaces:
+                self._interfaces.append(interface)
 
     def close(self) -> None:
         """Remove the rules, once the tunnels are gone."""

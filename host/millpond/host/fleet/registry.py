@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (threads): the devices of the running daemon by name, which may become fewer."""
+"""Edge (threads): the devices of the running daemon by name, which may become more or fewer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 
 
 class DeviceRegistry(Mapping[str, "Device"]):
-    """A mapping that may lose devices while other threads iterate over it: these see all that there were."""
+    """A mapping that may change while other threads iterate over it: these see what there was."""
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
         self._devices = dict(devices)
         self._lock = threading.Lock()
+
+    def add(self, device: Device) -> None:
+        """Add a device, in place of one of its name."""
+        with self._lock:
+            self._devices = {**self._devices, device.name: device}
 
     def remove(self, name: str) -> Device:
         """Forget a device, and return it. Raises KeyError for an unknown one."""

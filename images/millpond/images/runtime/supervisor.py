@@ -52,6 +52,16 @@ class BoardSupervisor:
         for board in self._boards:
             board.power_on()
 
+    def add(self, board: BoardRuntime) -> None:
+        """Take one board more, and switch it on."""
+        self._boards.append(board)
+        self._switch_on(board)
+
+    @property
+    def names(self) -> set[str]:
+        """Return the names of all boards."""
+        return {board.name for board in self._boards}
+
     def tend(self) -> None:
         """Note boards that died, and switch them on again a second later, as a watchdog would."""
         now = time.monotonic()

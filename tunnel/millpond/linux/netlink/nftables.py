@@ -87,6 +87,10 @@ class InputGuard:
         except FileNotFoundError:  # the kernel has no module to answer what it refuses
             _send(self._socket, _guard(table, flags, priority, ports, answers=False))
 
+    def guard(self, interface: str) -> None:
+        """Refuse what comes in by one interface more. Raises OSError."""
+        self._change(_NEW_ELEMENT, "guarded", [_padded(interface)])
+
     def open_to(self, interface: str, others: Collection[int] = ()) -> None:
         """Let an interface begin connections to the ports, but for those of ``others``. Raises OSError."""
         self._change(_NEW_ELEMENT, "others", [_place(interface, port) for port in others])
