@@ -9,6 +9,7 @@ import io
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -150,7 +151,7 @@ class Device(DeviceUpdate):
     ("now", "serial", "error", "words"),
     [
         (dataclasses.replace(NOW, board="generic-uefi"), 1000, LocalError, "is a generic-uefi"),
-        (dataclasses.replace(NOW, trial=True), 1000, RemoteError, "on trial still"),
+        (dataclasses.replace(NOW, trial=True), 1001, RemoteError, "on trial still"),
         (NOW, 999, LocalError, "runs a later image .1000. than this one .999.; --allow-older"),
     ],
 )
@@ -216,6 +217,55 @@ def test_a_device_that_fell_back_is_told(tmp_path: Path) -> None:
         Device(tmp_path, None, trial, None, back)._wait(NOW)
 
 
+def test_a_device_that_runs_the_image_is_left_unless_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: a second `update --all` installed the image on all devices again."""
+    sent: list[str] = []
+    for again in (False, True):
+        device = Device(tmp_path, NOW)
+        device._again = again
+        monkeypatch.setattr(device, "_send", lambda _transport: sent.append("sent"))
+        monkeypatch.setattr(device, "_wait", lambda before: before)
+        monkeypatch.setattr(device, "_command", lambda *_, **__: "")
+        assert device.run() == NOW
+        assert device.was_current is not again
+    assert sent == ["sent"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_update_that_was_cut_off_in_its_trial_waits_for_the_end_of_that(tmp_path: Path) -> None:
+    trial = dataclasses.replace(NOW, slot="B", trial=True, boot="boot-2")
+    kept = dataclasses.replace(trial, trial=False)
+    assert Device(tmp_path, trial, trial, None, kept).run() == kept
+    back = dataclasses.replace(NOW, serial=999, boot="boot-3", report="no torch")
+    with pytest.raises(RemoteError, match="dev0 fell back to slot A: no torch"):
+        Device(tmp_path, trial, None, back).run()
+
+
+@pytest.mark.parametrize(
+    ("there", "start"), [("prefix", 5000), ("whole", 100_000), ("other", 0), ("longer", 0), ("none", 0)]
+)
+def test_a_bundle_is_sent_from_where_the_last_update_broke_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, start: int
+) -> None:
+    """Before: the whole bundle was sent again. The device's commands run here."""
+    data = os.urandom(100_000)
+    device = Device(tmp_path)
+    (tmp_path / "b").write_bytes(data)
+    left = tmp_path / "bundle.raucb"
+    monkeypatch.setattr(device_update, "_BUNDLE", str(left))
+    found = {"prefix": data[:5000], "whole": data, "other": b"x" * 5000, "longer": data + b"x"}
+    if there != "none":
+        left.write_bytes(found[there])
+
+    def command(_transport: object, line: str, _problem: str) -> str:
+        return subprocess.check_output(["sh", "-c", line], text=True)
+
+    monkeypatch.setattr(device, "_command", command)
+    assert device._sent_before(None) == start  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def stalled() -> Iterator[paramiko.Transport]:
     """A connection to a device that starts every command, and reads nothing of what it is sent."""
@@ -272,7 +322,7 @@ def test_all_outcomes_are_told_whatever_one_device_meets(
     monkeypatch.setattr(bundles, "make", lambda *_: bundle)
     monkeypatch.setattr(DeviceUpdate, "run", run)
     with pytest.raises(typer.Exit):
-        update.command([str(path)], True, 1, 600.0, False, None, tmp_path / "f", Format.JSON)
+        update.command([str(path)], True, 1, 600.0, False, False, None, tmp_path / "f", Format.JSON)
     told = json.loads(capsys.readouterr().out)["devices"]
     assert [one["state"] for one in told] == ["updated", "failed", "untouched"]
 

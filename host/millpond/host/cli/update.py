@@ -21,6 +21,7 @@ from millpond.host.cli.options import (
     new_app,
 )
 from millpond.host.fleet import directory as fleets
+from millpond.host.records import device_set
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format
 from millpond.images.boards import EMULATED
@@ -33,11 +34,14 @@ if TYPE_CHECKING:
 
 app = new_app()
 FAILED = 1
+_UNDONE = ("failed", "untouched")
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """The outcome for one device: "updated", "failed", or "untouched" after another device's failure."""
+    """The outcome for one device: "updated", "current" where it ran the image already, "failed", or
+    "untouched" after another device's failure.
+    """
 
     device: str
     state: str
@@ -48,7 +52,8 @@ class UpdateOutcome:
 @app.command("update")
 def command(
     targets: Annotated[
-        list[str], typer.Argument(metavar="DEVICE... IMAGE", help="The devices, then the image.")
+        list[str],
+        typer.Argument(metavar="DEVICE... IMAGE", help="Devices (csd0 csd[2-4] @fast), then the image."),
     ],
     everybody: Annotated[bool, typer.Option("--all", help="All devices of the image's board.")] = False,
     at_once: Annotated[int, typer.Option("--at-once", min=1, metavar="N", help="So many at a time.")] = 1,
@@ -56,12 +61,13 @@ def command(
         float, typer.Option("--patience", min=10, metavar="SECONDS", help="How long a restart may take.")
     ] = 600.0,
     allow_older: Annotated[bool, typer.Option("--allow-older", help="Also an image before theirs.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also devices that run the image already.")] = False,
     authority: AuthorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Update devices to an image, and stop at the first failure. A device that does not come back with the
-    new one starts what it had before.
+    new one starts what it had before. After a failure or Ctrl-C the same command goes on.
     """
     from millpond.host.remote import bundles  # import cryptography and paramiko, which takes long
     from millpond.host.remote.device_update import DeviceUpdate
@@ -76,23 +82,26 @@ def command(
     def update(name: str) -> UpdateOutcome:
         watch = _Lines(console, name, bundle.path.stat().st_size).watch
         try:
-            device = DeviceUpdate(fleet_directory, name, bundle, watch, patience, authority)
+            device = DeviceUpdate(fleet_directory, name, bundle, watch, patience, authority, again=again)
             running = device.run(allow_older=allow_older)
         except (MillpondError, OSError) as error:  # what others have done must be told, too
             return UpdateOutcome(name, "failed", error=str(error))
-        console.print(f"{name}: runs {running.version} ({running.serial}) in slot {running.slot}")
-        return UpdateOutcome(name, "updated", running.slot)
+        already = " already; --again installs it once more" if device.was_current else ""
+        console.print(f"{name}: runs {running.version} ({running.serial}) in slot {running.slot}{already}")
+        return UpdateOutcome(name, "current" if device.was_current else "updated", running.slot)
 
     outcomes = roll(names, at_once, update)
     _show_outcomes(outcomes, console, as_json=output is Format.JSON)
-    if any(outcome.state != "updated" for outcome in outcomes):
+    if any(outcome.state in _UNDONE for outcome in outcomes):
         raise typer.Exit(FAILED)
 
 
 def _names(fleet: fleets.Fleet, named: Sequence[str], board: str, *, everybody: bool) -> Sequence[str]:
     if everybody and named:
         raise LocalError(f"--all is all devices of the board {board}: leave out {', '.join(named)}, or --all")
-    return [one.name for one in fleet.config.device if one.board == board] if everybody else named
+    if everybody:
+        return [one.name for one in fleet.config.device if one.board == board]
+    return [name for text in named for name in ([text] if device_set.is_one(text) else fleet.named(text))]
 
 
 def check(fleet: fleets.Fleet, names: Sequence[str], board: str) -> None:
@@ -158,6 +167,6 @@ def _show_outcomes(outcomes: Sequence[UpdateOutcome], console: Console, *, as_js
         printing.print_json({"devices": list(outcomes)})
         return
     for outcome in outcomes:
-        if outcome.state != "updated":
+        if outcome.state in _UNDONE:
             why = f": {outcome.error}" if outcome.error else ", because another failed"
             console.print(f"{outcome.device}: {outcome.state}{why}", soft_wrap=True)

@@ -8,6 +8,7 @@ host has shaken hands with its agent. If anything fails in between, the slot tha
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import shlex
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import paramiko
 
@@ -78,7 +79,11 @@ def running_of(document: object) -> Running:
 
 class DeviceUpdate:
     """The update of ``device`` by ``bundle``. ``patience`` is how long its restart may take, in seconds,
-    ``authority`` the directory of the admin key, if that is apart.
+    ``authority`` the directory of the admin key, if that is apart. A device that runs the image already is
+    updated ``again`` only if that is asked for.
+
+    An update that was cut off goes on where it broke off: with the bytes of the bundle that the device lacks,
+    or with the wait for the end of the trial.
     """
 
     def __init__(
@@ -89,7 +94,10 @@ class DeviceUpdate:
         watch: Watch,
         patience: float,
         authority: Path | None = None,
+        *,
+        again: bool = False,
     ) -> None:
+        self._again, self.was_current = again, False
         self._directory, self.device, self._bundle = directory, device, bundle
         self._watch, self._patience, self._authority = watch, patience, authority
 
@@ -103,6 +111,11 @@ class DeviceUpdate:
 
     def _run(self, *, allow_older: bool) -> Running:
         before = self.check(allow_older=allow_older)
+        if before.trial:  # of this image, by an update that was cut off
+            return self._wait_for_trial(before)
+        if before.serial == self._bundle.manifest.serial and not self._again:
+            self.was_current = True
+            return before
         with self._connected() as transport:
             self._send(transport)
             if allow_older:
@@ -122,7 +135,7 @@ class DeviceUpdate:
         manifest = self._bundle.manifest
         if running.board != manifest.board:
             raise LocalError(f"{self.device} is a {running.board}, the image is for a {manifest.board}")
-        if running.trial:
+        if running.trial and running.serial != manifest.serial:
             raise RemoteError(f"{self.device} has its last update on trial still; wait for its end")
         if running.serial > manifest.serial and not allow_older:
             raise LocalError(
@@ -165,15 +178,28 @@ class DeviceUpdate:
 
     def _send(self, transport: paramiko.Transport) -> None:
         """Send the bundle, whole or not at all: the device compares its digest before it installs."""
-        self._make_room(transport)
+        start = self._sent_before(transport)
+        self._make_room(transport, start)
         self._watch("sending", 0)
-        self._copy(transport)
+        self._copy(transport, start)
         check = f"echo {shlex.quote(self._bundle.sha256)}  {_BUNDLE} | sha256sum --check --status"
         self._command(transport, check, "the bundle did not arrive as it was sent")
 
-    def _make_room(self, transport: paramiko.Transport) -> None:
-        needed = self._bundle.path.stat().st_size + _ROOM
-        self._command(transport, f"rm -rf {_FOLDER} && mkdir -m 700 {_FOLDER}", "its state cannot be written")
+    def _sent_before(self, transport: paramiko.Transport) -> int:
+        """Return how many bytes of this bundle the device has by an update that was cut off."""
+        ask = f"[ ! -f {_BUNDLE} ] || {{ stat -c %s {_BUNDLE}; sha256sum <{_BUNDLE}; }}"
+        size, digest, *_ = *self._command(transport, ask, "its state cannot be read").split(), "", ""
+        count = int(size) if size.isascii() and size.isdecimal() else 0
+        if not 0 < count <= self._bundle.path.stat().st_size:
+            return 0
+        with self._bundle.path.open("rb") as source:
+            return count if _digest_of(source, count) == digest else 0
+
+    def _make_room(self, transport: paramiko.Transport, start: int) -> None:
+        """Make room for all but the ``start`` of the bundle. Raises RemoteError."""
+        needed = self._bundle.path.stat().st_size - start + _ROOM
+        clean = "true" if start else f"rm -rf {_FOLDER} && mkdir -m 700 {_FOLDER}"
+        self._command(transport, clean, "its state cannot be written")
         output = self._command(
             transport, f"df --output=avail -B1 {_FOLDER} | tail -n 1", "its room is unknown"
         )
@@ -183,13 +209,18 @@ class DeviceUpdate:
                 f"{self.device} has {free >> 20} MiB for updates, this one needs {needed >> 20}"
             )
 
-    def _copy(self, transport: paramiko.Transport) -> None:
-        """Send the bundle's bytes. Raises RemoteError, also where the device stops taking them."""
+    def _copy(self, transport: paramiko.Transport, start: int = 0) -> None:
+        """Send the bundle's bytes behind ``start``. Raises RemoteError, also where the device stops taking
+        them.
+        """
         with contextlib.closing(transport.open_session(timeout=ssh.CONNECT_SECONDS)) as channel:
             channel.settimeout(_STALL_SECONDS)
-            channel.exec_command(f"cat >{_BUNDLE}")
+            channel.exec_command(f"cat >>{_BUNDLE}")
             try:
                 with self._bundle.path.open("rb") as source:
+                    source.seek(start)
+                    if start:
+                        self._watch("sending", start)
                     while data := source.read(_CHUNK):
                         channel.sendall(data)
                         self._watch("sending", len(data))
@@ -221,9 +252,26 @@ class DeviceUpdate:
             reason = "its new slot is on trial still"
         raise RemoteError(f"{self.device}: no confirmation in {self._patience:.0f} s: {reason}")
 
+    def _wait_for_trial(self, running: Running) -> Running:
+        """Wait for the end of a trial of this image. Raises RemoteError if the device has fallen back."""
+        ended = self._wait(replace(running, slot=""))
+        if ended.serial != self._bundle.manifest.serial:
+            why = ended.report or "it does not say why"
+            raise RemoteError(f"{self.device} fell back to slot {ended.slot}: {why}")
+        return ended
+
     def _is_kept(self, running: Running, before: Running) -> bool:
         """Return whether the device keeps the new slot. Raises RemoteError if it fell back to the old one."""
         if running.slot == before.slot and running.boot != before.boot:
             why = running.report or "the new one did not come so far that it could say why"
             raise RemoteError(f"{self.device} fell back to slot {before.slot}: {why}")
         return running.slot != before.slot and not running.trial
+
+
+def _digest_of(source: BinaryIO, count: int) -> str:
+    """Return the SHA-256 of the first bytes of a file."""
+    digest = hashlib.sha256()
+    while count and (data := source.read(min(count, _CHUNK))):
+        digest.update(data)
+        count -= len(data)
+    return digest.hexdigest()
