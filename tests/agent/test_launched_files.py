@@ -79,6 +79,16 @@ def test_files_that_are_not_wanted_are_counted_and_do_not_come(agent: Agent) -> 
     assert (files, count.files, count.left_out) == ({}, 5, 3)
 
 
+def test_of_files_that_are_not_wanted_no_number_is_too_large(agent: Agent) -> None:
+    """Before: at most 4096 were told to be gone."""
+    host, thread = agent.serve(script("for number in range(4200):\n    open(str(number), 'w').close()\n"))
+    with host:
+        host.expect(Exited, soon())
+        files, count = collected(host)
+    thread.join(10)
+    assert (files, count) == ({}, AllSaved(4200, 0, 0))
+
+
 FOLDERS_OF_ITS_OWN = {
     "removed": ("import shutil; shutil.rmtree(os.getcwd())", AllSaved(0, 0, 0)),
     "closed": ("os.mkdir('b'); os.chmod('b', 0); os.chmod('.', 0)", AllSaved(0, 0, 0)),

@@ -90,7 +90,7 @@ def test_a_long_log_is_read_in_parts(rig: Rig) -> None:
     [
         (
             ("--device", "csd0", "1"),
-            "only root of csd0 can read that log: there it is /flash/private/.millpond-logs/a.b.log",
+            "only root of csd0 can read that log: there it is /flash/private/.millpond-logs/a.b.",
         ),
         (("--device", "csd9", "1"), "no device 'csd9' in this fleet; it has csd0, csd1, csd2"),
         (("--device", "csd0", "99"), "there is no job 99"),
@@ -114,7 +114,12 @@ def test_the_log_is_in_the_private_part_of_the_flash(tmp_path: Path, config: str
     folder.mkdir(parents=True)
     (tmp_path / "agent.toml").write_text(config.format(tmp_path))
     script = remote_log._SCRIPT.format(
-        config=tmp_path / "agent.toml", flash=tmp_path / "usual", name="'a b'", no_file=66, lines=2, follow=""
+        config=tmp_path / "agent.toml",
+        flash=tmp_path / "usual",
+        name="'a b.log'",
+        no_file=66,
+        lines=2,
+        follow="",
     )
 
     def run() -> tuple[int, str]:

@@ -32,14 +32,16 @@ def test_a_project_has_a_job_that_is_read_and_data_for_each_device(
     code, out, err = command("new", folder, "--template", template)
     assert (code, err) == (0, "") and "README.md says how it trains" in out
     assert (folder / "README.md").read_text().startswith("# mine\n")
-    for name in DEVICES:
+    for name in ("csd", *DEVICES):  # the first one was removed, and its folder stays
         (fleet / "devices" / name / "flash").mkdir(parents=True)
+    (fleet / "fleet.toml").write_text("".join(f'[[device]]\nname = "{name}"\n' for name in DEVICES))
     subprocess.run([sys.executable, "data.py", "--fleet", str(fleet)], cwd=folder, check=True)
     job, files = file.read(folder / "job.toml")
     assert set(files) == {"task.py"} and job.synchronous is None
     for name in DEVICES:
         assert list((fleet / "devices" / name / "flash" / job.data.private).iterdir())
     assert not (folder / "data").exists()
+    assert not list((fleet / "devices" / "csd" / "flash").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_data_for_a_fleet_without_emulated_devices_are_refused(tmp_path: Path) -
     data = create(tmp_path / "mine", Template.TEXT) and tmp_path / "mine" / "data.py"
     done = subprocess.run([sys.executable, data, "--fleet", tmp_path], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == f"data.py: {tmp_path} has no emulated device csd0; it needs three of them\n"
+    assert done.stderr == f"data.py: {tmp_path} has 0 emulated devices; it needs three\n"
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path, command: Command) -> None:

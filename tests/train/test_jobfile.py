@@ -335,6 +335,19 @@ ERRORS = [
         edited('private = "private/digits"', ""),
         "job.toml: data: private: it is missing; a job without private",
     ),
+    *(
+        (
+            edited('private = "private/digits"', f'private = "{bad}"'),
+            f"job.toml: data: private: '{bad}': it is a folder",
+        )
+        for bad in (
+            "digits",
+            "public/digits",
+            "/private/digits",
+            "private/../public",
+            "private/.millpond-logs",
+        )
+    ),
     (
         OF_DEVICE,
         "job.toml: data: public: without data.private its samples are streamed, which is for [synchronous",

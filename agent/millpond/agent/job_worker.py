@@ -37,6 +37,7 @@ from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
+from millpond.train.job.log_name import log_name
 from millpond.train.protocol import (
     PART_VALUES,
     SPREAD,
@@ -65,6 +66,8 @@ _DIED = "the worker process died; the job's log on the device may say why"
 _STRANGE = "the worker process sent what is no answer"
 _HANGS = "the worker process hangs: it neither computes nor reads"
 _LONGEST_TEXT = 1000
+MOST_LOGS = 200
+"""Logs of jobs that stay on the device."""
 _IN_USE = Counter[Path]()
 """The workers by their folder of states."""
 _IN_USE_LOCK = threading.Lock()
@@ -107,7 +110,7 @@ class JobWorker:
                 zygote,
                 sandbox,
                 files.worker,
-                config.job_logs / f"{self.name}.log",
+                _log(config, self.name, request.run),
                 ("--root", config.volume, "--errors", config.privacy.errors),
                 peer=f"the worker of {self.name}",
                 kept=self._kept,
@@ -377,6 +380,17 @@ def _relay(config: AgentConfig, request: PrepareWorker, gate: Gate) -> StreamRel
     work = request.work
     wish = OpenData(name, place.secret, format=work.format, classes=work.classes)
     return StreamRelay((place.address, place.port), wish, gate.outlet)
+
+
+def _log(config: AgentConfig, job: str, run: str) -> Path:
+    """Return the path of a run's log. Of the others those that were written last stay."""
+    path = config.job_logs / log_name(job, run)
+    written = dict[float, Path]()
+    with contextlib.suppress(OSError):
+        written = {each.stat().st_mtime: each for each in config.job_logs.iterdir() if each != path}
+    for time in sorted(written)[: -MOST_LOGS + 1]:
+        written[time].unlink(missing_ok=True)
+    return path
 
 
 def _sizes(folder: Path) -> Iterator[int]:

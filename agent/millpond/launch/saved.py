@@ -35,16 +35,15 @@ class SavedFiles:
         self._left_out: list[str] = []
 
     def send(self, channel: Channel, most: int) -> None:
-        """Send files of ``most`` bytes in all, by name, and leave the others out. None if ``most`` is 0."""
+        """Send files of ``most`` bytes in all, by name, and leave the others out. None if ``most`` is 0: then
+        all are counted.
+        """
         left = most
         for path in self._all():
             if self._before.get(path) == _version(self._folder / path):
                 continue
             size = self._size(path)
-            if size is None or self._files >= MOST_FILES:
-                self._left_out.append(path)
-                continue
-            if most and size > left:
+            if size is None or (most and (self._files >= MOST_FILES or size > left)):
                 self._left_out.append(path)
                 continue
             self._files += 1

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,17 @@ def write(folder, images, labels):
     np.save(folder / "labels.npy", labels)
 
 
-def place(number, fleet, here):
-    """Return where the private data of device csd0, csd1, ... go: onto an emulated fleet, or into data/."""
+def places(fleet, here):
+    """Return where the private data of three devices go: onto an emulated fleet, or into data/."""
     if fleet is None:
-        return here / "data" / f"csd{number}"
-    private = fleet / "devices" / f"csd{number}" / "flash" / "private"
-    if not private.parent.is_dir():
-        sys.exit(f"data.py: {fleet} has no emulated device csd{number}; it needs three of them")
-    return private
+        return [here / "data" / f"csd{number}" for number in range(3)]
+    listed = fleet / "fleet.toml"  # a device that was removed keeps its folder
+    devices = tomllib.loads(listed.read_text()).get("device", []) if listed.is_file() else []
+    flash = [fleet / "devices" / device["name"] / "flash" for device in devices]
+    found = [folder / "private" for folder in flash if folder.is_dir()]
+    if len(found) < 3:
+        sys.exit(f"data.py: {fleet} has {len(found)} emulated devices; it needs three")
+    return found[:3]
 
 
 def main(here=Path(__file__).parent, fleet=None):
@@ -30,8 +34,8 @@ def main(here=Path(__file__).parent, fleet=None):
     order = np.random.default_rng(0).permutation(len(found.target))
     images = (found.images[order] * 15.9375).astype(np.uint8)  # of 0 to 16
     test, *devices = np.split(np.arange(len(order)), [360, 900, 1400])
-    for number, own in enumerate(devices):
-        write(place(number, fleet, here) / "digits", images[own], found.target[order][own])
+    for place, own in zip(places(fleet, here), devices):
+        write(place / "digits", images[own], found.target[order][own])
     write(here / "test", images[test], found.target[order][test])
 
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,17 @@ def write(folder, table):
     np.savetxt(folder / "patients.csv", table, delimiter=",", fmt="%.6f")
 
 
-def place(number, fleet, here):
-    """Return where the private data of device csd0, csd1, ... go: onto an emulated fleet, or into data/."""
+def places(fleet, here):
+    """Return where the private data of three devices go: onto an emulated fleet, or into data/."""
     if fleet is None:
-        return here / "data" / f"csd{number}"
-    private = fleet / "devices" / f"csd{number}" / "flash" / "private"
-    if not private.parent.is_dir():
-        sys.exit(f"data.py: {fleet} has no emulated device csd{number}; it needs three of them")
-    return private
+        return [here / "data" / f"csd{number}" for number in range(3)]
+    listed = fleet / "fleet.toml"  # a device that was removed keeps its folder
+    devices = tomllib.loads(listed.read_text()).get("device", []) if listed.is_file() else []
+    flash = [fleet / "devices" / device["name"] / "flash" for device in devices]
+    found = [folder / "private" for folder in flash if folder.is_dir()]
+    if len(found) < 3:
+        sys.exit(f"data.py: {fleet} has {len(found)} emulated devices; it needs three")
+    return found[:3]
 
 
 def main(here=Path(__file__).parent, fleet=None):
@@ -29,8 +33,8 @@ def main(here=Path(__file__).parent, fleet=None):
     table = np.column_stack([found.data, found.target])
     table = table[np.random.default_rng(0).permutation(len(table))]
     test, *devices = np.split(table, [110, 250, 350])
-    for number, own in enumerate(devices):
-        write(place(number, fleet, here) / "patients", own)
+    for place, own in zip(places(fleet, here), devices):
+        write(place / "patients", own)
     write(here / "test", test)
 
 

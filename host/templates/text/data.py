@@ -4,6 +4,7 @@ import argparse
 import os
 import random
 import sys
+import tomllib
 from pathlib import Path
 
 GOOD = ["fast", "quiet", "cool", "reliable", "steady", "cheap", "robust", "precise"]
@@ -27,19 +28,22 @@ def write(folder, count, seed):
     (folder / "texts.tsv").write_text("".join(sentence(rng) for _ in range(count)))
 
 
-def place(number, fleet, here):
-    """Return where the private data of device csd0, csd1, ... go: onto an emulated fleet, or into data/."""
+def places(fleet, here):
+    """Return where the private data of three devices go: onto an emulated fleet, or into data/."""
     if fleet is None:
-        return here / "data" / f"csd{number}"
-    private = fleet / "devices" / f"csd{number}" / "flash" / "private"
-    if not private.parent.is_dir():
-        sys.exit(f"data.py: {fleet} has no emulated device csd{number}; it needs three of them")
-    return private
+        return [here / "data" / f"csd{number}" for number in range(3)]
+    listed = fleet / "fleet.toml"  # a device that was removed keeps its folder
+    devices = tomllib.loads(listed.read_text()).get("device", []) if listed.is_file() else []
+    flash = [fleet / "devices" / device["name"] / "flash" for device in devices]
+    found = [folder / "private" for folder in flash if folder.is_dir()]
+    if len(found) < 3:
+        sys.exit(f"data.py: {fleet} has {len(found)} emulated devices; it needs three")
+    return found[:3]
 
 
 def main(here=Path(__file__).parent, fleet=None):
-    for number, count in enumerate([900, 700, 500]):
-        write(place(number, fleet, here) / "text", count, number)
+    for number, (place, count) in enumerate(zip(places(fleet, here), [900, 700, 500])):
+        write(place / "text", count, number)
     write(here / "test", 400, 99)
 
 

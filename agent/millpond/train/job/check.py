@@ -53,6 +53,9 @@ def check(job: Job, where: str) -> Job:
 def _check_data(job: Job, where: str) -> None:
     """Refuse data that no worker can read. Raises ConfigError."""
     data, found = job.data, job.data.of_device
+    if data.private and not _is_private(PurePosixPath(data.private), data.private):
+        text = f"'{data.private}': it is a folder below private/ on each device, such as private/digits"
+        raise ConfigError(f"{where}: private: {text}")
     if found and not (
         found.device and found.path.startswith("public/") and ".." not in PurePosixPath(found.path).parts
     ):
@@ -74,6 +77,14 @@ def _check_data(job: Job, where: str) -> None:
         raise ConfigError(
             f"{where}: private: devices hold out private samples, and there are none: evaluate.on"
         )
+
+
+def _is_private(path: PurePosixPath, text: str) -> bool:
+    """Return whether agents take a path for that of a private folder."""
+    is_plain = str(path) == text and ".." not in path.parts
+    return (
+        is_plain and path.parts[0] == "private" and not any(part.startswith(".") for part in path.parts[1:2])
+    )
 
 
 def _check_aggregation(job: Job, where: str) -> None:

@@ -17,11 +17,12 @@ from millpond.host.remote.errors import SshFailed
 from millpond.host.remote.run_many import OutputLines, ParallelRun
 from millpond.images.ondevice.sshd_config import ADMIN
 from millpond.images.runtime.emulated import FLASH, IDENTITY
+from millpond.train.job.log_name import log_name, run_name
 
 _NO_FILE = 66
 _SCRIPT = """\
 flash=$(sed -n 's/^flash *= *"\\([^"]*\\)".*/\\1/p' {config} 2>/dev/null | head -n 1)
-file=${{flash:-{flash}}}/private/.millpond-logs/{name}.log
+file=${{flash:-{flash}}}/private/.millpond-logs/{name}
 [ -f "$file" ] || exit {no_file}
 exec tail -n {lines} {follow} -- "$file"
 """
@@ -38,14 +39,15 @@ def read(
     """Yield the last ``lines`` of the log of a job on a device, and with ``follow`` new ones without end.
     ``job`` is its number, or the name of a private launch's log.
 
-    Jobs of one name share a log. Raises LocalError without the admin key, RemoteError without a log, and
+    Raises LocalError without the admin key, RemoteError without a log, and
     SshFailed without a connection.
     """
     with DaemonClient(directory, authority) as client:
         fleet = client.fleet
         fleet.device(device)
-        name = job if is_launch(job) else client.job_info(int(job)).name
-    place = f"{FLASH}/private/.millpond-logs/{name}.log"
+        info = None if is_launch(job) else client.job_info(int(job))
+    name = log_name(info.name, run_name(info.id, info.created)) if info else f"{job}.log"
+    place = f"{FLASH}/private/.millpond-logs/{name}"
     if not fleet.admin_key.exists():
         raise LocalError(
             f"{fleet.admin_key} is missing (--authority DIR names where it is kept), and "
@@ -62,7 +64,7 @@ def read(
             else:
                 yield from event.lines
         elif event.result.exit_code == _NO_FILE:
-            raise RemoteError(f"{device} has no log of {f'job {job} ({name})' if name != job else name}")
+            raise RemoteError(f"{device} has no log of {f'job {job} ({info.name})' if info else job}")
         elif event.result.exit_code:
             reason = event.result.error.removeprefix(f"{device}: ") or complaint
             raise SshFailed(f"{device}: {reason}; on the device the log is {place}")

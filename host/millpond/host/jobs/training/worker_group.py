@@ -34,6 +34,7 @@ from millpond.linux import memory
 from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile, laid_out, wheels_of
+from millpond.train.job.log_name import run_name
 from millpond.train.job.spec import Job
 from millpond.train.job.wheels import fitting
 from millpond.train.protocol import FIRST_VALUES, Folder, PrepareServer, PrepareWorker, Ready
@@ -273,7 +274,7 @@ class WorkerGroup:
     @property
     def _run(self) -> str:
         """The name of this job, which no other has, also none of an earlier database."""
-        return f"{self._row.id} of {self._row.created!r}"
+        return run_name(self._row.id, self._row.created)
 
     @property
     def local(self) -> LocalRule:
