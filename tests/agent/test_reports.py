@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from millpond.agent import load
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.control import HostTime
+from millpond.agent.health import load
 from millpond.agent.log_lines import LogLines
 from millpond.energy.joules import Watts
 from millpond.images.ondevice import clock

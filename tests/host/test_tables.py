@@ -19,7 +19,7 @@ from millpond.host.records.jobs import Round
 from millpond.host.terminal import profile_plot, tables
 from millpond.host.terminal.tables import JobView
 from millpond.train.balance.profiling import Point, Profile
-from millpond.wire.control_messages import AtRest, Load, Welcome
+from millpond.wire.control_messages import AtRest, DriveHealth, Load, Welcome
 
 from ..waiting import eventually
 
@@ -66,6 +66,50 @@ def test_a_device_that_can_run_no_job_is_shown_with_the_reason() -> None:
     row, other = output.getvalue().splitlines()[1:]
     assert "faulty" in row and reason in row
     assert "ready" in other and "encrypted" in other
+
+
+def test_the_wear_of_drives_is_shown_where_there_are_some() -> None:
+    worn = replace(LOAD, drive=DriveHealth("emmc", 0.3, "its spare blocks run out"))
+    infos = [replace(device("csd0", AtRest("AES-256-XTS")), load=worn), device("csd1", AtRest("AES-256-XTS"))]
+    output = io.StringIO()
+    Console(width=160, file=output).print(tables.devices(infos))
+    assert [" 30% worn " in row for row in output.getvalue().splitlines()] == [False, True, False]
+    assert tables.plain(infos) == ["csd0: its drive (emmc) warns: its spare blocks run out"]
+    output = io.StringIO()
+    Console(width=160, file=output).print(tables.devices(infos[1:]))
+    assert "drive" not in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [64, 80, 120])
+def test_a_narrow_terminal_shows_what_is_needed_and_cuts_nothing(width: int) -> None:
+    """Before: at 80 columns names, states and jobs were cut."""
+    reason = "the handshake failed: it speaks another version of the protocol than this host"
+    load = replace(LOAD, jobs=("digits-of-all-hospitals", "another-job"))
+    infos = [replace(device(f"csd{number}", AtRest("AES-256-XTS")), load=load) for number in range(2)]
+    infos.append(
+        DeviceInfo("a-long-name-1", "qemu-virt", "incompatible", reason, "10.77.0.14", None, None, (0, 0))
+    )
+    output = io.StringIO()
+    Console(width=width, file=output).print(tables.devices(infos, width))
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= width and "\N{HORIZONTAL ELLIPSIS}" not in output.getvalue()
+    whole = " ".join(output.getvalue().split())
+    for word in ("csd0", "csd1", "a-long-name-1", "incompatible", "ready", "flash"):
+        assert word in whole
+    assert "tunnel to / from" not in whole
+    letters = "".join(whole.split())
+    assert all(letter in letters for letter in "".join(reason.split()))
+
+
+def test_the_jobs_of_a_narrow_terminal_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    error = "csd1, csd2: the data folder 'private/digits' is not there; 'millpond data check' shows what is"
+    info = replace(JOB, name="digits", state="failed", error=error)
+    output = io.StringIO()
+    Console(width=80, file=output).print(tables.jobs([info], 80))
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) > 2
+    column = lines[1].index("csd1, csd2")
+    assert "".join(line[column:] for line in lines[1:]).replace(" ", "") == error.replace(" ", "")
 
 
 JOB = JobInfo(7, "digits", "running", "", "", 3, 30, "round", "loss", None, None, 0, 0.0, None)

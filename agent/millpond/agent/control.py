@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millpond.agent import gate as gates
-from millpond.agent import load
 from millpond.agent.config import AgentConfig
 from millpond.agent.data_service.handle import DataServiceProcess
+from millpond.agent.health import load
 from millpond.agent.job_files import JobFiles, LaidOutFiles
 from millpond.agent.job_worker import JobWorker
 from millpond.agent.launched_script import LaunchedScripts

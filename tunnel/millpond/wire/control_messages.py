@@ -56,12 +56,24 @@ class GetLoad(Message):
     """Ask for the load; answered by Load."""
 
 
+@dataclass(frozen=True, slots=True)
+class DriveHealth:
+    """The health of the drive below the flash: ``wear`` is the share of its life that is used, None where the
+    drive does not tell it, ``warning`` what it warns of. An emulated device has no drive ("none").
+    """
+
+    kind: Literal["emmc", "ufs", "nvme", "none", "unknown"] = "unknown"
+    wear: float | None = None
+    warning: str = ""
+
+
 @message("load", Kind.METRICS)
 class Load(Message):
     """The load of the device: cpu 0..1, memory and flash used in bytes, degrees Celsius, running jobs.
 
     ``joules`` is the energy used since its agent was started; ``energy`` names the source of that figure.
-    ``fault`` is the reason why the device can run no job now, "" if it can.
+    ``fault`` is the reason why the device can run no job now, "" if it can. ``drive`` is the health of its
+    drive.
     """
 
     cpu: float
@@ -72,6 +84,7 @@ class Load(Message):
     joules: float | None = None
     energy: Literal["rapl", "hwmon", "declared", "unknown"] = "unknown"
     fault: str = ""
+    drive: DriveHealth = DriveHealth()
 
 
 @message("ledger.get")

@@ -42,7 +42,7 @@ def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption =
     """List the devices: state, load and traffic."""
     with DaemonClient(fleet_directory) as client:
         found = client.overview()
-    printing.show(output, found, lambda: tables.devices(found.devices))
+    printing.show(output, found, lambda: tables.devices(found.devices, tables.console().width))
     if output is Format.TEXT:
         for line in (*tables.plain(found.devices), *found.warnings):
             tables.console().print(line, soft_wrap=True)

@@ -20,8 +20,11 @@ from millpond.host.records.comparison import JobComparison
 from millpond.host.records.data_costs import shares, waiting, waiting_for_data
 from millpond.host.records.energy import per_image, rounded
 from millpond.host.records.jobs import Round
+from millpond.host.terminal.fitted_table import Cell, fitted
 from millpond.host.terminal.printing import size
 
+WIDE = 160
+"""Characters of a line that goes to no terminal."""
 COLOURS = {
     "ready": "green",
     "up": "green",
@@ -42,7 +45,7 @@ COLOURS = {
 
 def console() -> Console:
     """Return the console for tables; wide enough for a whole row when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
 
 
 def quiet_console() -> Console:
@@ -63,31 +66,53 @@ def figures(*headings: str) -> Table:
     return table
 
 
-def devices(infos: Sequence[DeviceInfo]) -> Table:
-    """Return the table of ``millpond devices``."""
-    metered = any(info.watts is not None for info in infos)
+_LESS_NEEDED = (
+    "tunnel to / from",
+    "agent",
+    "cores",
+    "temp",
+    "board",
+    "power",
+    "drive",
+    "private",
+    "cpu",
+    "memory",
+)
+"""Columns of devices, those that go first on a narrow terminal first."""
+
+
+def devices(infos: Sequence[DeviceInfo], width: int = WIDE) -> Table:
+    """Return the table of ``millpond devices`` in so many characters."""
     headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "private", "temp"]
-    headings += [*(["power"] if metered else []), "jobs", "tunnel to / from"]
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
-    for info in infos:
-        table.add_row(info.name, info.board, state(info.state), *_device_cells(info, metered=metered))
-    return table
+    headings += ["power", "drive", "jobs", "tunnel to / from", ""]
+    rows: list[list[Cell]] = [
+        [info.name, info.board, state(info.state), *_device_cells(info)] for info in infos
+    ]
+    empty = [name for place, name in enumerate(headings) if all(str(row[place]) in ("", "-") for row in rows)]
+    kept = [name for name in headings if name not in {"power", "drive", ""} or name not in empty]
+    places = [headings.index(name) for name in kept]
+    shown = [[row[place] for place in places] for row in rows]
+    return fitted(kept, shown, width, dropped=_LESS_NEEDED, wrapped=("jobs", ""))
 
 
-def plain(infos: Iterable[DeviceInfo]) -> list[str]:
-    """Return the lines below the table of devices that name devices with unencrypted private data."""
+def plain(infos: Sequence[DeviceInfo]) -> list[str]:
+    """Return the lines below the table of devices that name devices with unencrypted private data, and those
+    whose drives warn.
+    """
     names: dict[str, list[str]] = {}
     for info in infos:
         if info.welcome and not info.welcome.at_rest.cipher:
             names.setdefault(info.welcome.at_rest.reason, []).append(info.name)
     about = "private data are not encrypted on the flash"
-    return [f"{', '.join(devices)}: {about}: {reason}" for reason, devices in names.items()]
+    lines = [f"{', '.join(devices)}: {about}: {reason}" for reason, devices in names.items()]
+    warned = [(info.name, info.load.drive) for info in infos if info.load and info.load.drive.warning]
+    return [*lines, *(f"{name}: its drive ({drive.kind}) warns: {drive.warning}" for name, drive in warned)]
 
 
-def _device_cells(info: DeviceInfo, *, metered: bool) -> list[str]:
+def _device_cells(info: DeviceInfo) -> list[Cell]:
     welcome, load = info.welcome, info.load
     if welcome is None or load is None or info.state == "faulty":
-        return [info.reason]
+        return [*[""] * 11, info.reason]
     return [
         f"{welcome.software} {welcome.machine}",
         str(welcome.cores),
@@ -96,9 +121,11 @@ def _device_cells(info: DeviceInfo, *, metered: bool) -> list[str]:
         _share(load.flash_used, welcome.flash),
         "encrypted" if welcome.at_rest.cipher else "plain",
         "-" if load.temperature is None else f"{load.temperature:.0f} C",
-        *([_power(info.watts, load.energy)] if metered else []),
+        _power(info.watts, load.energy),
+        "-" if load.drive.wear is None else f"{load.drive.wear:.0%} worn",
         ", ".join(load.jobs) or "-",
         f"{size(info.tunnel[0])} / {size(info.tunnel[1])}",
+        "",
     ]
 
 
@@ -110,18 +137,18 @@ def _share(used: int, total: int) -> str:
     return f"{used / max(total, 1):.0%} of {size(total)}"
 
 
-def jobs(infos: Iterable[JobInfo]) -> Table:
-    """Return the table of ``millpond jobs``."""
+def jobs(infos: Iterable[JobInfo], width: int = WIDE) -> Table:
+    """Return the table of ``millpond jobs`` in so many characters."""
     headings = ["id", "job", "state", "round", "score", "owner", ""]
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    rows = list[list[Cell]]()
     for info in infos:
         score = "-" if info.score is None else f"{info.metric} {info.score:.4f}"
         pruned = "its files are pruned" if info.pruned is not None else ""
         said = (info.error or info.model or info.reason, pruned, waiting_for_data(info.waits))
         about = "; ".join(filter(None, said))
         rounds = f"{info.round}/{info.rounds}"
-        table.add_row(str(info.id), info.name, state(info.state), rounds, score, user(info.owner), about)
-    return table
+        rows.append([str(info.id), info.name, state(info.state), rounds, score, user(info.owner), about])
+    return fitted(headings, rows, width, dropped=("owner",), wrapped=("job", "score", ""))
 
 
 def user(uid: int | None) -> str:

@@ -40,7 +40,7 @@ def run(plan: DemoPlan) -> int:
     console = tables.console()
     fleet = plan.directory / "fleet"
     found = _wait_for_fleet(fleet, console)
-    console.print(tables.devices(found))
+    console.print(tables.devices(found, console.width))
     names = [device.name for device in found]
     info, rounds = _train(fleet, plan, names, console)
     shell = _ssh(fleet, names[0])

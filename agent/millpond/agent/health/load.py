@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 
 from millpond.agent.config import AgentConfig
+from millpond.agent.health import drive
 from millpond.energy.sensors import EnergyMeter
-from millpond.wire.control_messages import AtRest, Load, Welcome
+from millpond.wire.control_messages import AtRest, DriveHealth, Load, Welcome
 from millpond.wire.messages import Message
 
 
@@ -34,6 +35,7 @@ def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter, fault
         joules=taken.joules if taken else None,
         energy=energy.source,
         fault=fault,
+        drive=DriveHealth("none") if config.board == "emulated" else drive.health(Path(config.flash)),
     )
 
 

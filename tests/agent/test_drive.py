@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The health of drives, by made-up trees of sysfs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from millpond.agent.health.drive import health
+from millpond.wire.control_messages import DriveHealth
+
+
+def place(sysfs: Path, flash: Path, block: str, **files: str) -> None:
+    """Make the partition that ``flash`` lies on, of a drive with these files."""
+    number = flash.stat().st_dev
+    folder = sysfs / "devices" / block
+    folder.mkdir(parents=True)
+    link = sysfs / "dev/block" / f"{os.major(number)}:{os.minor(number)}"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(folder)
+    for name, text in files.items():
+        path = folder.parent / name.replace("__", "/")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("block", "files", "found"),
+    [
+        (
+            "soc/mmc0/block/mmcblk0/mmcblk0p4",
+            {"device__life_time": "0x02 0x01\n", "device__pre_eol_info": "0x01\n"},
+            DriveHealth("emmc", 0.2),
+        ),
+        (
+            "soc/mmc0/block/mmcblk0/mmcblk0p4",
+            {"device__life_time": "0x0b 0x01\n", "device__pre_eol_info": "0x03\n"},
+            DriveHealth("emmc", 1.1, "its spare blocks are used up"),
+        ),
+        (
+            "soc/ufs/sda",
+            {
+                "health_descriptor__life_time_estimation_a": "0x01\n",
+                "health_descriptor__life_time_estimation_b": "0x05\n",
+                "health_descriptor__eol_info": "0x02\n",
+            },
+            DriveHealth("ufs", 0.5, "its spare blocks run out"),
+        ),
+        (
+            "soc/mmc0/block/mmcblk0/mmcblk0p4",
+            {"device__life_time": "0x00 0x00\n", "device__pre_eol_info": "0x00\n"},
+            DriveHealth("emmc"),
+        ),
+        ("pci/nvme0/nvme0n1/nvme0n1p2", {}, DriveHealth("nvme")),
+        ("soc/mmc0/block/mmcblk0/mmcblk0p4", {"device__life_time": "?"}, DriveHealth("unknown")),
+        ("virtual/block/loop0", {}, DriveHealth("unknown")),
+    ],
+)
+def test_a_drive_tells_its_wear(
+    tmp_path: Path, block: str, files: dict[str, str], found: DriveHealth
+) -> None:
+    place(tmp_path / "sys", tmp_path, block, **files)
+    seen = health(tmp_path, tmp_path / "sys")
+    assert (seen.kind, seen.warning) == (found.kind, found.warning)
+    assert seen.wear == (None if found.wear is None else pytest.approx(found.wear))
+
+
+def test_a_folder_on_no_drive_has_none_that_is_known(tmp_path: Path) -> None:
+    assert health(tmp_path / "none", tmp_path) == health(tmp_path, tmp_path) == DriveHealth("unknown")
