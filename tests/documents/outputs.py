@@ -24,7 +24,7 @@ from millpond.host.records.comparison import JobComparison
 from millpond.host.records.data_explanation import DataExplanation
 from millpond.host.records.jobs import Round
 from millpond.host.records.volume import Checked, VolumeReport
-from millpond.host.remote.small_copies import Copied
+from millpond.host.remote.copies.small_copies import Copied
 from millpond.wire.control_messages import Ledger
 
 DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
