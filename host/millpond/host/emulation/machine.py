@@ -138,7 +138,12 @@ class EmulatedMachine:
     """The processes of an emulated machine: boards, the host daemon and, if there is one, a command."""
 
     def __init__(
-        self, fleet: Fleet, command: list[str] | None, prepares: bool, stays: bool, group: str
+        self,
+        fleet: Fleet,
+        command: list[str] | None,
+        prepares: bool,
+        stays: bool = False,
+        group: str = "",
     ) -> None:
         self._fleet, self._command, self._prepares = fleet, command, prepares
         self._stays, self._group = stays, group
