@@ -25,17 +25,20 @@ COMMANDS = millpond millpond-agent mount.millpond
 STAMP = .venv/.millpond-installed
 COVERAGE_STAMP = .venv/.millpond-coverage
 DOCS_STAMP = .venv/.millpond-docs
+RELEASE_STAMP = .venv/.millpond-release
 
 # Of make's command line alone: a variable of the environment changes no run.
 ARGS =
 EFFORT = quick
+# Of what `make test-wheel` tries.
+RELEASES = bookworm noble trixie forky
 # --rerun: tests that fail run once more at the end (see tests/run.py).
 RERUN =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all coverage check reference docs guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data conformance
 .PHONY: image image-lock qemu test-image bench-image other-python
-.PHONY: manual
+.PHONY: manual wheels deb test-wheel test-deb release
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -132,6 +135,27 @@ conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .benc
 manual: $(STAMP)  ## man pages, and completion for bash, zsh and fish, in dist/share
 	@.venv/bin/python images/packages/manual.py dist/share
 
+wheels: $(RELEASE_STAMP)  ## the source distribution, and wheels for x86-64 and aarch64, in dist
+	@images/prerequisites.sh wheels
+	@images/packages/wheels.sh
+
+deb: wheels  ## packages for this machine's Debian release, in dist
+	@images/prerequisites.sh deb
+	@images/packages/deb.sh
+
+test-wheel:  ## the wheel in dist, in fresh systems of other releases (RELEASES="bookworm noble")
+	@images/prerequisites.sh chroot
+	@for release in $(RELEASES); do images/packages/chroot.sh "$$release" /packages/try-wheel.sh || exit; done
+
+test-deb:  ## the packages in dist: install, upgrade, train, remove and purge in a fresh Debian 12
+	@images/prerequisites.sh chroot
+	@images/packages/chroot.sh bookworm /packages/test-deb.sh
+
+release: $(RELEASE_STAMP)  ## all that a release has, in dist, with its checksums; says how to tag it
+	@images/packages/release.sh check
+	@$(MAKE) --no-print-directory deb
+	@images/packages/release.sh finish
+
 system:
 	@images/prerequisites.sh system
 
@@ -149,6 +173,10 @@ $(COVERAGE_STAMP): $(STAMP)
 
 $(DOCS_STAMP): $(STAMP)
 	@.venv/bin/python -I $(PIP_INSTALL) -e '.[docs]'
+	@touch $@
+
+$(RELEASE_STAMP): $(STAMP)
+	@.venv/bin/python -I $(PIP_INSTALL) -e '.[release]'
 	@touch $@
 
 install:  ## the daemons for good, as systemd services: sudo make install
@@ -171,5 +199,5 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond, and the group millpond"
 
 clean:  ## removes what the other targets made in this folder
-	rm -rf .venv .demo .bench .guest .image .site .coverage-data .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
+	rm -rf .venv .demo .bench .guest .image .site .coverage-data .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .chroot dist build
 	find agent fs host images tests tunnel -name __pycache__ -prune -exec rm -rf {} +

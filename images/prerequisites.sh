@@ -12,6 +12,9 @@
 #   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
 #   prerequisites.sh qemu            what runs it on this machine, and updates it: QEMU for aarch64, firmware, RAUC
 #   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
+#   prerequisites.sh wheels          compilers for the processors of wheels
+#   prerequisites.sh deb             what builds and looks over Debian packages
+#   prerequisites.sh chroot          what makes small systems of Debian and Ubuntu: root, debootstrap
 #   prerequisites.sh group NAME UNITDIR  a group of the system, where UNITDIR is one that systemd looks at
 #   prerequisites.sh reload UNITDIR  systemd reads its units again, where it runs and looks there
 #   prerequisites.sh restart UNITDIR  those services of UNITDIR that run are restarted: the files below them are new
@@ -175,7 +178,12 @@ need_image_tools() {
     need_programs aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu aarch64-linux-gnu-objcopy:binutils-aarch64-linux-gnu \
         cpio:cpio depmod:kmod mcopy:mtools mkfs.vfat:dosfstools mksquashfs:squashfs-tools sfdisk:fdisk \
         veritysetup:cryptsetup-bin zstd:zstd
+    need_arm64_headers
+}
+
+need_arm64_headers() {
     [ -e /usr/aarch64-linux-gnu/include/stdint.h ] && return
+    [ "$(uname -m)" != aarch64 ] || return 0
     can_install || fail "needs libc6-dev-arm64-cross: sudo apt install libc6-dev-arm64-cross"
     apt_install libc6-dev-arm64-cross
 }
@@ -220,6 +228,18 @@ tests) want_programs "its tests are skipped" busybox:busybox sfdisk:fdisk rauc:r
     mksquashfs:squashfs-tools veritysetup:cryptsetup-bin osslsigncode:osslsigncode ;;
 image) need_image_tools ;;
 qemu) need_qemu ;;
+wheels)
+    need_programs x86_64-linux-gnu-gcc:gcc-x86-64-linux-gnu aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
+    need_arm64_headers
+    ;;
+deb)
+    need_programs dh:debhelper dpkg-buildpackage:dpkg-dev
+    want_programs "the packages are not looked over" lintian:lintian
+    ;;
+chroot)
+    is_root || fail "makes a system in a folder: run it as root"
+    need_programs debootstrap:debootstrap
+    ;;
 bench)
     need_compiler
     want_programs "it is not compared with" socat:socat sshfs:sshfs rsync:rsync

