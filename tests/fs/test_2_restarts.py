@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.client import rpc_pool
+from millpond.fs.client import session
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.operation import Operation, current
@@ -106,7 +106,7 @@ def test_a_program_waits_for_a_server_that_is_being_started_again(tree: RemoteFs
 def test_no_program_waits_long_for_a_server_that_is_away(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc_pool, "SILENT_SECONDS", 0.4)
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.4)
     tree = RemoteFs(server.dial)
     server.refusing = True
     assert errno_of(_performed, Operation(), tree.statfs) == errno.EIO

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.fs.client import rpc_pool
+from millpond.fs.client import session
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server import sessions
@@ -32,7 +32,7 @@ SILENCE = 0.4
 @pytest.fixture
 def flash(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """Whose fsync takes until it is to go on."""
-    monkeypatch.setattr(rpc_pool, "SILENT_SECONDS", SILENCE)
+    monkeypatch.setattr(session, "SILENT_SECONDS", SILENCE)
     made = Held(server.tree, "fsync")
     yield made
     made.go_on.set()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.client import write_behind
-from millpond.fs.client.rpc_pool import now
+from millpond.fs.client.session import now
 from millpond.fs.coherence.lease_file import open_leases
 from millpond.fs.vfs.inode_api import SetAttr
 from millpond.fs.vfs.path_api import Handle

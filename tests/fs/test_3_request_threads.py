@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.client import readahead, rpc_pool
+from millpond.fs.client import readahead
 from millpond.fs.fuse import threads
 from millpond.fs.fuse.device import FuseDevice
 from millpond.fs.fuse.server import FuseServer
@@ -226,10 +226,9 @@ def test_a_mount_ends_under_load(world: World) -> None:
 
 
 def test_the_server_has_a_slot_for_all_that_wait() -> None:
-    """A client's requests that may block, those that share slots, readahead, keep-alives and threads."""
-    blocking = sum(kind.limit for kind in threads.RequestKind if kind is not threads.RequestKind.ORDINARY)
-    others = rpc_pool._MOST_SHARED + readahead._SLOTS + 1 + _BACKGROUND
-    assert blocking + others <= sessions._MAX_SLOTS
+    """A client's requests, readahead, keep-alives and threads."""
+    requests = sum(kind.limit for kind in threads.RequestKind)
+    assert requests + readahead._LANES + 1 + _BACKGROUND <= sessions._MAX_SLOTS
 
 
 class TooMuch(Waits):

@@ -38,7 +38,7 @@ def test_all_end_soon_after_the_device_has_stopped(
     world: World, with_both: WithBoth, timeout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are, and however long an operation may take while the device answers."""
-    monkeypatch.setattr("millpond.fs.client.rpc_pool.SILENT_SECONDS", 3.0)
+    monkeypatch.setattr("millpond.fs.client.session.SILENT_SECONDS", 3.0)
     world.timeout = timeout
 
     def body() -> None:

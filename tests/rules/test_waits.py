@@ -20,7 +20,6 @@ MAY_BE_ENDLESS = {
     "agent/millpond/agent/data_service/handle.py: self.process.wait()": _DUTY,
     "agent/millpond/aggregate/reduction.py: turns.get()": _TASKS,
     "fs/millpond/fs/client/callbacks.py: self._drop_queue.get()": _TASKS,
-    "fs/millpond/fs/client/keep_alive.py: self._called.wait()": _TASKS,
     "fs/millpond/fs/client/prefetcher.py: self._dense.get()": _TASKS,
     "fs/millpond/fs/client/write_behind.py: self._due.get()": _TASKS,
     "fs/millpond/fs/fuse/threads.py: self._traffic.wait()": _TASKS,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
-from millpond.fs.client.rpc_pool import RpcPool
+from millpond.fs.client.session import Session
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto.validate import are_outcomes
@@ -26,7 +26,7 @@ class RemoteBulk:
     Threads may call at once.
     """
 
-    def __init__(self, rpc: RpcPool, invalidation: Callable[[CachedInode], Invalidation]) -> None:
+    def __init__(self, rpc: Session, invalidation: Callable[[CachedInode], Invalidation]) -> None:
         self._rpc, self._invalidation = rpc, invalidation
 
     def list(self, start: Node, path: Sequence[bytes]) -> Iterator[tuple[bytes, Attributes]]:

@@ -24,8 +24,8 @@ from millpond.base.errors import MillpondError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.recalled_files import RecalledFiles
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.client.rpc import Dial
-from millpond.fs.client.rpc_pool import now
+from millpond.fs.client.connection import Dial
+from millpond.fs.client.session import now
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import KernelCache, KnownFile, WouldBlock, may_block
 from millpond.fs.vfs.kernel_memory import KernelMemory
@@ -148,7 +148,7 @@ class CallbackChannel:
                     self._tree.write_behind.flush_all()
 
     def _answer_recalls(self, channel: Channel, deadline: Deadline) -> None:
-        sent, seconds = now(), self._tree.rpc.session.lease
+        sent, seconds = now(), self._tree.rpc.welcome.lease
         silent = _SILENT_SHARE * seconds
         channel.send(p.Attend(self._tree.rpc.client), deadline)
         heard = _receive(channel, deadline)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
-from millpond.fs.client.rpc_pool import RpcPool, now
+from millpond.fs.client.session import Session, now
 from millpond.fs.proto import extended as x
 from millpond.fs.proto.file_ops import AttributesAre
 from millpond.fs.vfs.inode_api import Buffer, Node
@@ -21,7 +21,7 @@ from millpond.wire.messages import Message
 class RemoteExtended:
     """ExtendedFs of the files of a device. That a file has none is cached with its other attributes."""
 
-    def __init__(self, rpc: RpcPool) -> None:
+    def __init__(self, rpc: Session) -> None:
         self._rpc = rpc
 
     def _file(self, node: Node) -> CachedInode:

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.rpc import is_in_doubt
-from millpond.fs.client.rpc_pool import RpcPool
+from millpond.fs.client.connection import is_in_doubt
+from millpond.fs.client.session import Session
 from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.lock_types import Family, HeldLocks, Lock, Mode
@@ -37,7 +37,7 @@ class RemoteLocks:
     request. Threads may call at once.
     """
 
-    def __init__(self, rpc: RpcPool, flush: Callable[[CachedInode], None]) -> None:
+    def __init__(self, rpc: Session, flush: Callable[[CachedInode], None]) -> None:
         self._rpc, self._flush = rpc, flush
         self._lock, self._reclaiming = threading.Lock(), threading.Lock()
         self._held, self._lost = HeldLocks(), set[tuple[Node, Family, int]]()

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.rpc import SlotLost, is_in_doubt
-from millpond.fs.client.rpc_pool import RpcCall, RpcPool
+from millpond.fs.client.connection import is_in_doubt
+from millpond.fs.client.session import Call, Session
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import Node, page_writeback
 from millpond.fs.vfs.path_api import Handle, os_error
@@ -58,7 +58,7 @@ def may_keep(flags: int) -> bool:
 class OpenFiles:
     """The open files of one client."""
 
-    def __init__(self, rpc: RpcPool) -> None:
+    def __init__(self, rpc: Session) -> None:
         self._rpc = rpc
         self._open: dict[Handle, OpenFile] = {}
         self._numbers = itertools.count(1)
@@ -153,7 +153,7 @@ class OpenFiles:
             raise os_error(errno.EIO)
         return reply
 
-    def remote(self, call: RpcCall, file: OpenFile) -> int:
+    def remote(self, call: Call, file: OpenFile) -> int:
         """Return the server's handle of an open file, opening it again under a new session. Only while
         ``ask`` prepares.
         """
@@ -161,13 +161,10 @@ class OpenFiles:
             self._open_again(call, file)
         return file.remote
 
-    def _open_again(self, call: RpcCall, file: OpenFile) -> None:
-        """Open a file of a lost session in the present one. Raises OSError and SlotLost (never in doubt)."""
+    def _open_again(self, call: Call, file: OpenFile) -> None:
+        """Open a file of a lost session in the present one. Raises OSError and SlotLost."""
         node = call.remote(file.file)
-        try:
-            reply = call.exchange(p.Open(node, file.flags, not file.direct, again=True), p.Opened)
-        except SlotLost:
-            raise SlotLost(in_doubt=False) from None
+        reply = call.exchange(p.Open(node, file.flags, not file.direct, again=True), p.Opened)
         if reply.direct and not file.direct:  # the kernel would cache data that the device changes unseen
             self._rpc.post(p.Release(reply.handle), call.verifier)
             raise os_error(errno.ESTALE) from RemoteError("the device's kernel writes it")
@@ -222,7 +219,7 @@ class OpenFiles:
             self._sync(call, opened, lambda: p.Sync(self.remote(call, opened), data_only))
         opened.file.linked = opened.file.linked and data_only
 
-    def _sync(self, call: RpcCall, opened: OpenFile, request: Callable[[], Message]) -> None:
+    def _sync(self, call: Call, opened: OpenFile, request: Callable[[], Message]) -> None:
         durability, changed = opened.file.durability, 0
 
         def prepare() -> Message:

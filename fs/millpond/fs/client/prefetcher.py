@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.blocks import MOST, BlockCache
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.rpc_pool import RpcPool, now
+from millpond.fs.client.session import Session, now
 from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto.file_ops import FoundIs
 from millpond.fs.vfs.inode_api import Node
@@ -36,7 +36,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        rpc: RpcPool,
+        rpc: Session,
         blocks: BlockCache,
         listing: Callable[[CachedInode], Sequence[DirectoryEntry]],
     ) -> None:

@@ -12,7 +12,7 @@ from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.open_files import OpenFile, OpenFiles
 from millpond.fs.client.prefetcher import Prefetcher
 from millpond.fs.client.readahead import Readahead
-from millpond.fs.client.rpc_pool import RpcPool, now
+from millpond.fs.client.session import Session, now
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import Buffer, may_block
 from millpond.fs.vfs.path_api import Handle, os_error
@@ -30,7 +30,7 @@ class Reader:
 
     def __init__(
         self,
-        rpc: RpcPool,
+        rpc: Session,
         files: OpenFiles,
         blocks: BlockCache,
         prefetcher: Prefetcher,

@@ -21,8 +21,8 @@ from millpond.fs.client.open_files import OpenFiles, may_keep
 from millpond.fs.client.prefetcher import Prefetcher
 from millpond.fs.client.readahead import Readahead
 from millpond.fs.client.reader import Reader
-from millpond.fs.client.rpc import AbsentName, Dial
-from millpond.fs.client.rpc_pool import RpcCall, RpcPool, now
+from millpond.fs.client.connection import AbsentName, Dial
+from millpond.fs.client.session import Call, Session, now
 from millpond.fs.client.write_behind import WriteBehind
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import (
@@ -67,7 +67,7 @@ class RemoteFs:
 
     def __init__(self, dial: Dial, timeout: float = DEFAULT_SECONDS) -> None:
         self.backchannel: CallbackChannel | None = None
-        self.rpc = RpcPool(dial, timeout, self._on_invalidate)
+        self.rpc = Session(dial, timeout, self._on_invalidate)
         self.meter, self._inodes, self._lock = self.rpc.meter, self.rpc.inodes, self.rpc.lock
         self.files = OpenFiles(self.rpc)
         self._blocks = BlockCache()
@@ -255,7 +255,7 @@ class RemoteFs:
         return file.target
 
     def _create(
-        self, parent: Node, name: bytes, request: Callable[[RpcCall, int], Message], *also: CachedInode
+        self, parent: Node, name: bytes, request: Callable[[Call, int], Message], *also: CachedInode
     ) -> FoundEntry:
         directory = self._file(parent)
         with self._invalidation(directory, *also) as change, self.rpc.call() as call:

@@ -26,8 +26,8 @@ from millpond.fs.client.cache.gathered import Extent, changed, may_follow, merge
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
 from millpond.fs.client.open_files import OpenFiles
-from millpond.fs.client.rpc import is_in_doubt, seconds_left
-from millpond.fs.client.rpc_pool import RpcPool, now
+from millpond.fs.client.connection import is_in_doubt, seconds_left
+from millpond.fs.client.session import Session, now
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import Buffer, Node, SetAttr, WouldBlock
 from millpond.fs.vfs.operation import about_to_wait, held
@@ -74,7 +74,7 @@ class WriteBehind:
 
     def __init__(
         self,
-        rpc: RpcPool,
+        rpc: Session,
         files: OpenFiles,
         invalidation: Callable[[CachedInode], Invalidation],
         learn: Callable[[Invalidation, CachedInode, p.AttributesAre | None, Buffer], None],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.listing.pages import DOTS_END, DirectoryPages, ListedPage
 from millpond.fs.client.open_files import OpenFile
-from millpond.fs.client.rpc_pool import RpcPool
+from millpond.fs.client.session import Session
 from millpond.fs.vfs.inode_api import UNLISTED, AddEntry
 from millpond.fs.vfs.path_api import MAX_TRANSFER, DirectoryEntry, Handle, os_error
 
@@ -31,7 +31,7 @@ class OpenDirectories:
     valid.
     """
 
-    def __init__(self, rpc: RpcPool, ttl: Callable[[CachedInode], float]) -> None:
+    def __init__(self, rpc: Session, ttl: Callable[[CachedInode], float]) -> None:
         self._rpc, self._pages = rpc, DirectoryPages(rpc, ttl)
         self._open: dict[Handle, _OpenDirectory] = {}
         self._numbers = itertools.count(_FIRST)

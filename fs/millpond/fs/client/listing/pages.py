@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from millpond.base.errors import ProtocolError
 from millpond.fs.client.cache.inode import CachedInode
-from millpond.fs.client.rpc_pool import RpcPool, now
+from millpond.fs.client.session import Session, now
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto.file_ops import FoundIs
 from millpond.fs.vfs.inode_api import UNLISTED, AddEntry
@@ -83,7 +83,7 @@ class DirectoryPages:
     file is valid.
     """
 
-    def __init__(self, rpc: RpcPool, ttl: Callable[[CachedInode], float]) -> None:
+    def __init__(self, rpc: Session, ttl: Callable[[CachedInode], float]) -> None:
         self._rpc, self._inodes, self._ttl = rpc, rpc.inodes, ttl
 
     def fetch(
