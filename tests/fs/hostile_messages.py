@@ -62,7 +62,6 @@ REPLIES: tuple[Message, ...] = (
     p.StatisticsAre(Statistics(4096, 4096, 9, 9, 9, 9, 9, 255)),
     x.XattrIs(),
     x.XattrsAre(p.AttributesAre(ATTRIBUTES)),
-    x.BirthTimeIs(5),
     f.Fetched(1),
     c.EntriesPlus(True),
     c.FilesStored((0,)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extended attributes and birth times: names, the backing directory, the quota, messages of the kernel."""
+"""Extended attributes: names, the backing directory, the quota, messages of the kernel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ def test_a_root_that_holds_both_parts_has_none(top: Path) -> None:
     assert errno_of(tree.extended.get, ROOT, b"user.private") == errno.ENODATA
     assert errno_of(tree.extended.set, ROOT, b"user.private", b"2", 0) == errno.EROFS
     assert errno_of(tree.extended.remove, ROOT, b"user.private") == errno.EROFS
-    assert tree.extended.birth_time(ROOT) is not None
     os.close(root)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extended attributes and birth times over connections."""
+"""Extended attributes over connections."""
 
 from __future__ import annotations
 

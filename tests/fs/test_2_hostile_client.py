@@ -79,7 +79,6 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     x.SetXattr: lambda w: x.SetXattr(w.file, b"user.a"),
     x.ListXattrs: lambda w: x.ListXattrs(w.file),
     x.RemoveXattr: lambda w: x.RemoveXattr(w.file, b"user.a"),
-    x.GetBirthTime: lambda w: x.GetBirthTime(w.file),
     r.GetLock: lambda w: r.GetLock(w.file, 1, fcntl.F_WRLCK, 0, 9),
     r.SetLock: lambda w: r.SetLock(w.file, w.epoch, 1, False, 1, fcntl.F_WRLCK, 0, 9),
     r.ReleaseLocks: lambda w: r.ReleaseLocks(77, 1, False, 1),

@@ -49,7 +49,6 @@ _ANSWERED_BY: dict[type[Message], type[Message]] = {
     **dict.fromkeys([x.SetXattr, x.RemoveXattr], p.AttributesAre),
     x.GetXattr: x.XattrIs,
     x.ListXattrs: x.XattrsAre,
-    x.GetBirthTime: x.BirthTimeIs,
     **dict.fromkeys([p.Make, p.MakeLink], p.FoundIs),
     **dict.fromkeys([p.Remove, p.Rename], p.Changed),
     **dict.fromkeys([p.Create, p.Open], p.Opened),
@@ -200,7 +199,6 @@ class Mounted:
             ],
             x.XattrIs: [(Code.GETXATTR, abi.BATCH_FORGET.pack(100, 0) + b"user.a\0", f)],
             x.XattrsAre: [(Code.LISTXATTR, abi.BATCH_FORGET.pack(100, 0), f)],
-            x.BirthTimeIs: [(Code.STATX, bytes(24), f)],
             p.Changed: [
                 (Code.UNLINK, b"x\0", d),
                 (Code.RENAME2, abi.RENAME2.pack(d, 0, 0) + b"x\0y\0", d),

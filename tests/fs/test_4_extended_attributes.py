@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extended attributes, set-id bits and birth times through the kernel, on the mounts of both sides."""
+"""Extended attributes and set-id bits through the kernel, on the mounts of both sides."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import ctypes
 import errno
 import os
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from millpond.linux import syscalls
 
 from .conftest import mounted, stats
 from .support import as_user, errno_of
@@ -100,24 +98,6 @@ def test_set_id_bits_go_when_another_user_writes(world: World, side: str) -> Non
     assert modes == {"written": "0o777", "cut": "0o777", "read": "0o6777"}
     for name in modes:
         assert (world.backing / "public" / name).stat().st_mode == (top / name).stat().st_mode
-
-
-@mounted()
-def test_birth_times(world: World) -> None:
-    (world.device / "public" / "f").touch()
-    for name in ("f", "."):
-        place = os.open(world.backing / "public" / name, os.O_PATH)
-        born = syscalls.birth_time(place)
-        os.close(place)
-        for top in (world.device, world.host):
-            place = os.open(top / "public" / name, os.O_PATH)
-            assert syscalls.birth_time(place) == born is not None, (top, name)
-            os.close(place)
-    place = os.open(world.host, os.O_PATH)
-    assert syscalls.birth_time(place)
-    os.close(place)
-    argv = ["ls", "-la", world.host, world.host / "public"]
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
 
 @mounted(binding="fuse-python")

@@ -175,9 +175,6 @@ class Passthrough:
     def names(self, _node: Node) -> tuple[bytes, ...]:
         return ()
 
-    def birth_time(self, _node: Node) -> None:
-        return None
-
     def __getattr__(self, method: str) -> Any:
         """Return what asks for any other operation."""
         return lambda *arguments: self._ask(method, *arguments)

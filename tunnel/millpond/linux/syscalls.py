@@ -65,10 +65,8 @@ _SYS_MOUNT_SETATTR = 442  # the same on all processors
 _MOUNT_ATTR_NOSYMFOLLOW = 0x200000
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_STATX_BTIME = 0x800
 _STATX_MNT_ID_UNIQUE = 0x4000
 _MOUNT = struct.Struct("@I140xQ")  # struct statx, from its mask to stx_mnt_id
-_BIRTH = struct.Struct("@I76xqI")  # struct statx, from its mask to stx_btime
 _DIRENT = struct.Struct("@QqHB")  # struct linux_dirent64, up to its name
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -332,17 +330,6 @@ def file_system(descriptor: int) -> int:
     found = ctypes.create_string_buffer(256)  # struct statfs, which begins with it
     _check(_libc.fstatfs(ctypes.c_int(descriptor), found), "fstatfs")
     return int(struct.unpack_from("@l", found)[0]) & 0xFFFFFFFF
-
-
-def birth_time(descriptor: int) -> int | None:
-    """Return when an open file, also one with O_PATH, was made, in nanoseconds since 1970, by statx(2); None
-    if its file system does not know. Raises OSError.
-    """
-    found = ctypes.create_string_buffer(256)  # struct statx
-    numbers = (ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME))
-    _check(_libc.statx(ctypes.c_int(descriptor), b"", *numbers, found), "statx")
-    mask, seconds, nanoseconds = _BIRTH.unpack_from(found)
-    return seconds * 10**9 + nanoseconds if mask & _STATX_BTIME else None
 
 
 def mount_number(descriptor: int) -> int:

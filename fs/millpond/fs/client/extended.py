@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: extended attributes and birth times of files on a device."""
+"""Edge: extended attributes of files on a device."""
 
 from __future__ import annotations
 
@@ -93,10 +93,3 @@ class RemoteExtended:
                 lambda: request(call.remote(file)), AttributesAre, idempotent=idempotent, payload=value
             )
         change.learn_reply(file, reply)
-
-    def birth_time(self, node: Node) -> int | None:
-        """Return when a file was made; None if the device does not know."""
-        file = self._file(node)
-        with self._rpc.call() as call:
-            reply, _ = call.ask(lambda: x.GetBirthTime(call.remote(file)), x.BirthTimeIs, idempotent=True)
-        return reply.time

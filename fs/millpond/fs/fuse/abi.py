@@ -63,7 +63,6 @@ class Code(IntEnum):
     READDIRPLUS = 44
     RENAME2 = 45
     LSEEK = 46
-    STATX = 52
 
 
 class Notice(IntEnum):
@@ -172,9 +171,6 @@ _PRUNE = Struct("=IIQ")
 _XATTR_SIZES = Struct("=II")
 """Of GETXATTR and LISTXATTR: the size of the caller's buffer; of SETXATTR: that of the value, and flags."""
 _XATTR_SIZE_IS = Struct("=I4x")
-_STATX_BASIC, _STATX_BIRTH = 0x7FF, 0x800
-_STATX_IS = Struct("=QII16x" + "IIQIIIH2xQQQQ" + "qI4x" * 4 + "IIII112x")
-"""For how long attributes may be cached, flags; struct fuse_statx."""
 DIRENT = Struct("=QQII")
 DIRENTPLUS = Struct("=QQQQII" + "QQQqqqIIIIIIIIII" + "QQII")
 """An entry, attributes, and a DIRENT; the name follows."""
@@ -348,15 +344,3 @@ def pack_statistics(s: Statistics) -> bytes:
 def pack_xattr_size(size: int) -> bytes:
     """Pack the size of a value or of a list."""
     return _XATTR_SIZE_IS.pack(size)
-
-
-def pack_statx(a: Attributes, birth: int | None, seconds: float = 0.0) -> bytes:
-    """Pack attributes that the kernel may cache for ``seconds``, with the birth time in nanoseconds."""
-    whole = int(seconds)
-    valid = (whole, int((seconds - whole) * 10**9), 0)
-    mask = _STATX_BASIC if birth is None else _STATX_BASIC | _STATX_BIRTH
-    owner = (a.links, a.uid, a.gid, a.mode)
-    times = [part for time in (a.atime, birth or 0, a.ctime, a.mtime) for part in divmod(time, 10**9)]
-    device = (os.major(a.rdev), os.minor(a.rdev), 0, 0)
-    head = (*valid, mask, a.block_size, 0, *owner, a.inode, a.size, a.blocks, 0)
-    return _STATX_IS.pack(*head, *times, *device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: performs the kernel's requests about extended attributes and birth times.
+"""Edge: performs the kernel's requests about extended attributes.
 
 A kernel looks for ``security.capability`` before it writes to a file; with FUSE_HANDLE_KILLPRIV_V2 not before
 each write. Names of other namespaces than ``user.*`` are refused without a message to anybody; programs

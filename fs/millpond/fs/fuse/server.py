@@ -225,11 +225,6 @@ class FuseServer:
     def _getattr(self, header: Header, _body: memoryview) -> Reply:
         return self._attributes(self._tree.getattr(Node(header.node)))
 
-    def _statx(self, header: Header, _body: memoryview) -> Reply:
-        node = Node(header.node)
-        known, birth = self._tree.getattr(node), self._tree.extended.birth_time(node)
-        return [abi.pack_statx(self._owners.shown(known.attributes), birth, known.seconds)]
-
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         valid, _, handle, *rest = abi.SETATTR.unpack_from(body)
         opened, node = Handle(handle) if valid & Valid.HANDLE else None, Node(header.node)
@@ -433,7 +428,6 @@ _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply
         (Code.GETXATTR, Code.SETXATTR, Code.LISTXATTR, Code.REMOVEXATTR),
         lambda binding, header, body: binding._extended.perform(header, body),
     ),
-    Code.STATX: FuseServer._statx,
     Code.DESTROY: lambda _binding, _header, _body: (),
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: messages about extended attributes and birth times of files, and the packing of names."""
+"""Pure: messages about extended attributes of files, and the packing of names."""
 
 from __future__ import annotations
 
@@ -46,13 +46,6 @@ class RemoveXattr(Message):
     name: bytes
 
 
-@message("fs.birthtime", Kind.VOLUME)
-class GetBirthTime(Message):
-    """Get when a file was made. Answered by BirthTimeIs."""
-
-    node: int
-
-
 @message("fs.xattr", Kind.VOLUME)
 class XattrIs(Message):
     """The payload is the value of an extended attribute."""
@@ -65,13 +58,6 @@ class XattrsAre(Message):
     """
 
     file: AttributesAre
-
-
-@message("fs.birthtime.is", Kind.VOLUME)
-class BirthTimeIs(Message):
-    """When a file was made, in nanoseconds since 1970; None if the device does not know."""
-
-    time: int | None = None
 
 
 def pack_names(names: Sequence[bytes]) -> bytes:

@@ -23,7 +23,6 @@ _SHORT, _LONG = (1 << 32) - 1, (1 << 64) - 1
 _MAX_MODE = 0o177777
 _MAX_TARGET = 4095  # bytes: a kernel takes no longer one
 _MAX_LEASE = 3600.0  # seconds
-_MAX_TIME = (1 << 40) * 10**9  # nanoseconds since 1970
 _TYPES = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK}
 
 
@@ -62,7 +61,6 @@ _CHECKS: dict[type[Message | None], Callable[[Any], bool]] = {
     p.Opened: lambda reply: _is_possible(reply.found),
     p.Written: lambda reply: 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file),
     x.XattrsAre: lambda reply: _is_possible(reply.file),
-    x.BirthTimeIs: lambda reply: reply.time is None or abs(reply.time) <= _MAX_TIME,
     p.OffsetIs: lambda reply: 0 <= reply.offset <= OFFSET_MAX,
     p.Link: lambda reply: 0 < len(reply.target) <= _MAX_TARGET and b"\0" not in reply.target,
     p.StatisticsAre: _are_statistics,

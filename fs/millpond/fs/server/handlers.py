@@ -421,10 +421,6 @@ class RequestHandlers(DirectoryHandlers):
         self._coherent.extended.remove(node, request.name)
         return self._attributes(node), b""
 
-    @_performs(x.GetBirthTime)
-    def _(self, request: x.GetBirthTime, _payload: Buffer) -> Reply:
-        return x.BirthTimeIs(self._coherent.extended.birth_time(self._node(request.node))), b""
-
     @_performs(p.Closed)
     def _(self, request: p.Closed, _payload: Buffer) -> Reply:
         return self._done(self._delegations.report_open, self.holder, request.inode, False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (a file system): extended attributes and birth times of files of the backing directory."""
+"""Edge (a file system): extended attributes of files of the backing directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from millpond.fs.store.quota import BLOCK_SIZE
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import os_error
 from millpond.fs.vfs.xattr_names import is_user_name, user_name
-from millpond.linux import syscalls
 
 
 def _user_names(found: Iterable[str]) -> tuple[bytes, ...]:
@@ -85,8 +84,3 @@ class BackingExtended:
         self._require_public(node)
         with self._intent(node), self._pinned(node) as file:
             os.removexattr(proc_path(file), name)
-
-    def birth_time(self, node: Node) -> int | None:
-        """Return when a file was made; None if its file system does not know."""
-        with self._pinned(node) as file:
-            return syscalls.birth_time(file)

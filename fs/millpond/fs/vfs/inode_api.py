@@ -117,7 +117,7 @@ class Locking(Protocol):
 
 
 class ExtendedFs(Protocol):
-    """Extended attributes and birth times of the files of a tree. Each method raises OSError: EOPNOTSUPP for
+    """Extended attributes of the files of a tree. Each method raises OSError: EOPNOTSUPP for
     a name that is none of ``user.*``, ENODATA for an attribute that the file has not.
     """
 
@@ -132,9 +132,6 @@ class ExtendedFs(Protocol):
 
     def remove(self, node: Node, name: bytes) -> None:
         """Remove an extended attribute."""
-
-    def birth_time(self, node: Node) -> int | None:
-        """Return when a file was made, in nanoseconds since 1970; None if its file system does not know."""
 
 
 AddEntry = Callable[[bytes, int, Node, Sequence[int], float, float], bool]
@@ -173,7 +170,7 @@ class InodeFs(Protocol):
 
     @property
     def extended(self) -> ExtendedFs:
-        """The extended attributes and birth times of this tree's files."""
+        """The extended attributes of this tree's files."""
 
     def lookup(self, parent: Node, name: bytes) -> FoundEntry:
         """Return the file with this name."""
