@@ -24,7 +24,7 @@ from millpond.fs.coherence.delegation_table import DEVICE, Holder, Inode
 from millpond.fs.coherence.lease_file import PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.coherence.shared_bitmap import SharedBitmapView
-from millpond.fs.vfs.inode_api import WouldBlock, abandoned, may_block
+from millpond.fs.vfs.inode_api import abandoned
 
 from .support import SOON, Doing, errno_of
 
@@ -126,14 +126,15 @@ class Attempt:
 
 
 def at_once(call: Callable[[], object]) -> object:
-    """What it returns to a thread that must not wait."""
-    token = may_block.set(False)
+    """What it returns to whoever is gone as soon as it would wait."""
+    token = abandoned.set(lambda: True)
     try:
         return call()
-    except WouldBlock:
+    except OSError as error:
+        assert error.errno == errno.ECONNABORTED
         return WAITS
     finally:
-        may_block.reset(token)
+        abandoned.reset(token)
 
 
 class DelegationModel(RuleBasedStateMachine):

@@ -48,7 +48,6 @@ REPLIES: tuple[Message, ...] = (
     p.Recall((1,), 1),
     p.Recalled((1,)),
     p.SessionWelcome(1, 0, 1, 1.0, Owner(5, 5)),
-    p.Pending(),
     p.Done(),
     p.Error(2),
     FOUND,

@@ -23,7 +23,7 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.server.connection import serve
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.vfs.inode_api import ROOT, may_block
+from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.path_api import MAX_TRANSFER, os_error
 from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
@@ -68,17 +68,14 @@ def lasts(condition: Callable[[], object], seconds: float = 0.2) -> bool:
 class Doing:
     """A call in a thread of its own."""
 
-    def __init__(
-        self, call: Callable[..., object], *arguments: object, may_wait: bool = True, **more: object
-    ) -> None:
-        self._call, self._may_wait = functools.partial(call, *arguments, **more), may_wait
+    def __init__(self, call: Callable[..., object], *arguments: object, **more: object) -> None:
+        self._call = functools.partial(call, *arguments, **more)
         self._result: object = None
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._do, daemon=True)
         self._thread.start()
 
     def _do(self) -> None:
-        may_block.set(self._may_wait)
         try:
             self._result = self._call()
         except Exception as error:  # noqa: BLE001 - whoever asks for the result has it
@@ -313,10 +310,10 @@ class Server:
         return len(self.tree._open)
 
     @contextmanager
-    def talk(self, client: bytes = NAME, slot: bytes = SLOT, *, patient: bool = True) -> Iterator[Talk]:
+    def talk(self, client: bytes = NAME, slot: bytes = SLOT) -> Iterator[Talk]:
         """A conversation in a client's name."""
         with Channel(self.raw(), "server") as channel:
-            yield Talk(channel, p.SessionHello(client, slot, patient))
+            yield Talk(channel, p.SessionHello(client, slot))
 
     def join(self) -> None:
         for thread in self.threads:

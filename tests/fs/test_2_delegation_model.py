@@ -308,7 +308,7 @@ class Histories(DelegationModel):
         waits = self.formers(by) or self.is_taken(inode)
         if not waits:
             self.note_change(inode, by)
-            waits = bool(self.keepers(inode, by))
+            waits = self.ask({name: {inode} for name in self.keepers(inode, by)})
         assert at_once(change) == (WAITS if waits else None)
 
     @rule(which=numbers, inode=files)
@@ -330,12 +330,9 @@ class Histories(DelegationModel):
             self.start("look", by, inode)
         elif self.is_present(by):
             found = at_once(lambda: self.manager.recall_writer(self.holder(by), inode))
-            writer = self.writers.get(inode, by)
-            if waits := self.formers(by) or writer != by:
-                self.looked_at |= set() if self.formers(by) else {inode}
-            if not self.formers(by):
-                self.marks_all = self.marks_all and self.formers(None)
-            assert found == (WAITS if waits else False)
+            is_another = self.writers.get(inode, by) != by
+            waits = self.formers(by) or self.look_waits(by, inode)
+            assert found == (WAITS if waits else is_another)
 
     @rule(by=who, restored=some.booleans())
     def lock(self, by: bytes | None, restored: bool) -> None:

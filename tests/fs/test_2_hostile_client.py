@@ -323,20 +323,6 @@ def test_slots_that_close_and_forget_under_each_other(world: World) -> None:
         each.result()
 
 
-def test_who_may_not_wait_for_the_device_has_done_nothing(tmp_path: Path) -> None:
-    (tmp_path / "public").mkdir()
-    server = Server(tmp_path, public=b"public")
-    server.sessions = SessionTable(server.tree, DelegationManager(device=True))
-    with server.talk(patient=False) as talk:
-        public = talk.find(b"public")
-        assert talk.ask(p.Create(public, b"f", os.O_RDWR, 0o644, cached=True)) == p.Pending()
-        assert not (tmp_path / "public" / "f").exists() and server.open_files == 0
-        server.sessions.delegations.report_device()
-        talk.call(p.Create(public, b"f", os.O_RDWR, 0o644, cached=True), p.Opened)
-    server.restart()
-    os.close(server.root)
-
-
 @settings(max_examples=scaled(quick=100, full=300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     said=st.lists(st.one_of([any_of(kind) for kind in GOOD]), min_size=1, max_size=6),

@@ -29,7 +29,7 @@ from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.validate import require_possible
-from millpond.fs.vfs.inode_api import ROOT, Node, WouldBlock, may_block
+from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.lock_types import Family, Lock, Mode
 from millpond.fs.vfs.path_api import Attributes, Owner
 from millpond.fs.vfs.xattr_names import MAX_VALUE
@@ -167,14 +167,7 @@ class Mounted:
     def ask(self, code: Code, body: bytes, node: Node | None = None) -> int:
         """The errno that the kernel is told, 0 for none."""
         header = Header(0, code, 7, node or self.directory, 0, 0)
-        token = may_block.set(False)
-        try:
-            self.binding._answer(_HANDLERS[code], header, memoryview(body))
-        except WouldBlock:
-            may_block.set(True)
-            self.binding._answer(_HANDLERS[code], header, memoryview(body))
-        finally:
-            may_block.reset(token)
+        self.binding._answer(_HANDLERS[code], header, memoryview(body))
         return self.told.error
 
     def requests(self) -> dict[type[Message], list[tuple[Code, bytes, Node]]]:
@@ -241,7 +234,6 @@ def test_what_cannot_be_so_is_an_error(mounted: Mounted, kind: type[Message]) ->
         p.Error(0),
         p.Error(-5),
         p.Error(1 << 40),
-        p.Pending(),
         p.Done(),
         p.Recall((), 1),
     ):
@@ -306,7 +298,7 @@ def test_what_is_so_is_possible() -> None:
 
 
 @pytest.mark.parametrize(
-    "welcome", [*varied(_GOOD[p.SessionWelcome]), p.Done(), p.Error(5), p.Pending()], ids=str
+    "welcome", [*varied(_GOOD[p.SessionWelcome]), p.Done(), p.Error(5)], ids=str
 )
 def test_a_strange_welcome(welcome: Message) -> None:
     device = Device()
@@ -404,11 +396,6 @@ def test_a_directory_in_itself_is_forgotten_like_others(mounted: Mounted) -> Non
         body = memoryview(abi.FORGET.pack(times))
         mounted.binding._forget(Header(0, Code.FORGET, 0, node, 0, 0), body)
     mounted.find()
-
-
-def test_who_may_wait_is_not_told_to_wait(mounted: Mounted) -> None:
-    mounted.device.says[p.StatisticsAre] = p.Pending(), b""
-    assert errno_of(mounted.tree.statfs) == errno.EIO
 
 
 def test_locks_that_are_none(mounted: Mounted) -> None:

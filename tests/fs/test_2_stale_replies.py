@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.coherence.coherent_fs import CoherentFs
-from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, may_block, page_writeback
+from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, page_writeback
 from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
@@ -52,22 +52,16 @@ def test_what_was_read_ahead_from_an_earlier_server(client: Client, device: Devi
     node = client.find(b"f")
     for number in range(40):
         is_there(client, b"absent%d" % number)  # so that its grants have higher numbers
-    token = may_block.set(False)  # read ahead is for the mount's own thread
     handle = client.tree.open(node, os.O_RDONLY)
     assert client.tree.cache_mode(handle) is CacheMode.CACHED
     assert bytes(client.tree.read(handle, PART, 0)) == bytes(PART)
-    may_block.reset(token)
     server.refusing = True
     server.restart()
     Device(server).put(b"f", b"b" * 8 * PART)
     server.refusing = False
     client.await_lease()
     eventually(lambda: client.kept(node), "the file may be kept")
-    token = may_block.set(False)
-    try:
-        assert bytes(client.tree.read(handle, PART, PART)) == b"b" * PART
-    finally:
-        may_block.reset(token)
+    assert bytes(client.tree.read(handle, PART, PART)) == b"b" * PART
     Device(server).put(b"f", b"zz")
     assert client.size(client.find(b"f")) == 2
 

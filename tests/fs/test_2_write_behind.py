@@ -34,7 +34,7 @@ def test_create_and_write_with_attributes_and_close_are_two_requests(client: Cli
     known = client.tree.setattr(node, SetAttr(mode=0o604)).attributes
     assert (known.size, known.mtime, known.mode) == (6, 5, stat.S_IFREG | 0o604)
     assert (public / "f").stat().st_size == 0
-    Doing(close, client, handle, may_wait=False).result()
+    Doing(close, client, handle).result()
     assert not client.tree.write_behind.dirty
     after = client.asked("fs.create"), client.asked("fs.write"), client.asked()
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 2]
@@ -267,6 +267,5 @@ def test_a_create_that_fails_takes_nothing_from_another_file(
 def test_a_create_while_the_devices_mount_goes_is_done_once(
     client: Client, server: Server, public: Path
 ) -> None:
-    """As the kernel binding performs it: where it would wait, once more. Who wants a new file gets one."""
     server.tree.after["create"] = lambda: server.sessions.delegations.lose_device(None)
-    assert Doing(make, client, b"f", may_wait=False).result() and (public / "f").exists()
+    assert Doing(make, client, b"f").result() and (public / "f").exists()

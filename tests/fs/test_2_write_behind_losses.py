@@ -87,7 +87,7 @@ def test_a_lost_answer_does_not_write_it_twice(client: Client, public: Path, fla
     node, handle = make(client, b"f")
     assert client.gather(node, b"abc", 0, flags)
     Cutting.cut_after = "fs.write"
-    Doing(close, client, handle, may_wait=False).result()
+    Doing(close, client, handle).result()
     assert Cutting.cut_after is None and (public / "f").read_bytes() == b"abc"
 
 

@@ -21,7 +21,7 @@ from millpond.fs.fuse.server import FuseServer
 from millpond.fs.server import sessions
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
-from millpond.fs.vfs.inode_api import CachedAttributes, CacheMode, Node, WouldBlock, may_block
+from millpond.fs.vfs.inode_api import CachedAttributes, CacheMode, Node
 from millpond.fs.vfs.operation import about_to_wait, current
 from millpond.fs.vfs.path_api import Handle, os_error
 
@@ -35,14 +35,14 @@ _BACKGROUND = 4  # threads: recalls, fetching, file locks, interrupts
 
 
 class Waits(BackingFs):
-    """A flash at which whoever asks for the attributes of a file of ``slow`` waits until ``go``; by a recall
-    if ``recalls``, and without saying so unless ``says``.
+    """A flash at which whoever asks for the attributes of a file of ``slow`` waits until ``go``, without saying
+    so unless ``says``.
     """
 
     def __init__(self, root: int) -> None:
         super().__init__(root)
         self.slow: set[Node] = set()
-        self.says, self.recalls, self.asked = True, False, 0
+        self.says, self.asked = True, 0
         self.go, self.waiting = threading.Event(), 0
         self._count = threading.Lock()
 
@@ -58,8 +58,6 @@ class Waits(BackingFs):
         super().fsync(handle, data_only)
 
     def _wait(self) -> None:
-        if self.recalls and not may_block.get():
-            raise WouldBlock
         with self._count:
             self.waiting += 1
         if self.says:
@@ -110,8 +108,7 @@ def make_slow(tree: Waits, top: Path, names: int) -> list[Path]:
 
 @in_own_mounts
 def test_more_than_the_bound_wait_their_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in threads.RequestKind:
-        monkeypatch.setattr(kind, "limit", 3)
+    monkeypatch.setattr(threads, "MOST_THREADS", 3)
     with served(world) as (tree, top):
         looking = [Doing(os.stat, path) for path in make_slow(tree, top, 20)]
         eventually(lambda: tree.waiting == 3, "as many wait as there may be")
@@ -133,26 +130,6 @@ def test_a_wait_of_which_nothing_is_said_holds_up_nobody(world: World) -> None:
             each.result()
 
 
-@in_own_mounts
-def test_recalls_and_the_flash_have_threads_of_their_own(world: World) -> None:
-    """Neither takes those of the other, nor of all others."""
-    with served(world) as (tree, top):
-        tree.recalls = True
-        paths = make_slow(tree, top, 2 * threads.RequestKind.RECALL.limit)
-        looking = [Doing(os.stat, path) for path in paths]
-        eventually(lambda: tree.waiting == threads.RequestKind.RECALL.limit, "as many wait as there may be")
-        files = [os.open(top / f"f{number}", os.O_RDWR | os.O_CREAT) for number in range(20)]
-        syncing = [Doing(os.fsync, file) for file in files]
-        both = threads.RequestKind.RECALL.limit + threads.RequestKind.SYNC.limit
-        eventually(lambda: tree.waiting == both, "the flash is waited for, too")
-        (top / "quick").touch()
-        tree.go.set()
-        for each in (*looking, *syncing):
-            each.result()
-        for file in files:
-            os.close(file)
-
-
 @pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGKILL])
 @in_own_mounts
 def test_a_signal_ends_a_wait(world: World, number: signal.Signals) -> None:
@@ -171,8 +148,7 @@ def test_a_signal_ends_a_wait(world: World, number: signal.Signals) -> None:
 
 @in_own_mounts
 def test_a_signal_ends_the_wait_for_a_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in threads.RequestKind:
-        monkeypatch.setattr(kind, "limit", 1)
+    monkeypatch.setattr(threads, "MOST_THREADS", 1)
     with served(world) as (tree, top):
         (path, other) = make_slow(tree, top, 2)
         looking = Doing(os.stat, other)
@@ -226,9 +202,9 @@ def test_a_mount_ends_under_load(world: World) -> None:
 
 
 def test_the_server_has_a_slot_for_all_that_wait() -> None:
-    """A client's requests, readahead, keep-alives and threads."""
-    requests = sum(kind.limit for kind in threads.RequestKind)
-    assert requests + readahead._LANES + 1 + _BACKGROUND <= sessions._MAX_SLOTS
+    """A client's requests and threads; readahead and keep-alives."""
+    assert threads.MOST_THREADS + _BACKGROUND <= sessions._MAX_SLOTS
+    assert readahead._LANES + 1 <= sessions._SPARE_SLOTS
 
 
 class TooMuch(Waits):

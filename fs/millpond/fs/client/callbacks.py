@@ -27,8 +27,9 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.client.connection import Dial
 from millpond.fs.client.session import now
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import KernelCache, KnownFile, WouldBlock, may_block
+from millpond.fs.vfs.inode_api import KernelCache, KnownFile
 from millpond.fs.vfs.kernel_memory import KernelMemory
+from millpond.fs.vfs.operation import about_to_wait
 from millpond.fs.vfs.path_api import os_error
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
@@ -90,9 +91,8 @@ class CallbackChannel:
         self._drop_thread.join()
 
     def await_lease(self, file: CachedInode) -> None:
-        """Return once the lease is valid or the file is being recalled. Raises WouldBlock and OSError."""
-        if not may_block.get():
-            raise WouldBlock
+        """Return once the lease is valid or the file is being recalled. Raises OSError."""
+        about_to_wait()
         with self._changed:
             if not self._changed.wait_for(
                 lambda: file.recalling > 0 or self._inodes.lease_end > now(), self._timeout

@@ -24,7 +24,6 @@ from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.client.reply_buffers import ReplyBuffers
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.validate import require_possible
-from millpond.fs.vfs.inode_api import WouldBlock
 from millpond.fs.vfs.operation import Operation, about_to_wait, current, woken_by
 from millpond.fs.vfs.path_api import MAX_TRANSFER, os_error
 from millpond.wire.channel import Buffer, Channel
@@ -80,19 +79,18 @@ class Connection:
 
     One thread uses it at a time: with ``ask``, which has one request performed exactly once, or as a context
     in which requests are sent and replies received, in order. ``keep_alive`` ends the waits for a server that
-    has stopped. Unless ``blocking``, a request that would wait for a recall raises WouldBlock. ``meter``
-    counts how long requests take. ``session`` is what the server said of the session when it was last
+    has stopped. ``spare``: its requests wait for nobody. ``meter`` counts how long requests take. ``session`` is what the server said of the session when it was last
     connected; its verifier changes when the server has lost this client's state. Requests in ``posted`` go
     out with the next request and move to ``answered`` with its reply; their outcome is ignored, and one may
     be performed twice.
     """
 
     def __init__(
-        self, dial: Dial, client: bytes, keep_alive: KeepAlive, meter: OperationMeter, *, blocking: bool
+        self, dial: Dial, client: bytes, keep_alive: KeepAlive, meter: OperationMeter, *, spare: bool
     ) -> None:
         self._dial, self._keep_alive, self._meter = dial, keep_alive, meter
         self._channel: Channel | None = None
-        self._hello = p.SessionHello(client, os.urandom(16), blocking)
+        self._hello = p.SessionHello(client, os.urandom(16), spare)
         self._performed = self._sent = 0
         self._buffers = ReplyBuffers(spare=0)
         self._used = self._given_up = self.since = 0.0
@@ -246,15 +244,15 @@ class Connection:
         limit: int = 0,
         counted: bool = True,
     ) -> tuple[R, memoryview]:
-        """Send one request and receive its reply, on the present connection only. Raises SlotLost, OSError
-        and WouldBlock.
+        """Send one request and receive its reply, on the present connection only. Raises SlotLost and
+        OSError.
         """
         began, posted = time.monotonic(), self.posted[:] if counted else []
         with self:
             self._sent = len(posted) if counted else self._sent
             self.send(request, deadline, payload, posted)
             answer, body = self.receive(deadline, limit, self._buffers)
-        if not isinstance(answer, (p.Error, p.Pending, reply)):
+        if not isinstance(answer, (p.Error, reply)):
             self.disconnect()  # a refusal, or the server is out of step
             said = f"the device's server said '{answer.NAME}' to '{request.NAME}'"
             raise os_error(errno.EIO) from (RemoteError(said) if counted else None)
@@ -263,11 +261,9 @@ class Connection:
             self._confirm_posted(len(posted))
         self._used = self._keep_alive.heard
         self._meter.add(request.NAME, self._used - began)
-        if isinstance(answer, reply):
-            return answer, body
         if isinstance(answer, p.Error):
             raise _refusal(request, answer)
-        raise os_error(errno.EIO) if self._hello.may_block else WouldBlock()
+        return answer, body
 
     def _confirm_posted(self, count: int) -> None:
         """Count the first ``count`` posted requests as performed."""

@@ -44,9 +44,7 @@ class RemoteLocks:
         self._epoch, self._serials = 0, itertools.count(1)
 
     def _ask(self, node: Node, request: Callable[[int], Message], reply: type[R]) -> R:
-        """Send the request that is built from the server's number of a file. Raises OSError and
-        WouldBlock.
-        """
+        """Send the request that is built from the server's number of a file. Raises OSError."""
         file = self._rpc.inodes.file(node)
         with self._rpc.call() as call:
             return call.ask(lambda: request(call.remote(file)), reply, idempotent=True)[0]
@@ -112,7 +110,7 @@ class RemoteLocks:
     def _request(
         self, epoch: int, node: Node, family: Family, lock: Lock, *, reclaim: bool = False
     ) -> int | r.LocksDropped:
-        """Send a lock request. Returns the outcome. Raises OSError and WouldBlock."""
+        """Send a lock request. Returns the outcome. Raises OSError."""
         flock, serials = family is Family.FLOCK, self._serials
 
         def request(file: int) -> Message:

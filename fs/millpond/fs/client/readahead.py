@@ -108,7 +108,7 @@ class _Lane:
     """
 
     def __init__(self, rpc: Session, blocks: BlockCache) -> None:
-        self._connection, self.lock = rpc.connection(), threading.Lock()
+        self._connection, self.lock = rpc.connection(spare=True), threading.Lock()
         self._meter, self._blocks, self._deadline = rpc.meter, blocks, Deadline.after(None)
         self.streams: dict[Handle, _Stream] = {}
         self._in_flight: deque[_Extent] = deque()
@@ -152,7 +152,7 @@ class _Lane:
 
     def _send(self, opened: OpenFile, start: int, size: int) -> _Extent:
         extent = _Extent(size, drops=opened.file.drops)
-        self._connection.send(p.Read(opened.remote, size, start, True), self._deadline)
+        self._connection.send(p.Read(opened.remote, size, start, True, at_once=True), self._deadline)
         self._in_flight.append(extent)
         return extent
 

@@ -14,7 +14,7 @@ from millpond.fs.client.prefetcher import Prefetcher
 from millpond.fs.client.readahead import Readahead
 from millpond.fs.client.session import Session, now
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import Buffer, may_block
+from millpond.fs.vfs.inode_api import Buffer
 from millpond.fs.vfs.path_api import Handle, os_error
 from millpond.wire.messages import Message
 
@@ -107,11 +107,9 @@ class Reader:
     def _take_readahead(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
     ) -> Buffer | None:
-        """Return data that was read ahead, or None. A thread that waits for a recall takes none: it would
-        keep others waiting.
-        """
+        """Return data that was read ahead, or None."""
         since = self._inodes.changes
-        found = None if may_block.get() else self._readahead.take(handle, opened, size, offset, end)
+        found = self._readahead.take(handle, opened, size, offset, end)
         if found is None:
             return None
         with self._lock:

@@ -22,7 +22,6 @@ from millpond.fs.client.keep_alive import SILENT_SECONDS, KeepAlive
 from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.bulk_copy import ReturnUnused
-from millpond.fs.vfs.inode_api import may_block
 from millpond.fs.vfs.operation import current
 from millpond.fs.vfs.path_api import os_error
 from millpond.wire.channel import Buffer
@@ -55,13 +54,13 @@ class Session:
         self.busy: list[Connection] = []
         self._dial, self.timeout, self.silence = dial, timeout, min(timeout, SILENT_SECONDS)
         self._keep_alive = KeepAlive(self._ping, self.silence)
-        self._pinging = self.connection(blocking=False)
-        self._free: dict[bool, list[Connection]] = {False: [], True: []}
+        self._pinging = self.connection(spare=True)
+        self._free: list[Connection] = []
         self.welcome = p.SessionWelcome(0, 0, 0, 0.0)
 
-    def connection(self, *, blocking: bool = False) -> Connection:
-        """Return another connection, for one thread at a time."""
-        return Connection(self._dial, self.client, self._keep_alive, self.meter, blocking=blocking)
+    def connection(self, *, spare: bool = False) -> Connection:
+        """Return another connection, for one thread at a time; a ``spare`` one waits for nobody."""
+        return Connection(self._dial, self.client, self._keep_alive, self.meter, spare=spare)
 
     def _ping(self, deadline: Deadline) -> None:
         with suppress(SlotLost, OSError):
@@ -75,11 +74,10 @@ class Session:
     @contextmanager
     def call(self, deadline: Deadline | None = None) -> Iterator[Call]:
         """Have a connection for one operation, of which a part of the time may be over. Raises OSError."""
-        free = self._free[may_block.get()]
         try:
-            connection = free.pop()
+            connection = self._free.pop()
         except IndexError:
-            connection = self.connection(blocking=may_block.get())
+            connection = self.connection()
         self.busy.append(connection)
         try:
             yield Call(self, connection, deadline or self.deadline())
@@ -88,7 +86,7 @@ class Session:
             if unsent := connection.unsent():
                 with self.lock:
                     self.posted[:0] = [(connection.verifier, message) for message in unsent]
-            free.append(connection)
+            self._free.append(connection)
 
     def post(self, request: Message, verifier: int) -> None:
         """Queue a request whose outcome is ignored; it goes out with the next one, unless the session
@@ -169,9 +167,9 @@ class Session:
         """End the session, and all connections; no other is made."""
         self._keep_alive.closed.set()
         with suppress(IndexError, SlotLost, OSError):
-            idle = [*self._free[False], *self._free[True]]
             deadline = Deadline.after(min(self.silence, _GOODBYE_SECONDS))
-            [one for one in idle if one.is_connected][0].exchange(p.Goodbye(), p.Done, deadline, counted=False)
+            idle = [one for one in self._free if one.is_connected]
+            idle[0].exchange(p.Goodbye(), p.Done, deadline, counted=False)
         for connection in self._keep_alive.connections:
             connection.close()
         self._keep_alive.close()

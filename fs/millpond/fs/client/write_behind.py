@@ -29,7 +29,7 @@ from millpond.fs.client.open_files import OpenFiles
 from millpond.fs.client.connection import is_in_doubt, seconds_left
 from millpond.fs.client.session import Session, now
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import Buffer, Node, SetAttr, WouldBlock
+from millpond.fs.vfs.inode_api import Buffer, Node, SetAttr
 from millpond.fs.vfs.operation import about_to_wait, held
 from millpond.fs.vfs.path_api import Attributes, Handle, os_error
 from millpond.wire.messages import Message
@@ -173,9 +173,7 @@ class WriteBehind:
             self._thread.start()
 
     def add_when_sent(self, node: Node, flags: int, data: Buffer, offset: int) -> bool:
-        """Gather a write once there is room for another extent; False as ``add``. Raises OSError and
-        WouldBlock.
-        """
+        """Gather a write once there is room for another extent; False as ``add``. Raises OSError."""
         one = self._new.get(node)
         if one is None or len(one.extents) < _MOST_EXTENTS:
             return False
@@ -202,7 +200,7 @@ class WriteBehind:
 
     def flush(self, file: CachedInode, deadline: Deadline | None = None) -> None:
         """Send what is gathered of a file. A loss is recorded for its open files. Raises OSError if the
-        outcome is not known, and WouldBlock: then it is sent again.
+        outcome is not known: then it is sent again.
         """
         if one := self._dirty.get(file.node):
             self._flush(one, deadline or self._rpc.deadline())
@@ -235,7 +233,7 @@ class WriteBehind:
             raise os_error(durability.code)
 
     def end(self, file: CachedInode, handle: Handle) -> None:
-        """Send what is left of a file whose open file is closed for good. Raises WouldBlock."""
+        """Send what is left of a file whose open file is closed for good."""
         one = self._new.get(file.node)
         if one and one.handle == handle:
             with self._lock:  # another open file's writes cannot be sent by this one any more
@@ -303,11 +301,7 @@ class WriteBehind:
                 extent.in_doubt = True
                 return p.Write(*place, extent.append, True, extent.changes, is_last, reclaim)
 
-            try:
-                reply, _ = call.ask(prepare, p.Written, idempotent=not extent.append, payload=left)
-            except WouldBlock:  # the server has done nothing
-                extent.in_doubt = False
-                raise
+            reply, _ = call.ask(prepare, p.Written, idempotent=not extent.append, payload=left)
         if not 0 < reply.count <= len(left):
             raise os_error(errno.EIO) from RemoteError("the device's server has written an impossible number")
         with self._lock:

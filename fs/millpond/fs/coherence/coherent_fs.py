@@ -24,7 +24,7 @@ R = TypeVar("R")
 WriteIntents = Callable[..., AbstractContextManager[Callable[..., None]]]
 """Holds a write intent for a block: on directories, which no other intent changes meanwhile, and on other
 files ``inodes``. Yields what adds more of these, and waits until no other client holds a delegation of them.
-Raises WouldBlock and OSError."""
+Raises OSError."""
 
 
 class CoherentFs:

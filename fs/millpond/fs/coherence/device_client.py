@@ -24,7 +24,6 @@ from millpond.base.errors import DeadlineExceeded, MillpondError
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.coherence.shared_bitmap import SharedBitmapView, receive_bitmap
 from millpond.fs.proto import delegations as m
-from millpond.fs.vfs.inode_api import WouldBlock, may_block
 from millpond.fs.vfs.operation import about_to_wait, current, held, woken_by
 from millpond.fs.vfs.path_api import os_error
 from millpond.linux.sockets import connect
@@ -79,16 +78,16 @@ class DeviceDelegationBreaker:
     @contextlib.contextmanager
     def write_intent(self, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[Callable[..., None]]:
         """Hold a write intent on these directories and other files; yields what adds more of these. Raises
-        WouldBlock and OSError.
+        OSError.
         """
-        begin = m.BeginChange(directories, inodes, may_block.get())
+        begin = m.BeginChange(directories, inodes)
         channel = self.ask(begin)
 
         def recall(*more: int) -> None:
             nonlocal begin, channel
             if channel:
                 begin = replace(begin, inodes=(*begin.inodes, *more))
-                channel = self.ask(m.BeginChange((), more, may_block.get()), channel, begin)
+                channel = self.ask(m.BeginChange((), more), channel, begin)
 
         try:
             yield recall
@@ -106,23 +105,23 @@ class DeviceDelegationBreaker:
 
     def recall_writer(self, inode: int) -> bool:
         """Recall a host's write delegation of a file and wait. False if the shared bitmap shows none. Raises
-        WouldBlock and OSError.
+        OSError.
         """
         bitmap = self._bitmap
         if bitmap is None and self._leases_are_over:
             return False
         if bitmap is not None and not bitmap.has(inode):
             return False
-        if channel := self.ask(m.RecallWriter(inode, may_block.get())):
+        if channel := self.ask(m.RecallWriter(inode)):
             self.return_channel(channel)
         return True
 
     def ask(self, request: Message, on: Channel | None = None, anew: Message | None = None) -> Channel | None:
         """Send a request that begins or extends a write intent. Returns the connection that holds the intent:
         ``on``, or a new one; None if there is no manager. If ``on`` was lost, ``anew`` is sent over a new
-        one. Raises OSError and WouldBlock.
+        one. Raises OSError.
         """
-        deadline = _deadline()
+        deadline = Deadline.after(_ANSWER_SECONDS)
         while channel := on or self._take_channel():
             answer = self._call(channel, request, Message, deadline)
             if answer is None:
@@ -132,25 +131,23 @@ class DeviceDelegationBreaker:
                 return channel
             if not on:
                 self.return_channel(channel)
-            if isinstance(answer, m.WaitForLeases) and not may_block.get():
-                raise WouldBlock
             raise os_error(answer.errno if isinstance(answer, m.ChangeRefused) else errno.EIO)
         return None
 
     def await_hosts(self) -> None:
         """Wait, once for each manager, until the hosts that have had locks from an earlier one have reclaimed
-        them, or are late. Raises WouldBlock and OSError.
+        them, or are late. Raises OSError.
         """
         channel = self._presence_channel
         if channel is None or channel is not self._settled or channel.peer_has_closed:
-            if asked := self.ask(m.AwaitLocks(may_block.get())):
+            if asked := self.ask(m.AwaitLocks()):
                 self.return_channel(asked)
             self._settled = channel
 
     def is_settled(self) -> bool:
         """Return whether the manager that was waited for so still answers, or there is none."""
         with held(self._lock):
-            answer = self._over_presence(m.AwaitLocks(may_block=False), Message)
+            answer = self._over_presence(m.AwaitLocks(at_once=True), Message)
         return isinstance(answer, m.ChangeBegun) or self._leases_are_over
 
     @property
@@ -165,8 +162,8 @@ class DeviceDelegationBreaker:
             self._forget_idle()
 
     def _call(self, channel: Channel, request: Message, reply: type[R], deadline: Deadline) -> R | None:
-        """Send a request and return its reply, None if the connection was lost. Raises OSError and WouldBlock
-        when the deadline has passed.
+        """Send a request and return its reply, None if the connection was lost. Raises OSError when the
+        deadline has passed.
         """
         try:
             answer = _call_interruptibly(channel, request, reply, deadline)
@@ -175,7 +172,7 @@ class DeviceDelegationBreaker:
             if (operation := current.get()) and operation.is_interrupted:
                 raise os_error(errno.EINTR) from None
             if isinstance(error, DeadlineExceeded):
-                raise _timed_out() from None
+                raise os_error(errno.EIO) from None
             self._forget_idle()  # the others lead to the same manager, which is gone
             return None
         except BaseException:  # a late answer must not be taken for the next request's
@@ -194,8 +191,7 @@ class DeviceDelegationBreaker:
             except OSError:
                 if self._leases_are_over:
                     return None
-                if not may_block.get():
-                    raise WouldBlock from None
+                about_to_wait()
                 time.sleep(_PAUSE)
 
     def _forget_idle(self) -> None:
@@ -300,11 +296,6 @@ def _await_end(channel: Channel) -> None:
         state.poll()
 
 
-def _deadline() -> Deadline:
-    """Return a short deadline for a thread that must not block, for others as long as leases can take."""
-    return Deadline.after(_ANSWER_SECONDS if may_block.get() else _CONNECT_SECONDS)
-
-
 def _call_interruptibly(channel: Channel, request: Message, reply: type[R], deadline: Deadline) -> R:
     """Send a request and return its reply. Others are served meanwhile, and a signal to the program that
     waits cuts the connection.
@@ -313,7 +304,3 @@ def _call_interruptibly(channel: Channel, request: Message, reply: type[R], dead
         channel.send(request, deadline)
         operation.about_to_wait(channel.sock.fileno(), deadline.remaining() or _ANSWER_SECONDS)
         return channel.expect(reply, deadline)
-
-
-def _timed_out() -> OSError | WouldBlock:
-    return os_error(errno.EIO) if may_block.get() else WouldBlock()

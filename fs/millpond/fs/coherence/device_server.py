@@ -15,7 +15,6 @@ from millpond.fs.coherence.delegation_table import DEVICE, WriteIntent
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.coherence.shared_bitmap import send_bitmap
 from millpond.fs.proto import delegations as m
-from millpond.fs.vfs.inode_api import WouldBlock, may_block
 from millpond.linux.sockets import serve_in_thread
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
@@ -96,9 +95,11 @@ class _Device:
             case m.EndChange():
                 self._delegations.end(self._change)
             case m.RecallWriter():
-                return _awaited(request, lambda: self._delegations.recall_writer(DEVICE, request.inode))
+                return _awaited(lambda: self._delegations.recall_writer(DEVICE, request.inode))
+            case m.AwaitLocks(at_once=True) if self._delegations.others_reclaim(DEVICE):
+                return m.WaitForLeases()
             case m.AwaitLocks():
-                return _awaited(request, lambda: self._delegations.await_locks(DEVICE))
+                return _awaited(lambda: self._delegations.await_locks(DEVICE))
             case m.DevicePresent():
                 return self._report_presence(request.inodes)
             case m.BeginWriting():
@@ -114,7 +115,7 @@ class _Device:
             self._delegations.add(self._change, sorted(set(request.directories)), alone=True)
             self._delegations.add(self._change, request.inodes, alone=False)
 
-        answer = _awaited(request, begin)
+        answer = _awaited(begin)
         if not isinstance(answer, m.ChangeBegun):
             self._delegations.end(self._change)
         return answer
@@ -142,12 +143,9 @@ class _Device:
             self._delegations.end_writing(inode)
 
 
-def _awaited(request: m.BeginChange | m.RecallWriter | m.AwaitLocks, wait: Callable[[], object]) -> Message:
-    may_block.set(request.may_block)
+def _awaited(wait: Callable[[], object]) -> Message:
     try:
         wait()
-    except WouldBlock:
-        return m.WaitForLeases()
     except OSError as error:
         return m.ChangeRefused(error.errno or errno.EIO)
     return m.ChangeBegun()

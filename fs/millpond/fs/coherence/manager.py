@@ -24,7 +24,7 @@ from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Hold
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
 from millpond.fs.coherence.removal_notices import RemovalNotices
 from millpond.fs.coherence.shared_bitmap import SharedBitmap
-from millpond.fs.vfs.inode_api import WouldBlock, abandoned, may_block
+from millpond.fs.vfs.inode_api import abandoned
 from millpond.fs.vfs.path_api import os_error
 
 _POLL_SECONDS = 0.2
@@ -211,8 +211,7 @@ class DelegationManager:
 
     def grant_data(self, holder: Holder, inode: Inode) -> int:
         """Grant a read delegation after write intents that have begun, unless they wait for this client, or
-        the device's kernel writes the file. Returns the grant's number, 0 for a refusal. Raises WouldBlock
-        and OSError.
+        the device's kernel writes the file. Returns the grant's number, 0 for a refusal. Raises OSError.
         """
         end = self._clock() + _MAX_WAIT_LEASES * self.lease
         with self._changed:
@@ -233,7 +232,7 @@ class DelegationManager:
 
     def recall_writer(self, holder: Holder, inode: Inode) -> bool:
         """Recall another client's write delegation of a file that is about to be looked at, and wait. False:
-        there certainly was none. Raises WouldBlock and OSError.
+        there certainly was none. Raises OSError.
         """
         end = self._clock() + _MAX_WAIT_LEASES * self.lease
         waited = self._await_former_holders(holder, end)
@@ -247,7 +246,7 @@ class DelegationManager:
 
     def _await_former_holders(self, holder: Holder, end: float) -> bool:
         """Wait until nobody else may hold a delegation from an earlier server, with gathered writes. False:
-        nobody did. Raises WouldBlock and OSError.
+        nobody did. Raises OSError.
         """
         if not self._marks_all and not self._former_leases_last(holder):
             return False
@@ -275,9 +274,7 @@ class DelegationManager:
             return self._device_reported and self._table.opened(holder, inode)
 
     def await_device(self) -> None:
-        """Wait until the device's mount has reported, or is not expected any more. Raises WouldBlock and
-        OSError.
-        """
+        """Wait until the device's mount has reported, or is not expected any more. Raises OSError."""
         with self._changed:
             while not self._device_reported and self._clock() < self._expected:
                 self._wait(self._expected, late=math.inf)
@@ -288,7 +285,7 @@ class DelegationManager:
     ) -> Iterator[Callable[..., None]]:
         """Hold a write intent on these directories, which no other intent changes meanwhile, and on other
         files. Yields what adds more of these to it. With ``reclaim`` no client of an earlier server is waited
-        for: the holder alone had a delegation of the file by it. Raises WouldBlock and OSError.
+        for: the holder alone had a delegation of the file by it. Raises OSError.
         """
         change = WriteIntent(holder)
         try:
@@ -317,16 +314,18 @@ class DelegationManager:
 
     def await_locks(self, holder: Holder) -> None:
         """Wait until others have reclaimed their file locks after a loss of their leases, or of an earlier
-        server. Raises WouldBlock and OSError.
+        server. Raises OSError.
         """
         end = self._clock() + _MAX_WAIT_LEASES * self.lease
         with self._changed:
-            while self._former_leases_last(holder) or self._others_restore(holder):
+            while self.others_reclaim(holder):
                 self._wait(end)
 
-    def _others_restore(self, holder: Holder) -> bool:
+    def others_reclaim(self, holder: Holder) -> bool:
+        """Return whether others may still have file locks to reclaim."""
         now = self._clock()
-        return any(end > now and other != holder for other, end in self._restoring.items())
+        late = any(end > now and other != holder for other, end in list(self._restoring.items()))
+        return late or self._former_leases_last(holder)
 
     def restored_locks(self, holder: Holder) -> None:
         """Note that a client has reclaimed all file locks that it can."""
@@ -341,8 +340,6 @@ class DelegationManager:
 
     def _recall_and_wait(self, others: Mapping[Holder, set[Inode]], end: float) -> None:
         """Recall these delegations, and wait for a while; revoke those of clients that are gone."""
-        if not may_block.get():
-            raise WouldBlock
         over = min(self._recall(holder, inodes) for holder, inodes in others.items())
         if not self._expire_if_gone(others):
             self._wait(min(end, over, self._clock() + _POLL_SECONDS), late=end)
@@ -363,11 +360,7 @@ class DelegationManager:
         return client.last_heard + self.lease
 
     def _wait(self, until: float, late: float | None = None) -> None:
-        """Wait for a change of state, until ``until``. Raises WouldBlock; OSError: ETIMEDOUT after
-        ``late``.
-        """
-        if not may_block.get():
-            raise WouldBlock
+        """Wait for a change of state, until ``until``. Raises OSError: ETIMEDOUT after ``late``."""
         now = self._clock()
         if now >= (until if late is None else late):
             raise os_error(errno.ETIMEDOUT)

@@ -66,9 +66,7 @@ class KernelLocks:
         return [abi.pack_lock(found.start, found.end, found.mode, found.pid)]
 
     def set(self, header: Header, body: memoryview) -> Sequence[Buffer] | None:
-        """Perform SETLK and SETLKW. Returns None if the request is answered later. Raises OSError and
-        WouldBlock.
-        """
+        """Perform SETLK and SETLKW. Returns None if the request is answered later. Raises OSError."""
         asked = abi.parse_lock(body)
         family = Family.FLOCK if asked.flock else Family.POSIX
         waiter = _Waiter(header, asked.handle, family, _wanted(asked))

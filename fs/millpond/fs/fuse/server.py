@@ -28,7 +28,7 @@ from millpond.fs.fuse.file_locks import KernelLocks
 from millpond.fs.fuse.mounts import require_mountable
 from millpond.fs.fuse.operation_log import OperationLog
 from millpond.fs.fuse.signals import signals_blocked, stopped_by_signals
-from millpond.fs.fuse.threads import RequestKind, RequestThreads
+from millpond.fs.fuse.threads import RequestThreads
 from millpond.fs.vfs.inode_api import (
     Buffer,
     CachedAttributes,
@@ -39,9 +39,7 @@ from millpond.fs.vfs.inode_api import (
     Node,
     Now,
     SetAttr,
-    WouldBlock,
     WriteGathering,
-    may_block,
     page_writeback,
 )
 from millpond.fs.vfs.ownership import OwnerMap
@@ -50,9 +48,6 @@ from millpond.fs.vfs.path_api import Handle, Owner, os_error
 Reply = Sequence[Buffer]
 log = logging.getLogger(__name__)
 
-_SYNCS = frozenset({Code.FSYNC, Code.FSYNCDIR})
-_OF_LOCKS = frozenset({Code.GETLK, Code.SETLK, Code.SETLKW, Code.FLUSH, Code.RELEASE})
-"""Operations that may wait for hosts to reclaim file locks."""
 
 
 def passthrough_refusal(directory: Path, backing: int) -> str:
@@ -123,12 +118,10 @@ class FuseServer:
         self._extended = KernelExtended(tree.extended, is_cheap=kernel.leaves_privileges)
         self._threads = RequestThreads(
             kernel,
-            _kind,
+            lambda header: header.code in _HANDLERS,
             self._perform_now,
             self._perform,
-            kernel.fail,
             cancel_lock=self._locks.interrupt,
-            blocked_kind_of=_blocked_kind,
             answer_at_once=self._gather,
         )
 
@@ -192,10 +185,6 @@ class FuseServer:
             return error.errno or errno.EIO, None, error
         except (OverflowError, ValueError) as error:  # a number or a name that no system call takes
             return errno.EINVAL, None, error
-        except WouldBlock as error:
-            if not may_block.get():
-                raise
-            return errno.EIO, None, error  # the other side of a recall breaks the protocol
         except Exception as error:
             log.exception("a request of the kernel (%s) failed", header.code)  # other requests go on
             return errno.EIO, None, error
@@ -430,18 +419,6 @@ _HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply
     ),
     Code.DESTROY: lambda _binding, _header, _body: (),
 }
-
-
-def _kind(header: Header) -> RequestKind | None:
-    """Return what a request may wait for; None if it is performed in order, without waiting."""
-    if header.code not in _HANDLERS:
-        return None
-    return RequestKind.SYNC if header.code in _SYNCS else RequestKind.ORDINARY
-
-
-def _blocked_kind(header: Header) -> RequestKind:
-    """Return what a request waits for that must block."""
-    return RequestKind.LOCK if header.code in _OF_LOCKS else RequestKind.RECALL
 
 
 def _owner(header: Header) -> Owner:

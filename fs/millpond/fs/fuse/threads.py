@@ -4,9 +4,6 @@
 One thread at a time receives. It performs each request itself, and passes the receiving on only when it is
 about to wait and another request has come: what needs no waiting is performed in the kernel's order, and
 without contention for the interpreter's lock. A thread that waits without saying so loses the receiving, too.
-
-Requests that wait for a recall, for file locks or for the flash have bounds of their own: they never
-take the threads of all others. What exceeds a bound is performed when a request of its kind has ended.
 """
 
 from __future__ import annotations
@@ -17,57 +14,20 @@ import os
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from enum import Enum
+from typing import Final
 
 from millpond.fs.fuse.abi import Code, Header
 from millpond.fs.fuse.device import FuseDevice
 from millpond.fs.fuse.interrupts import Interrupts
-from millpond.fs.vfs.inode_api import WouldBlock, may_block
 from millpond.fs.vfs.operation import NOTHING, Operation, current
 
 log = logging.getLogger(__name__)
+MOST_THREADS: Final = 96
+"""Requests performed at once: a client's share of the server's session slots."""
 _MAX_IDLE = 8
-_UNREFUSABLE = frozenset({Code.FLUSH, Code.RELEASE, Code.RELEASEDIR})
-"""Requests that the kernel does not repeat: locks and handles would be left."""
 _STUCK_SECONDS = 0.2
 _FINISH_SECONDS, _CLOSE_SECONDS = 2.0, 15.0
-
-
-class RequestKind(Enum):
-    """Names a kind of request by that which it waits for, and bounds how many are performed at once."""
-
-    ORDINARY = "the other side", 64
-    RECALL = "a recall", 16
-    LOCK = "file locks", 8
-    SYNC = "the flash", 12
-
-    def __init__(self, _waits_for: str, limit: int) -> None:
-        self.limit = limit
-
-    __hash__ = object.__hash__  # Enum's own is written in Python, and each request takes it nine times
-
-
-class Request(Operation):
-    """A request of the kernel. ``wait`` is called before it waits, ``withdraw`` when it is interrupted."""
-
-    __slots__ = ("body", "header", "kind", "wait", "withdraw")
-
-    def __init__(self, header: Header, body: memoryview, kind: RequestKind) -> None:
-        super().__init__(time.monotonic())
-        self.header, self.body, self.kind = header, body, kind
-        self.wait: Callable[[int, float], None] = lambda _descriptor, _seconds: None
-        self.withdraw: Callable[[Request], None] = lambda _request: None
-
-    def about_to_wait(self, descriptor: int = NOTHING, seconds: float = 0.0) -> None:
-        """Tell the thread that performs the request that it is about to wait."""
-        self.wait(descriptor, seconds)
-
-    def interrupt(self) -> None:
-        """Interrupt the request."""
-        super().interrupt()
-        self.withdraw(self)
 
 
 class _Worker:
@@ -85,34 +45,27 @@ class _Worker:
 class RequestThreads:
     """The threads of one mount.
 
-    ``kind_of`` returns a request's kind, None for one that ``perform_now`` performs, in order and without
-    waiting. ``perform`` performs and answers all others; it raises WouldBlock if it may not block but would,
-    and is called again in the kind of ``blocked_kind_of``. ``refuse`` answers one that was interrupted before
-    it began, ``cancel_lock`` is of Interrupts. ``answer_at_once`` performs and answers a write that needs no
-    waiting, and returns False for others.
+    ``may_wait`` returns whether a request may have to wait; ``perform`` performs and answers it. All others
+    ``perform_now`` performs, in order. ``cancel_lock`` is of Interrupts. ``answer_at_once`` performs and
+    answers a write that needs no waiting, and returns False for others.
     """
 
     def __init__(
         self,
         kernel: FuseDevice,
-        kind_of: Callable[[Header], RequestKind | None],
+        may_wait: Callable[[Header], bool],
         perform_now: Callable[[Header, memoryview], None],
         perform: Callable[[Header, memoryview], None],
-        refuse: Callable[[Header, int], None],
         cancel_lock: Callable[[int], None] = lambda _unique: None,
-        blocked_kind_of: Callable[[Header], RequestKind] = lambda _header: RequestKind.RECALL,
         answer_at_once: Callable[[Header, memoryview], bool] = lambda _header, _body: False,
     ) -> None:
-        self._kernel, self._kind_of, self._perform_now = kernel, kind_of, perform_now
-        self._perform, self._refuse, self._blocked_kind_of = perform, refuse, blocked_kind_of
-        self._answer_at_once = answer_at_once
+        self._kernel, self._may_wait, self._perform_now = kernel, may_wait, perform_now
+        self._perform, self._answer_at_once = perform, answer_at_once
         self.interrupts = Interrupts(cancel_lock)
         self._lock = threading.Lock()
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
         self._receiver: _Worker | None = None
-        self._under_way = dict.fromkeys(RequestKind, 0)
-        self._backlog: dict[RequestKind, deque[Request]] = {kind: deque() for kind in RequestKind}
         self._ended, self._has_ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), threading.Event()
         self._failure: Exception | None = None
         self._watched, self._traffic = False, threading.Event()
@@ -191,8 +144,8 @@ class RequestThreads:
             header, body = self._kernel.receive(worker.buffer)
             if header.code is Code.WRITE and self._answer_at_once(header, body):
                 continue
-            if kind := self._kind_of(header):
-                self._take(worker, Request(header, body, kind))
+            if self._may_wait(header):
+                self._perform_one(worker, header, body)
             else:
                 self._perform_now(header, body)
         with self._lock:
@@ -201,82 +154,25 @@ class RequestThreads:
             self._idle.append(worker)
             return True
 
-    def _take(self, worker: _Worker, request: Request) -> None:
-        """Perform a request that has come, and then others that have waited for their turn."""
-        self.interrupts.add(request.header.unique, request)
+    def _perform_one(self, worker: _Worker, header: Header, body: memoryview) -> None:
+        operation = Operation(
+            time.monotonic(), lambda descriptor, seconds: self._before_wait(worker, descriptor, seconds)
+        )
+        self.interrupts.add(header.unique, operation)
         with self._lock:
             worker.served += 1
             worker.busy = True
-            mine: Request | None = request if self._admit(request) else None
         if not self._watched:
             self._watched = True
             self._traffic.set()
-        while mine:
-            mine = self._perform_one(worker, mine)
-        with self._lock:
-            worker.busy = False
-
-    def _admit(self, request: Request) -> bool:
-        """With the lock: count a request of its kind; False if it has to wait for its turn."""
-        if self._under_way[request.kind] < request.kind.limit:
-            self._under_way[request.kind] += 1
-            return True
-        request.body = memoryview(bytes(request.body))  # the thread's buffer is used again
-        request.withdraw = self._withdraw
-        self._backlog[request.kind].append(request)
-        return False
-
-    def _withdraw(self, request: Request) -> None:
-        """Answer a request that was interrupted while it waited for its turn, unless it must be performed."""
-        with self._lock:
-            if request.header.code in _UNREFUSABLE or request not in self._backlog[request.kind]:
-                return
-            self._backlog[request.kind].remove(request)
-        self.interrupts.remove(request.header.unique)
-        self._refuse(request.header, errno.EINTR)
-
-    def _perform_one(self, worker: _Worker, request: Request) -> Request | None:
-        """Perform one request. Returns what this thread is to perform next."""
-        kind = request.kind
-        is_done = self._perform_whole(worker, request)
-        if is_done:
-            self.interrupts.remove(request.header.unique)
-        with self._lock:
-            if not is_done:
-                request.kind = self._blocked_kind_of(request.header)
-                self._under_way[kind] -= 1
-                return request if self._admit(request) else self._next_admitted()
-            self._under_way[kind] -= 1
-            return self._next_admitted()
-
-    def _next_admitted(self) -> Request | None:
-        """With the lock: count and return a request that waited for its turn, of any kind: those under way
-        may all have changed their kind.
-        """
-        for kind, waiting in self._backlog.items():
-            if waiting and self._under_way[kind] < kind.limit:
-                self._under_way[kind] += 1
-                return waiting.popleft()
-        return None
-
-    def _perform_whole(self, worker: _Worker, request: Request) -> bool:
-        """Perform a request. Returns False if it would have to block, and so to be performed again."""
-        blocking = request.kind is not RequestKind.ORDINARY
-        request.wait = lambda descriptor, seconds: self._before_wait(worker, descriptor, seconds)
-        current.set(request)
-        may_block.set(blocking)
-        if blocking:
-            self._pass_receiving(worker)
+        current.set(operation)
         try:
-            if request.is_interrupted and request.header.code not in _UNREFUSABLE:
-                self._refuse(request.header, errno.EINTR)
-            else:
-                self._perform(request.header, request.body)
-        except WouldBlock:
-            return False
+            self._perform(header, body)
         finally:
             current.set(None)
-        return True
+            self.interrupts.remove(header.unique)
+            with self._lock:
+                worker.busy = False
 
     def _before_wait(self, worker: _Worker, descriptor: int, seconds: float) -> None:
         """Let another thread receive, as soon as there is a request to be received."""
@@ -296,8 +192,10 @@ class RequestThreads:
                     self._receiver = self._idle.pop()
                     self._receiver.receives = True
                     self._receiver.gate.release()
-                else:
+                elif len(self._workers) < MOST_THREADS:
                     self._start_worker()
+                else:
+                    return
             except RuntimeError as error:  # no thread can be started: this one goes on receiving
                 log.warning("requests wait for each other: %s", error)
                 return

@@ -15,12 +15,11 @@ ALL_KNOWN: Final = 0
 class BeginChange(Message):
     """Begin a write intent, or extend the one that has begun: ``directories`` are changed by one intent at a
     time, ``inodes`` are other files. Answered by ChangeBegun once no client holds a delegation of them; by
-    WaitForLeases if a recall is needed and ``may_block`` is false; by ChangeRefused.
+    ChangeRefused.
     """
 
     directories: tuple[int, ...]
     inodes: tuple[int, ...]
-    may_block: bool
 
 
 @message("fs.lock.end")
@@ -40,21 +39,19 @@ class DevicePresent(Message):
 @message("fs.lock.recall_writer")
 class RecallWriter(Message):
     """Recall a host's write delegation of a file that the shared bitmap marks. Answered by ChangeBegun once
-    the host has sent what it has gathered; by WaitForLeases if a recall is needed and ``may_block`` is false;
-    by ChangeRefused.
+    the host has sent what it has gathered; by ChangeRefused.
     """
 
     inode: int
-    may_block: bool
 
 
 @message("fs.lock.await_locks")
 class AwaitLocks(Message):
-    """Wait until the hosts have reclaimed their file locks from an earlier manager. Answered as
-    RecallWriter.
+    """Wait until the hosts have reclaimed their file locks from an earlier manager. Answered as RecallWriter;
+    by WaitForLeases if they have not, and it is to be said ``at_once``.
     """
 
-    may_block: bool
+    at_once: bool = False
 
 
 @message("fs.lock.write")
@@ -102,7 +99,7 @@ class NamesRemoved(Message):
 
 @message("fs.lock.wait")
 class WaitForLeases(Message):
-    """Nothing has begun: a delegation would have to be recalled first."""
+    """Nothing has begun: hosts would have to be waited for first."""
 
 
 @message("fs.lock.refused")

@@ -18,15 +18,15 @@ from millpond.wire.messages import Kind, Message, message
 @message("fs.hello", Kind.VOLUME)
 class SessionHello(Message):
     """First message of a connection: resume session slot ``slot`` of the client, or create it. Both names are
-    16 random bytes that nobody else can guess. A client may have several slots over the same files. A slot
-    that does not ``may_block`` is answered Pending where a recall would be needed. One that is new may take
+    16 random bytes that nobody else can guess. A client may have several slots over the same files; of
+    ``spare`` ones there are more than of others, for requests that wait for nobody. One that is new may take
     the place of another, ``instead``, for whose last reply nobody waits any more: the file that it opens is
     closed. Answered by SessionWelcome.
     """
 
     client: bytes
     slot: bytes
-    may_block: bool = True
+    spare: bool = False
     instead: bytes = b""
 
 
@@ -189,14 +189,15 @@ class Open(Message):
 
 @message("fs.read", Kind.VOLUME)
 class Read(Message):
-    """Read a range of an open file; ``want_delegation``: the client caches what it reads. Answered by
-    Data.
+    """Read a range of an open file; ``want_delegation``: the client caches what it reads; ``at_once``: even
+    if none can be granted yet. Answered by Data.
     """
 
     handle: int
     size: int
     offset: int
     want_delegation: bool = False
+    at_once: bool = False
 
 
 @message("fs.readfile", Kind.VOLUME)
@@ -296,13 +297,6 @@ class SessionWelcome(Message):
     lease: float
     owner: Owner | None = None
     storage: bytes = b""
-
-
-@message("fs.pending", Kind.VOLUME)
-class Pending(Message):
-    """Nothing was done: a delegation would have to be recalled first (NFS4ERR_DELAY). To be sent again over a
-    slot that may block.
-    """
 
 
 @message("fs.done", Kind.VOLUME)

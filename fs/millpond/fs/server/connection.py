@@ -106,7 +106,7 @@ def _answer_all(
         channel.send(welcome, Deadline.after(transfer))
         head = channel.receive(Deadline.after(idle))
         while not isinstance(head.message, p.Goodbye):
-            _answer(channel, slot, head, transfer, hello.may_block)
+            _answer(channel, slot, head, transfer)
             head = channel.receive(Deadline.after(idle))
         sessions.end(client)
         channel.send(p.Done(), Deadline.after(transfer))
@@ -114,7 +114,7 @@ def _answer_all(
         sessions.detach(client, slot, channel)
 
 
-def _answer(channel: Channel, slot: SessionSlot, head: Head, seconds: float, may_wait: bool) -> None:
+def _answer(channel: Channel, slot: SessionSlot, head: Head, seconds: float) -> None:
     deadline = Deadline.after(seconds)
     if head.payload_size and not isinstance(head.message, _WITH_PAYLOAD):
         raise ProtocolError(f"{channel.peer} sent {head.payload_size} bytes behind '{head.message.NAME}'")
@@ -125,7 +125,7 @@ def _answer(channel: Channel, slot: SessionSlot, head: Head, seconds: float, may
     with _payloads.buffer(head.payload_size) as payload:
         channel.receive_into(payload, deadline)
         try:
-            reply, body = slot.perform(channel, head.message, payload, may_wait=may_wait)
+            reply, body = slot.perform(channel, head.message, payload)
         except OSError as error:
             reply, body = p.Error(error.errno or errno.EIO), b""
     if isinstance(head.message, UNANSWERED):

@@ -44,7 +44,7 @@ class ClientLocks:
         return r.LockIs(found.mode, found.start, found.end) if found else r.LockIs(Mode.UNLOCK)
 
     def set(self, node: Node, request: r.SetLock) -> Message:
-        """Perform a SetLock. Raises OSError and WouldBlock."""
+        """Perform a SetLock. Raises OSError."""
         lock = _lock(request)
         if not request.reclaim and lock.mode is not Mode.UNLOCK:
             self._before()

@@ -74,7 +74,7 @@ class RequestHandlers(DirectoryHandlers):
         return _DONE
 
     def do(self, request: Message, payload: Buffer) -> Reply:
-        """Perform a request. Raises OSError; ProtocolError if it is none of a volume's; WouldBlock."""
+        """Perform a request. Raises OSError; ProtocolError if it is none of a volume's."""
         perform = _PERFORMERS.get(type(request))
         if perform is None:
             raise ProtocolError(f"'{request.NAME}' is no request to a volume")
@@ -280,7 +280,7 @@ class RequestHandlers(DirectoryHandlers):
             self._delegations.forget(self.holder, inodes.pop())
 
     def _await_device(self, cached: bool) -> None:
-        """Wait for the device's report before anything is done, so that Pending leaves nothing behind."""
+        """Wait for the device's report before anything is done."""
         if cached:
             self._delegations.await_device()
 
@@ -314,14 +314,16 @@ class RequestHandlers(DirectoryHandlers):
         handle = self._handle(request.handle)
         offset = within(request.offset, 0, _MAX_OFFSET)
         size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
-        head = self._grant_data(self._node_of(handle)) if request.want_delegation else p.Data()
+        node, wanted = self._node_of(handle), request.want_delegation
+        head = self._grant_data(node, at_once=request.at_once) if wanted else p.Data()
         return head, self._read_range(handle, size, offset)
 
-    def _grant_data(self, node: Node) -> p.Data:
+    def _grant_data(self, node: Node, *, at_once: bool = False) -> p.Data:
         if not self._backing.is_public(node):
             return p.Data()
         inode = self._backing.inode(node)
-        granted = self._delegations.grant_data(self.holder, inode)
+        grant = self._delegations.grant_read if at_once else self._delegations.grant_data
+        granted = grant(self.holder, inode)
         return p.Data(granted, device_writes=not granted and self._delegations.is_written(inode))
 
     @_performs(p.ReadFile)

@@ -23,14 +23,14 @@ from millpond.fs.server.directories import Reply
 from millpond.fs.server.handlers import RequestHandlers
 from millpond.fs.server.shared_descriptors import SharedDescriptors
 from millpond.fs.store.backing_fs import BackingFs
-from millpond.fs.vfs.inode_api import Buffer, WouldBlock, abandoned, may_block
+from millpond.fs.vfs.inode_api import Buffer, abandoned
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 _RETENTION_SECONDS = 60.0
 _MAX_CLIENTS = 64
 _MAX_SLOTS = 128  # a client has one for each request under way, and those that it has abandoned
-_NON_BLOCKING_SLOTS = 32  # more, for requests that wait for nothing, keep-alives among them
+_SPARE_SLOTS = 32  # more, for readahead and keep-alives, which wait for nobody
 _SLOT_SECONDS, _TICK = 60.0, 0.5
 _ID_BYTES = 16  # bytes of a client's or slot's name
 
@@ -93,7 +93,7 @@ class SessionSlot:
         """Whether the slot is bound to no connection and performs nothing."""
         return self.disconnected and not self._lock.locked()
 
-    def perform(self, channel: Channel, request: Message, payload: Buffer, *, may_wait: bool) -> Reply:
+    def perform(self, channel: Channel, request: Message, payload: Buffer) -> Reply:
         """Perform a request that came over ``channel``. Raises OSError if there is no reply to replay,
         ProtocolError, and ConnectionLost if the slot is bound to another connection by now.
         """
@@ -102,7 +102,6 @@ class SessionSlot:
                 raise ConnectionLost(f"{channel.peer} has come back over another connection")
             if isinstance(request, p.Again):
                 return self._replay(), b""
-            may_block.set(may_wait)
             abandoned.set(lambda: channel.peer_has_closed)
             reply, body = self._perform(request, payload)
             self.performed += 1
@@ -112,8 +111,6 @@ class SessionSlot:
     def _perform(self, request: Message, payload: Buffer) -> Reply:
         try:
             return self._handlers.do(request, payload)
-        except WouldBlock:
-            return p.Pending(), b""
         except OSError as error:
             return p.Error(error.errno or errno.EIO), b""
         except (OverflowError, ValueError):  # a number or a name that no system call takes
@@ -201,7 +198,7 @@ class SessionTable:
             if len(name) != _ID_BYTES:
                 raise ProtocolError(f"{channel.peer} sent a name of {len(name)} bytes, not {_ID_BYTES}")
         end = time.monotonic() + _SLOT_SECONDS
-        most = _MAX_SLOTS if hello.may_block else _MAX_SLOTS + _NON_BLOCKING_SLOTS
+        most = _MAX_SLOTS + (_SPARE_SLOTS if hello.spare else 0)
         with self._changed:
             while True:
                 client = self._known(hello.client, channel)

@@ -24,22 +24,12 @@ ROOT: Final = Node(1)
 Buffer = bytes | bytearray | memoryview
 
 
-may_block: ContextVar[bool] = ContextVar("may_block", default=True)
-"""Whether this operation may block on a delegation recall. If not, it raises WouldBlock and has no effect."""
-
-
 abandoned: ContextVar[Callable[[], bool]] = ContextVar("abandoned", default=lambda: False)
 """Returns whether the requester is gone: then an operation that waits for a recall is given up."""
 
 
 page_writeback: ContextVar[bool] = ContextVar("page_writeback", default=False)
 """True for the kernel's page writeback (FUSE_WRITE_CACHE): the data may be older than this client's lease."""
-
-
-class WouldBlock(Exception):
-    """Raised when an operation that must not block would wait for a recall, which may take as long as a
-    lease.
-    """
 
 
 class NegativeEntry(FileNotFoundError):
@@ -104,13 +94,11 @@ class Locking(Protocol):
 
     def lock(self, node: Node, family: Family, lock: Lock) -> int:
         """Lock or unlock, without waiting for other owners. Returns 0, or an errno: EAGAIN if others hold a
-        lock that conflicts. Raises OSError and WouldBlock.
+        lock that conflicts. Raises OSError.
         """
 
     def release(self, node: Node, family: Family, owner: int) -> None:
-        """Release all locks of this owner. Never fails, and sends no request if there are none. Raises
-        WouldBlock.
-        """
+        """Release all locks of this owner. Never fails, and sends no request if there are none."""
 
     def require(self, node: Node) -> None:
         """Raise OSError (EIO) if an owner has lost a lock of the file and has not closed the file since."""
@@ -152,12 +140,12 @@ class WriteGathering(Protocol):
 
     def add_when_sent(self, node: Node, flags: int, data: Buffer, offset: int) -> bool:
         """Gather a write, once there is room, to a file of which much is gathered; False as ``add``. Raises
-        OSError and WouldBlock.
+        OSError.
         """
 
     def close_descriptor(self, handle: Handle) -> None:
         """Write what is gathered of an open file of which a descriptor is closed (FUSE_FLUSH). Raises
-        WouldBlock; OSError, also for what was lost before.
+        OSError, also for what was lost before.
         """
 
 
