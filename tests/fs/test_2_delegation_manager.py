@@ -13,7 +13,7 @@ import pytest
 from millpond.fs.coherence.delegation_table import DEVICE, Holder, Inode
 from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.proto.delegations import ALL_KNOWN
+from millpond.fs.coherence.shared_bitmap import SharedBitmapView
 
 from .support import Doing, errno_of, lasts
 
@@ -73,14 +73,22 @@ def test_the_devices_mount_is_waited_for() -> None:
     waiting.result()
 
 
-@pytest.mark.parametrize("count", [2, 5000])
-def test_of_very_many_removed_files_the_mount_is_told_in_a_word(count: int) -> None:
-    manager, files = DelegationManager(LEASE), range(F, F + count)
-    with manager.removals.told() as following:
-        assert following(0) == (ALL_KNOWN,)  # at first
-        with manager.write_intent(manager.join(), D, inodes=tuple(files)):
-            pass
-        assert set(following(0)) == ({ALL_KNOWN} if count > 2 else set(files))
+def test_the_mount_sees_of_which_files_hosts_may_have_removed_names() -> None:
+    manager = DelegationManager(LEASE)
+    with manager.write_intent(manager.join(), D, inodes=(F,)):
+        pass
+    marks = SharedBitmapView(os.dup(manager.bitmap.descriptor()))  # it moves to memory that is shared
+    with manager.write_intent(DEVICE, D, inodes=(F,)), manager.write_intent(manager.join(), inodes=(E,)):
+        pass  # which removes no name of a host
+    assert marks.removals(0) == (1, {F})
+    with manager.write_intent(manager.join(), D, inodes=(F,)) as recall:
+        recall(Inode(F + 1))
+        assert marks.removals(1) == (1, set())
+    assert marks.removals(1) == (3, {F, F + 1})
+    with manager.write_intent(manager.join(), D, inodes=tuple(range(F, F + 5000))):
+        pass
+    assert marks.removals(3) == (5003, None)  # too many: any may be meant
+    assert marks.removals(5003) == (5003, set())
 
 
 @pytest.fixture

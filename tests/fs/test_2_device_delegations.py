@@ -181,7 +181,7 @@ def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     monkeypatch.setattr(device_client, "receive_bitmap", late)
     made = DeviceDelegationBreaker(path, lease=2 * SOON)
     before = SharedBitmap()
-    made._bitmap, made._last_heard = (
+    made.bitmap, made._last_heard = (
         SharedBitmapView(os.dup(before.descriptor())),
         -math.inf,
     )  # of a manager that is gone
@@ -191,7 +191,7 @@ def test_what_is_granted_before_the_marks_have_come_is_asked_for(
         lambda: server.accepted and server.manager.grant_write(client, F),
         "the manager grants a file",
     )
-    eventually(lambda: made._bitmap is None, "the marks of the earlier manager are dropped")
+    eventually(lambda: made.bitmap is None, "the marks of the earlier manager are dropped")
     looking = Doing(made.recall_writer, F)
     assert give_up(server.manager, client) == {F}
     assert looking.result()

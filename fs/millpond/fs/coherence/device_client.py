@@ -53,7 +53,7 @@ class DeviceDelegationBreaker:
         self._stopped = threading.Event()
         self._writing: Counter[int] = Counter()
         self._presence_channel: Channel | None = None
-        self._bitmap: SharedBitmapView | None = None
+        self.bitmap: SharedBitmapView | None = None
         self._settled: Channel | None = None
         self._last_heard = (
             clock() if path.exists() else -math.inf
@@ -107,7 +107,7 @@ class DeviceDelegationBreaker:
         """Recall a host's write delegation of a file and wait. False if the shared bitmap shows none. Raises
         OSError.
         """
-        bitmap = self._bitmap
+        bitmap = self.bitmap
         if bitmap is None and self._leases_are_over:
             return False
         if bitmap is not None and not bitmap.has(inode):
@@ -221,11 +221,11 @@ class DeviceDelegationBreaker:
             if self._stopped.is_set():
                 return
             channel = failed.enter_context(self._connect())
-            self._bitmap, self._last_heard = None, self._clock()  # it may grant before its bitmap is here
+            self.bitmap, self._last_heard = None, self._clock()  # it may grant before its bitmap is here
             channel.call(
                 m.DevicePresent(tuple(self._writing)), m.PresenceAccepted, Deadline.after(_PRESENT_SECONDS)
             )
-            self._bitmap = receive_bitmap(channel.sock, _PRESENT_SECONDS)
+            self.bitmap = receive_bitmap(channel.sock, _PRESENT_SECONDS)
             self._presence_channel = channel
             failed.pop_all()
 

@@ -22,7 +22,6 @@ from millpond.wire.messages import Message
 log = logging.getLogger(__name__)
 _PAUSE = 0.5
 _ANSWER_SECONDS = 10.0
-_NOTICE_SECONDS = 2.5  # until an empty one, which says that the connection is there
 
 
 def accept_all(listener: socket.socket, delegations: DelegationManager) -> None:
@@ -47,8 +46,6 @@ def serve(channel: Channel, delegations: DelegationManager) -> None:
         with channel:
             while True:
                 request = channel.receive(Deadline.after(None)).message
-                if isinstance(request, m.WatchRemovals):
-                    _tell_removals(channel, delegations)
                 reply = device.perform(request)
                 if reply is not None:
                     channel.send(reply, Deadline.after(_ANSWER_SECONDS))
@@ -61,13 +58,6 @@ def serve(channel: Channel, delegations: DelegationManager) -> None:
         log.warning("cannot share memory with the device's mount: %s", error.strerror)
     finally:
         device.end()
-
-
-def _tell_removals(channel: Channel, delegations: DelegationManager) -> None:
-    """Tell the device's mount of removals until its connection ends."""
-    with delegations.removals.told() as following:
-        while True:
-            channel.send(m.NamesRemoved(following(_NOTICE_SECONDS)), Deadline.after(_ANSWER_SECONDS))
 
 
 class _Device:

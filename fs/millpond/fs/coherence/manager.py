@@ -22,7 +22,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
-from millpond.fs.coherence.removal_notices import RemovalNotices
 from millpond.fs.coherence.shared_bitmap import SharedBitmap
 from millpond.fs.vfs.inode_api import abandoned
 from millpond.fs.vfs.path_api import os_error
@@ -77,7 +76,6 @@ class DelegationManager:
         self._presence: object = None
         self.bitmap = SharedBitmap()
         self._changed = threading.Condition()
-        self.removals = RemovalNotices(self._changed)
         self._table = DelegationTable(self.bitmap)
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
@@ -378,7 +376,7 @@ class DelegationManager:
         """End a write intent, whether the change was done or not."""
         with self._changed:
             if change.alone and change.holder != DEVICE:  # it may have removed names of the others
-                self.removals.report(change.inodes - change.alone)
+                self.bitmap.note_removals(change.inodes - change.alone)
             self._table.end(change)
             self._changed.notify_all()
 

@@ -95,7 +95,7 @@ def _mount(arguments: argparse.Namespace) -> None:
         if arguments.locks:
             breaker = mounted.enter_context(DeviceDelegationBreaker(arguments.locks))
             if not by_path:
-                removed = RemovedFiles(inodes, arguments.locks)
+                removed = RemovedFiles(inodes, lambda: breaker.bitmap)
                 mounted.callback(removed.stop)
             tree = _coherent(inodes, breaker, None if by_path else memory)
         if by_path:

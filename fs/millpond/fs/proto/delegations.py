@@ -3,12 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from millpond.wire.messages import Message, message
-
-ALL_KNOWN: Final = 0
-"""In place of an inode: all that the mount knows."""
 
 
 @message("fs.lock.begin")
@@ -81,20 +76,6 @@ class ChangeBegun(Message):
 @message("fs.lock.arrived")
 class PresenceAccepted(Message):
     """The mount is registered. One byte follows, and with it the descriptor of the SharedBitmap."""
-
-
-@message("fs.lock.watch_removals")
-class WatchRemovals(Message):
-    """Send NamesRemoved as long as this connection lasts."""
-
-
-@message("fs.lock.removed")
-class NamesRemoved(Message):
-    """Hosts may have removed names of these files, ALL_KNOWN among them for any: the kernel is to forget
-    those without a name. Not answered; sent without any now and then.
-    """
-
-    inodes: tuple[int, ...]
 
 
 @message("fs.lock.wait")
