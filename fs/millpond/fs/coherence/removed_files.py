@@ -8,6 +8,7 @@ of itself only when the machine is short of memory.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from millpond.fs.vfs.inode_api import ROOT, KernelCache, KnownFile, Node
 
 _INSTANT, _INSTANTS = 0.001, 100  # until the kernel has forgotten what it does not use
 _LOOK_SECONDS = 0.25
+_AGAIN_TURNS = 4  # until files that programs have open are tried again
 _JOIN_SECONDS = 5.0
 _DELETED = b" (deleted)"  # what the kernel adds to the path of a file without a name
 
@@ -46,14 +48,17 @@ class RemovedFiles:
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self, kernel: KernelCache) -> None:
-        known, seen, left = None, 0, set[Node]()
-        while not self._stopped.wait(_LOOK_SECONDS):
+        known: SharedBitmapView | None = None
+        seen, left = 0, set[Node]()
+        for turn in itertools.count():
+            if self._stopped.wait(_LOOK_SECONDS):
+                return
             inodes: set[int] | None = set()
             if bitmap := self._bitmap():
                 is_new, known = bitmap is not known, bitmap
                 seen, inodes = bitmap.removals(0 if is_new else seen)
                 inodes = None if is_new else inodes
-            if inodes is None or inodes or left:
+            if inodes is None or inodes or (left and turn % _AGAIN_TURNS == 0):
                 left = self._forget(kernel, left.union(self._tree.nodes_of(inodes)))
 
     def _forget(self, kernel: KernelCache, nodes: Iterable[Node]) -> set[Node]:

@@ -13,7 +13,7 @@ from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server.client_state import ClientState
 from millpond.fs.store.create import proc_path
-from millpond.fs.store.directories import DOTS, blocks_from, entries_from
+from millpond.fs.store.directories import DOTS, blocks_from
 from millpond.fs.store.extended import has_no_attributes
 from millpond.fs.store.identity import key_of
 from millpond.fs.vfs.inode_api import ROOT, FoundEntry, Node
@@ -69,8 +69,7 @@ class DirectoryHandlers(ClientState):
             if request.names_only:
                 end = self._fill_names(page, node, handle, cookie)
             else:
-                fill = self._fill_delegated if request.delegated else self._fill
-                end = fill(page, node, directory, cookie, request.bare)
+                end = self._fill(page, node, directory, request)
         return c.EntriesPlus(end, granted), page.packed()
 
     def _fill_names(self, page: c.Page, node: Node, handle: Handle, cookie: int) -> bool:
@@ -84,49 +83,37 @@ class DirectoryHandlers(ClientState):
             page.add(name, entry.offset, (entry.inode, entry.mode, 1, *(0,) * 9))
         return True
 
-    def _fill(self, page: c.Page, node: Node, directory: int, cookie: int, bare: bool) -> bool:
-        """Add names with attributes to a page. Returns whether there were no more."""
-        top = f"{proc_path(directory)}/"
-        for name, behind in entries_from(directory, cookie):
-            if not self._shows(node, name):
-                continue
-            if not page.has_room(name):
-                return False
-            with contextlib.suppress(OSError):  # removed meanwhile
-                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                number = self._backing.identity.number(key_of(status))
-                if self._delegations.recall_writer(self.holder, number):
-                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                is_bare = bare and has_no_attributes(top + os.fsdecode(name))
-                page.add(name, behind, self._backing.identity.fields(status), bare=is_bare)
-        return True
-
-    def _fill_delegated(self, page: c.Page, node: Node, directory: int, cookie: int, bare: bool) -> bool:
-        """Add names with granted attributes to a page. Returns whether there were no more.
+    def _fill(self, page: c.Page, node: Node, directory: int, request: c.ReadDirectoryPlus) -> bool:
+        """Add names with attributes to a page, granted if the request wants them so. Returns whether there
+        were no more.
 
         A regular file is granted by its inode number and not looked up: a client that lists a million files
         takes no descriptor.
         """
-        device, fields = os.fstat(directory).st_dev, self._backing.identity.fields
+        device, identity, delegated = os.fstat(directory).st_dev, self._backing.identity, request.delegated
         top = f"{proc_path(directory)}/"
-        for block in blocks_from(directory, cookie):
-            grants = self._grant_files(node, device, block)
+        for block in blocks_from(directory, within(request.cookie, 0, _MAX_OFFSET)):
+            grants = self._grant_files(node, device, block) if delegated else [0] * len(block)
             for (name, inode, kind, behind), granted in zip(block, grants, strict=True):
                 if not self._shows(node, name):
                     continue
                 if not page.has_room(name):
                     return False
-                try:
-                    if kind == stat.S_IFREG:
+                with contextlib.suppress(OSError):  # removed meanwhile, or it cannot be looked up
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    is_granted = kind == stat.S_IFREG and key_of(status) == (device, inode)
+                    if delegated and not is_granted:
+                        self._add_looked_up(page, node, name, behind)
+                        continue
+                    if not delegated and self._recall_writer(status):
                         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                        if status.st_ino == inode and status.st_dev == device:
-                            is_bare = bare and has_no_attributes(top + os.fsdecode(name))
-                            page.add(name, behind, fields(status), 0, granted, bare=is_bare)
-                            continue
-                    self._add_looked_up(page, node, name, behind)
-                except OSError:  # removed meanwhile, or it cannot be looked up
-                    continue
+                    is_bare = request.bare and has_no_attributes(top + os.fsdecode(name))
+                    page.add(name, behind, identity.fields(status), 0, granted, bare=is_bare)
         return True
+
+    def _recall_writer(self, status: os.stat_result) -> bool:
+        number = self._backing.identity.number(key_of(status))
+        return self._delegations.recall_writer(self.holder, number)
 
     def _grant_files(
         self, node: Node, device: int, block: Sequence[tuple[bytes, int, int, int]]

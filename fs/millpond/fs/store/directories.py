@@ -35,14 +35,6 @@ def blocks_from(directory: int, cookie: int) -> Iterator[Sequence[tuple[bytes, i
         cookie = found[-1][3]
 
 
-def entries_from(directory: int, cookie: int) -> Iterator[tuple[bytes, int]]:
-    """Iterate over the names behind ``cookie``, but the dots, each with the cookie behind it."""
-    for block in blocks_from(directory, cookie):
-        for name, _, _, behind in block:
-            if name not in DOTS:
-                yield name, behind
-
-
 def list_from(directory: int, cookie: int, identity: FileIdentity, top: Key) -> Iterator[DirectoryEntry]:
     """Iterate over the entries behind ``cookie``. The directory ``top`` is its own parent."""
     status = os.fstat(directory)
