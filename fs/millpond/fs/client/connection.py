@@ -99,7 +99,6 @@ class Connection:
         self.posted: list[Message] = []
         self.answered: list[Message] = []
         self.session = p.SessionWelcome(0, 0, 0, 0.0)
-        keep_alive.connections.append(self)
 
     @property
     def verifier(self) -> int:

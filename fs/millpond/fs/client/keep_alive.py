@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from millpond.base.deadline import Deadline
@@ -36,10 +36,11 @@ class KeepAlive:
     seconds of the monotonic clock, ``away_since`` since when it cannot be connected to, None if it can.
     """
 
-    def __init__(self, ping: Callable[[Deadline], None], silence: float) -> None:
-        self._ping, self._silence = ping, silence
+    def __init__(
+        self, ping: Callable[[Deadline], None], silence: float, connections: Sequence[Watched]
+    ) -> None:
+        self._ping, self._silence, self._connections = ping, silence, connections
         self._tick = min(silence / _TICKS, _LONGEST_TICK)
-        self.connections: list[Watched] = []
         self.heard = 0.0
         self.away_since: float | None = None
         self.closed = threading.Event()
@@ -75,7 +76,7 @@ class KeepAlive:
         return now > self.away_since + self._silence
 
     def _waiting(self) -> list[tuple[Watched, float]]:
-        return [(each, since) for each in list(self.connections) if (since := each.since)]
+        return [(each, since) for each in list(self._connections) if (since := each.since)]
 
     def _run(self) -> None:
         """Send a keep-alive if a request has waited for a while, and give up those that wait in vain."""

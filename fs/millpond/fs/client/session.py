@@ -53,14 +53,17 @@ class Session:
         self.posted: list[tuple[int, Message]] = []
         self.busy: list[Connection] = []
         self._dial, self.timeout, self.silence = dial, timeout, min(timeout, SILENT_SECONDS)
-        self._keep_alive = KeepAlive(self._ping, self.silence)
+        self._connections: list[Connection] = []
+        self._keep_alive = KeepAlive(self._ping, self.silence, self._connections)
         self._pinging = self.connection(spare=True)
         self._free: list[Connection] = []
         self.welcome = p.SessionWelcome(0, 0, 0, 0.0)
 
     def connection(self, *, spare: bool = False) -> Connection:
         """Return another connection, for one thread at a time; a ``spare`` one waits for nobody."""
-        return Connection(self._dial, self.client, self._keep_alive, self.meter, spare=spare)
+        made = Connection(self._dial, self.client, self._keep_alive, self.meter, spare=spare)
+        self._connections.append(made)
+        return made
 
     def _ping(self, deadline: Deadline) -> None:
         with suppress(SlotLost, OSError):
@@ -170,7 +173,7 @@ class Session:
             deadline = Deadline.after(min(self.silence, _GOODBYE_SECONDS))
             idle = [one for one in self._free if one.is_connected]
             idle[0].exchange(p.Goodbye(), p.Done, deadline, counted=False)
-        for connection in self._keep_alive.connections:
+        for connection in self._connections:
             connection.close()
         self._keep_alive.close()
 
