@@ -108,7 +108,7 @@ def make_slow(tree: Waits, top: Path, names: int) -> list[Path]:
 
 @in_own_mounts
 def test_more_than_the_bound_wait_their_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "MOST_THREADS", 3)
+    monkeypatch.setattr(threads, "MOST_AT_ONCE", 3)
     with served(world) as (tree, top):
         looking = [Doing(os.stat, path) for path in make_slow(tree, top, 20)]
         eventually(lambda: tree.waiting == 3, "as many wait as there may be")
@@ -148,7 +148,7 @@ def test_a_signal_ends_a_wait(world: World, number: signal.Signals) -> None:
 
 @in_own_mounts
 def test_a_signal_ends_the_wait_for_a_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "MOST_THREADS", 1)
+    monkeypatch.setattr(threads, "MOST_AT_ONCE", 1)
     with served(world) as (tree, top):
         (path, other) = make_slow(tree, top, 2)
         looking = Doing(os.stat, other)
@@ -203,7 +203,7 @@ def test_a_mount_ends_under_load(world: World) -> None:
 
 def test_the_server_has_a_slot_for_all_that_wait() -> None:
     """A client's requests and threads; readahead and keep-alives."""
-    assert threads.MOST_THREADS + _BACKGROUND <= sessions._MAX_SLOTS
+    assert threads.MOST_AT_ONCE + _BACKGROUND <= sessions._MAX_SLOTS
     assert readahead._LANES + 1 <= sessions._SPARE_SLOTS
 
 

@@ -121,6 +121,7 @@ class FuseServer:
             lambda header: header.code in _HANDLERS,
             self._perform_now,
             self._perform,
+            kernel.fail,
             cancel_lock=self._locks.interrupt,
             answer_at_once=self._gather,
         )

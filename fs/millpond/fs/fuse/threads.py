@@ -4,6 +4,7 @@
 One thread at a time receives. It performs each request itself, and passes the receiving on only when it is
 about to wait and another request has come: what needs no waiting is performed in the kernel's order, and
 without contention for the interpreter's lock. A thread that waits without saying so loses the receiving, too.
+What exceeds the bound is performed when another request has ended.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -23,11 +25,33 @@ from millpond.fs.fuse.interrupts import Interrupts
 from millpond.fs.vfs.operation import NOTHING, Operation, current
 
 log = logging.getLogger(__name__)
-MOST_THREADS: Final = 96
+MOST_AT_ONCE: Final = 96
 """Requests performed at once: a client's share of the server's session slots."""
 _MAX_IDLE = 8
+_UNREFUSABLE = frozenset({Code.FLUSH, Code.RELEASE, Code.RELEASEDIR})
+"""Requests that the kernel does not repeat: locks and handles would be left."""
 _STUCK_SECONDS = 0.2
 _FINISH_SECONDS, _CLOSE_SECONDS = 2.0, 15.0
+
+
+class Request(Operation):
+    """A request of the kernel. ``wait`` is called before it waits, ``withdraw`` when it is interrupted."""
+
+    __slots__ = ("body", "header", "wait", "withdraw")
+
+    def __init__(self, header: Header, body: memoryview, withdraw: Callable[[Request], None]) -> None:
+        super().__init__(time.monotonic())
+        self.header, self.body, self.withdraw = header, body, withdraw
+        self.wait: Callable[[int, float], None] = lambda _descriptor, _seconds: None
+
+    def about_to_wait(self, descriptor: int = NOTHING, seconds: float = 0.0) -> None:
+        """Tell the thread that performs the request that it is about to wait."""
+        self.wait(descriptor, seconds)
+
+    def interrupt(self) -> None:
+        """Interrupt the request."""
+        super().interrupt()
+        self.withdraw(self)
 
 
 class _Worker:
@@ -46,8 +70,9 @@ class RequestThreads:
     """The threads of one mount.
 
     ``may_wait`` returns whether a request may have to wait; ``perform`` performs and answers it. All others
-    ``perform_now`` performs, in order. ``cancel_lock`` is of Interrupts. ``answer_at_once`` performs and
-    answers a write that needs no waiting, and returns False for others.
+    ``perform_now`` performs, in order. ``refuse`` answers one that was interrupted before it began,
+    ``cancel_lock`` is of Interrupts. ``answer_at_once`` performs and answers a write that needs no waiting,
+    and returns False for others.
     """
 
     def __init__(
@@ -56,11 +81,13 @@ class RequestThreads:
         may_wait: Callable[[Header], bool],
         perform_now: Callable[[Header, memoryview], None],
         perform: Callable[[Header, memoryview], None],
+        refuse: Callable[[Header, int], None],
         cancel_lock: Callable[[int], None] = lambda _unique: None,
         answer_at_once: Callable[[Header, memoryview], bool] = lambda _header, _body: False,
     ) -> None:
         self._kernel, self._may_wait, self._perform_now = kernel, may_wait, perform_now
-        self._perform, self._answer_at_once = perform, answer_at_once
+        self._perform, self._refuse, self._answer_at_once = perform, refuse, answer_at_once
+        self._under_way, self._backlog = 0, deque[Request]()
         self.interrupts = Interrupts(cancel_lock)
         self._lock = threading.Lock()
         self._workers: set[_Worker] = set()
@@ -145,7 +172,7 @@ class RequestThreads:
             if header.code is Code.WRITE and self._answer_at_once(header, body):
                 continue
             if self._may_wait(header):
-                self._perform_one(worker, header, body)
+                self._take(worker, Request(header, body, self._withdraw))
             else:
                 self._perform_now(header, body)
         with self._lock:
@@ -154,25 +181,50 @@ class RequestThreads:
             self._idle.append(worker)
             return True
 
-    def _perform_one(self, worker: _Worker, header: Header, body: memoryview) -> None:
-        operation = Operation(
-            time.monotonic(), lambda descriptor, seconds: self._before_wait(worker, descriptor, seconds)
-        )
-        self.interrupts.add(header.unique, operation)
+    def _take(self, worker: _Worker, request: Request) -> None:
+        """Perform a request that has come, and then others that have waited for their turn."""
+        self.interrupts.add(request.header.unique, request)
         with self._lock:
             worker.served += 1
             worker.busy = True
+            following = request if self._admit(request) else None
         if not self._watched:
             self._watched = True
             self._traffic.set()
-        current.set(operation)
+        while following:
+            self._perform_one(worker, following)
+            with self._lock:
+                following = self._backlog.popleft() if self._backlog else None
+                self._under_way -= following is None
+        with self._lock:
+            worker.busy = False
+
+    def _admit(self, request: Request) -> bool:
+        """With the lock: count a request; False if it has to wait for its turn."""
+        if self._under_way < MOST_AT_ONCE:
+            self._under_way += 1
+            return True
+        request.body = memoryview(bytes(request.body))  # the thread's buffer is used again
+        self._backlog.append(request)
+        return False
+
+    def _withdraw(self, request: Request) -> None:
+        """Answer a request that was interrupted while it waited for its turn, unless it must be performed."""
+        with self._lock:
+            if request.header.code in _UNREFUSABLE or request not in self._backlog:
+                return
+            self._backlog.remove(request)
+        self.interrupts.remove(request.header.unique)
+        self._refuse(request.header, errno.EINTR)
+
+    def _perform_one(self, worker: _Worker, request: Request) -> None:
+        request.wait = lambda descriptor, seconds: self._before_wait(worker, descriptor, seconds)
+        current.set(request)
         try:
-            self._perform(header, body)
+            self._perform(request.header, request.body)
         finally:
             current.set(None)
-            self.interrupts.remove(header.unique)
-            with self._lock:
-                worker.busy = False
+            self.interrupts.remove(request.header.unique)
 
     def _before_wait(self, worker: _Worker, descriptor: int, seconds: float) -> None:
         """Let another thread receive, as soon as there is a request to be received."""
@@ -192,10 +244,8 @@ class RequestThreads:
                     self._receiver = self._idle.pop()
                     self._receiver.receives = True
                     self._receiver.gate.release()
-                elif len(self._workers) < MOST_THREADS:
-                    self._start_worker()
                 else:
-                    return
+                    self._start_worker()
             except RuntimeError as error:  # no thread can be started: this one goes on receiving
                 log.warning("requests wait for each other: %s", error)
                 return
