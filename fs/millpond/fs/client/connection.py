@@ -79,10 +79,10 @@ class Connection:
 
     One thread uses it at a time: with ``ask``, which has one request performed exactly once, or as a context
     in which requests are sent and replies received, in order. ``keep_alive`` ends the waits for a server that
-    has stopped. ``spare``: its requests wait for nobody. ``meter`` counts how long requests take. ``session`` is what the server said of the session when it was last
-    connected; its verifier changes when the server has lost this client's state. Requests in ``posted`` go
-    out with the next request and move to ``answered`` with its reply; their outcome is ignored, and one may
-    be performed twice.
+    has stopped. ``spare``: its requests wait for nobody. ``meter`` counts how long requests take. ``session``
+    is what the server said of the session when it was last connected; its verifier changes when the server
+    has lost this client's state. Requests in ``posted`` go out with the next request and move to ``answered``
+    with its reply; their outcome is ignored, and one may be performed twice.
     """
 
     def __init__(

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge: the session of one client: gives each operation a connection, and keeps the client's inodes known to
 the server when it has lost the session.
+
+A session is what the server knows by the client's name: nodes, open files, delegations, locks. Each
+connection has one of its slots, and one request under way; readahead's have several. The connection itself
+dials again, and repeats a request that was not performed, or asks for its reply. The call repeats one that
+has had no effect: for want of room, or since a FORGET of another connection was faster.
 """
 
 from __future__ import annotations
