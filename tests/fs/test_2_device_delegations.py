@@ -85,7 +85,9 @@ def test_new_locks_wait_until_hosts_have_reclaimed_theirs(
     assert guard.is_settled() and server.accepted == 2  # with the one that has waited
 
 
-def test_what_is_added_to_a_change_is_recalled_then(server: Listening, guard: DeviceDelegationBreaker) -> None:
+def test_what_is_added_to_a_change_is_recalled_then(
+    server: Listening, guard: DeviceDelegationBreaker
+) -> None:
     manager, client = server.manager, server.client()
     manager.grant_read(client, F)
 

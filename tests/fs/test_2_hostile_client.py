@@ -12,7 +12,6 @@ import select
 import stat
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
-from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.proto import bulk_copy as c
 from millpond.fs.proto import extended as x
 from millpond.fs.proto import file_locks as r
@@ -28,7 +26,6 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.bulk_read import FetchMany
 from millpond.fs.proto.status import GetStatus, StatusIs
 from millpond.fs.server.connection import PayloadBuffers
-from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store import file_locks
 from millpond.fs.vfs.inode_api import ROOT, SetAttr
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Owner
@@ -38,7 +35,7 @@ from millpond.wire.messages import Failure, Message
 from ..effort import scaled
 from .hostile_messages import NUMBERS, REPLIES, any_of, kinds, others
 from .hostile_world import HIDDEN, THROWN_OUT, World, world
-from .support import NAME, SLOT, SOON, Doing, Server
+from .support import NAME, SLOT, SOON, Doing
 
 __all__ = ["world"]
 FIRST = (p.SessionHello, p.Attend, GetStatus)

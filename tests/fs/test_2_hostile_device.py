@@ -297,9 +297,7 @@ def test_what_is_so_is_possible() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "welcome", [*varied(_GOOD[p.SessionWelcome]), p.Done(), p.Error(5)], ids=str
-)
+@pytest.mark.parametrize("welcome", [*varied(_GOOD[p.SessionWelcome]), p.Done(), p.Error(5)], ids=str)
 def test_a_strange_welcome(welcome: Message) -> None:
     device = Device()
     device.says[p.SessionWelcome] = welcome, b""

@@ -35,8 +35,8 @@ _BACKGROUND = 4  # threads: recalls, fetching, file locks, interrupts
 
 
 class Waits(BackingFs):
-    """A flash at which whoever asks for the attributes of a file of ``slow`` waits until ``go``, without saying
-    so unless ``says``.
+    """A flash at which whoever asks for the attributes of a file of ``slow`` waits until ``go``, unless
+    ``says`` without saying so.
     """
 
     def __init__(self, root: int) -> None:

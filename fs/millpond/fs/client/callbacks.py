@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.connection import Dial
 from millpond.fs.client.recalled_files import RecalledFiles
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.client.connection import Dial
 from millpond.fs.client.session import now
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import KernelCache, KnownFile

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from millpond.base.deadline import Deadline
 from millpond.fs.client.cache.blocks import BLOCK, Block, BlockCache
 from millpond.fs.client.cache.inode import CachedInode
+from millpond.fs.client.connection import SlotLost, seconds_left
 from millpond.fs.client.open_files import OpenFile
 from millpond.fs.client.reply_buffers import ReplyBuffers
-from millpond.fs.client.connection import SlotLost, seconds_left
 from millpond.fs.client.session import Session
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.operation import held

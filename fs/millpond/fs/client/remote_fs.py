@@ -14,6 +14,7 @@ from millpond.fs.client.bulk_files import RemoteBulk
 from millpond.fs.client.cache.blocks import MOST, BlockCache, wanted
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
+from millpond.fs.client.connection import AbsentName, Dial
 from millpond.fs.client.extended import RemoteExtended
 from millpond.fs.client.file_locks import RemoteLocks
 from millpond.fs.client.listing.open_dirs import OpenDirectories
@@ -21,7 +22,6 @@ from millpond.fs.client.open_files import OpenFiles, may_keep
 from millpond.fs.client.prefetcher import Prefetcher
 from millpond.fs.client.readahead import Readahead
 from millpond.fs.client.reader import Reader
-from millpond.fs.client.connection import AbsentName, Dial
 from millpond.fs.client.session import Call, Session, now
 from millpond.fs.client.write_behind import WriteBehind
 from millpond.fs.proto import file_ops as p

@@ -25,8 +25,8 @@ from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.gathered import Extent, changed, may_follow, merged
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
-from millpond.fs.client.open_files import OpenFiles
 from millpond.fs.client.connection import is_in_doubt, seconds_left
+from millpond.fs.client.open_files import OpenFiles
 from millpond.fs.client.session import Session, now
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import Buffer, Node, SetAttr

@@ -49,7 +49,6 @@ Reply = Sequence[Buffer]
 log = logging.getLogger(__name__)
 
 
-
 def passthrough_refusal(directory: Path, backing: int) -> str:
     """Return the reason why the kernel cannot pass through the files of ``backing``, an open directory; empty
     if it can.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from millpond.fs.client.callbacks import CallbackChannel
+from millpond.fs.client.connection import Dial
 from millpond.fs.client.metrics import MountStats
 from millpond.fs.client.remote_fs import DEFAULT_SECONDS, RemoteFs
 from millpond.fs.client.rpc import Dial
