@@ -207,7 +207,7 @@ def test_a_mount_that_dies_leaves_nothing(server: Listening, path: Path) -> None
     channel = Channel(socket.socket(socket.AF_UNIX), "the manager")
     channel.sock.connect(str(path))
     with channel:
-        channel.call(m.BeginChange((D,), (F,), True), m.ChangeBegun, Deadline.after(SOON))
+        channel.call(m.BeginChange((D,), (F,)), m.ChangeBegun, Deadline.after(SOON))
         channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON))
         channel.send(m.EndWriting(99), Deadline.after(SOON))  # of which it knows nothing
         assert channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON)).passthrough
