@@ -15,7 +15,6 @@ from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.connection import Dial
 from millpond.fs.client.metrics import MountStats
 from millpond.fs.client.remote_fs import DEFAULT_SECONDS, RemoteFs
-from millpond.fs.client.rpc import Dial
 from millpond.fs.fuse import server
 from millpond.fs.fuse.device import FuseDevice
 from millpond.fs.fuse.mounts import MountWatch, has_fuse_python
