@@ -73,7 +73,7 @@ def is_in_doubt(error: OSError) -> bool:
     return error.errno in IN_DOUBT and not is_said
 
 
-class Connection:
+class SessionConnection:
     """A session slot of the client with this name, over what ``dial`` connects; dialled again when the
     connection is lost.
 

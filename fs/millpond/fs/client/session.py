@@ -22,7 +22,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.inodes import InodeCache
-from millpond.fs.client.connection import Connection, Dial, SlotLost
+from millpond.fs.client.connection import SessionConnection, Dial, SlotLost
 from millpond.fs.client.keep_alive import SILENT_SECONDS, KeepAlive
 from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.proto import file_ops as p
@@ -56,17 +56,17 @@ class Session:
         self.client, self.meter = os.urandom(16), OperationMeter()
         self.inodes, self.lock, self.on_invalidate = InodeCache(), threading.Lock(), on_invalidate
         self.posted: list[tuple[int, Message]] = []
-        self.busy: list[Connection] = []
+        self.busy: list[SessionConnection] = []
         self._dial, self.timeout, self.silence = dial, timeout, min(timeout, SILENT_SECONDS)
-        self._connections: list[Connection] = []
+        self._connections: list[SessionConnection] = []
         self._keep_alive = KeepAlive(self._ping, self.silence, self._connections)
         self._pinging = self.connection(spare=True)
-        self._free: list[Connection] = []
+        self._free: list[SessionConnection] = []
         self.welcome = p.SessionWelcome(0, 0, 0, 0.0)
 
-    def connection(self, *, spare: bool = False) -> Connection:
+    def connection(self, *, spare: bool = False) -> SessionConnection:
         """Return another connection, for one thread at a time; a ``spare`` one waits for nobody."""
-        made = Connection(self._dial, self.client, self._keep_alive, self.meter, spare=spare)
+        made = SessionConnection(self._dial, self.client, self._keep_alive, self.meter, spare=spare)
         self._connections.append(made)
         return made
 
@@ -138,7 +138,7 @@ class Session:
             self.inodes.forget_is_urgent = bool(self.inodes.to_forget)
             return self.inodes.forget_is_urgent
 
-    def due(self, connection: Connection) -> list[Message]:
+    def due(self, connection: SessionConnection) -> list[Message]:
         """Return what is to go out with the next request over a connection. Invalidates the cache if its
         session is a new one. Raises SlotLost if the cache is of a newer one.
         """
@@ -161,7 +161,7 @@ class Session:
                 due.append(ReturnUnused(*map(tuple, zip(*inodes.take_returns(), strict=True))))
             return due
 
-    def note_forgets(self, connection: Connection) -> None:
+    def note_forgets(self, connection: SessionConnection) -> None:
         """Record performed FORGETs: replies of other connections that are under way may still name those
         nodes.
         """
@@ -188,7 +188,7 @@ class Call:
     session verifier when the answered request was made.
     """
 
-    def __init__(self, session: Session, connection: Connection, deadline: Deadline) -> None:
+    def __init__(self, session: Session, connection: SessionConnection, deadline: Deadline) -> None:
         self._session, self._connection, self._deadline = session, connection, deadline
         self._used: list[CachedInode] = []
         self.since = self.verifier = 0
@@ -202,7 +202,7 @@ class Call:
         payload: Buffer = b"",
         limit: int = 0,
     ) -> tuple[R, memoryview]:
-        """Return the reply to the request that ``prepare`` makes once connected; see ``Connection.ask``. An
+        """Return the reply to the request that ``prepare`` makes once connected; see ``SessionConnection.ask``. An
         operation that failed with ENOSPC is repeated as long as FORGETs may free space: it has had no effect.
         So is one, once, for files that another connection's FORGET has overtaken.
         """
