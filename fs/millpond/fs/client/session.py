@@ -22,7 +22,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import RemoteError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.client.cache.inodes import InodeCache
-from millpond.fs.client.connection import SessionConnection, Dial, SlotLost
+from millpond.fs.client.connection import Dial, SessionConnection, SlotLost
 from millpond.fs.client.keep_alive import SILENT_SECONDS, KeepAlive
 from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.proto import file_ops as p
@@ -202,9 +202,9 @@ class Call:
         payload: Buffer = b"",
         limit: int = 0,
     ) -> tuple[R, memoryview]:
-        """Return the reply to the request that ``prepare`` makes once connected; see ``SessionConnection.ask``. An
-        operation that failed with ENOSPC is repeated as long as FORGETs may free space: it has had no effect.
-        So is one, once, for files that another connection's FORGET has overtaken.
+        """Return the reply to the request that ``prepare`` makes once connected; see ``ask`` of the
+        connection. An operation that failed with ENOSPC is repeated as long as FORGETs may free space: it has
+        had no effect. So is one, once, for files that another connection's FORGET has overtaken.
         """
 
         def ready() -> Message:
