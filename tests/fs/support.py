@@ -272,8 +272,9 @@ class Server:
         os.close(self.root)
 
     def cut(self) -> None:
-        """Cut all connections, from the server's side."""
-        for channel in self.channels:
+        """Cut all connections, from the server's side; last those by whose end a client notices it."""
+        callbacks = [client.callback_channel for client in self.sessions.clients()]
+        for channel in sorted(self.channels, key=lambda channel: channel in callbacks):
             with contextlib.suppress(OSError):  # it has ended already
                 channel.sock.shutdown(socket.SHUT_RDWR)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-
 from .conftest import mounted, stats
 from .support import as_user, errno_of
 from .world import World
