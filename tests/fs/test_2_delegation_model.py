@@ -309,6 +309,7 @@ class Histories(DelegationModel):
         if not waits:
             self.note_change(inode, by)
             waits = self.ask({name: {inode} for name in self.keepers(inode, by)})
+            self.note_change(inode, by)  # what was just revoked, too
         assert at_once(change) == (WAITS if waits else None)
 
     @rule(which=numbers, inode=files)
