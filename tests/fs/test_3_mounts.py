@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import signal
@@ -216,6 +217,13 @@ def mount_two(public: Path) -> None:
     assert one.st_ino == other.st_ino and one.st_dev != other.st_dev
 
 
+def mapped(path: Path) -> mmap.mmap | None:
+    """A mapping of the file on the device; None while a host has it open."""
+    with path.open("r+b") as file, contextlib.suppress(OSError):
+        return mmap.mmap(file.fileno(), 4)
+    return None
+
+
 @in_own_mounts
 def test_two_file_systems_in_the_public_part(world: World) -> None:
     prepare(world.backing)
@@ -236,10 +244,9 @@ def test_two_file_systems_in_the_public_part(world: World) -> None:
             file = stack.enter_context((top / "public" / "ab"[number] / "f").open("r+b"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    on_host, maps = [world.host / "public" / name / "f" for name in "ab"], []
-    for name in "ab":
-        with (world.device / "public" / name / "f").open("r+b") as file:
-            maps.append(mmap.mmap(file.fileno(), 4))
+    on_host = [world.host / "public" / name / "f" for name in "ab"]
+    on_device = [world.device / "public" / name / "f" for name in "ab"]
+    maps = [eventually(functools.partial(mapped, file), "no host has it open") for file in on_device]
     maps[1].close()
     eventually(lambda: can_be_mapped(on_host[1]), "the host can map the file that the device has not mapped")
     assert "kernel itself" not in world.how or not can_be_mapped(on_host[0])

@@ -17,14 +17,15 @@ from ..effort import scaled
 from ..waiting import eventually
 from .conftest import mounted
 from .support import Doing, errno_of, lasts
-from .test_4_coherence import NEW, OLD, PAGE, Looking, parts, write_at
+from .test_4_coherence import NEW, OLD, PAGE, Looking, can_be_mapped, parts, write_at
 from .world import World
 
 LEASE = scaled(quick=1.0, full=2.0)
 
 
 def warmed(top: Path) -> None:
-    """The host's kernel keeps all that there is."""
+    """The host's kernel keeps all that there is, once it has heard that the device has closed the file."""
+    eventually(lambda: can_be_mapped(top / "f"), "the host may keep the file")
     for _ in range(3):
         assert (top / "f").read_bytes() == OLD
         assert errno_of(os.stat, top / "none") == errno.ENOENT
