@@ -51,6 +51,11 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert re.findall(r"^## \[?([0-9.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == VERSION
 
 
+def test_documents_have_this_version() -> None:
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"ready  {VERSION} x86_64" in (ROOT / "README.md").read_text()
+
+
 def test_scripts_can_be_read_by_sh() -> None:
     scripts = [*PACKAGES.glob("*.sh"), *DEBIAN.glob("*.post*"), *DEBIAN.glob("*.prerm")]
     assert len(scripts) > 5
