@@ -232,9 +232,6 @@ class Device:
     def begin_writing(self, inode: int, *, force: bool = False) -> bool:
         return self._server.sessions.delegations.begin_writing(inode, already=force)
 
-    def try_writing(self, inode: int) -> bool | None:
-        return self._server.sessions.delegations.try_writing(inode)
-
     def end_writing(self, inode: int) -> None:
         self._server.sessions.delegations.end_writing(inode)
 

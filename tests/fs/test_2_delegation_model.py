@@ -363,7 +363,7 @@ class Histories(DelegationModel):
         self.attempts.remove(attempt)
         return attempt.end()
 
-    @rule(inode=files, how=some.sampled_from(["end", "begin", "begin", "already", "try"]))
+    @rule(inode=files, how=some.sampled_from(["end", "begin", "begin", "already"]))
     def write(self, inode: Inode, how: str) -> None:
         """The device's kernel begins or ends to write a file."""
         inode = self.at(inode)
@@ -374,12 +374,8 @@ class Histories(DelegationModel):
             return
         keepers = self.keepers(inode)
         is_open = any(c.open[inode] or inode in c.said_open for c in self.clients.values())
-        if how == "try":
-            may = None if self.formers(None) or keepers else not is_open
-            assert self.manager.try_writing(inode) == may
-        else:
-            may = how == "already" or not (keepers or is_open)
-            assert self.manager.begin_writing(inode, already=how == "already") == may
+        may = how == "already" or not (keepers or is_open)
+        assert self.manager.begin_writing(inode, already=how == "already") == may
         if may:
             self.by_kernel[inode] += 1
             self.note_change(inode, None, of_all=True)

@@ -114,20 +114,6 @@ def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: Dev
     assert not guard.recall_writer(D)
 
 
-def test_an_open_for_writing_takes_one_message(server: Listening, guard: DeviceDelegationBreaker) -> None:
-    manager, client = server.manager, server.client()
-    assert guard.try_writing(F) and server.accepted == 1  # over the connection that is there
-    assert manager.is_written(F) and not manager.grant_read(client, F)
-    assert guard.try_writing(F)
-    guard.end_writing(F)
-    assert manager.is_written(F)
-    guard.end_writing(F)
-    eventually(lambda: manager.grant_read(client, F), "the kernel writes no more")
-    assert guard.try_writing(F) is None and not manager.is_written(F)  # it takes a recall first
-    manager.return_delegations(client, [Inode(F)], manager.next_recall(client, 0)[1], [F])
-    assert guard.try_writing(F) is False and not manager.is_written(F)  # the client has it open
-
-
 def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Path) -> None:
     with DeviceDelegationBreaker(path, lease=0.5) as guard:
         assert server.manager.grant_write(server.client(), D)

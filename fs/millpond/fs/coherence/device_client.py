@@ -246,20 +246,6 @@ class DeviceDelegationBreaker:
             self._writing[inode] += 1
             return True
 
-    def try_writing(self, inode: int) -> bool | None:
-        """Register that the kernel is to write the file, without a write intent. False if a client has it
-        open; None if it takes an intent.
-        """
-        with held(self._lock):
-            if not self._writing[inode]:
-                answer = self._over_presence(m.BeginWriting(inode, at_once=True), Message)
-                if not isinstance(answer, m.WritingBegun):
-                    return None
-                if not answer.passthrough:
-                    return False
-            self._writing[inode] += 1
-            return True
-
     def _over_presence(self, request: Message, reply: type[R]) -> R | None:
         """With the lock: send a request over the presence connection, and return the reply; None if there is
         no manager.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -56,27 +57,16 @@ class DeviceFs(CoherentFs):
         return found
 
     def open(self, node: Node, flags: int) -> Handle:
-        """Open a regular file; to write it with one message, where no client has a delegation that would have
-        to be recalled.
+        """Open a regular file; one to be written within a write intent, during which the kernel is registered
+        as a writer.
         """
-        inode, access = self._tree.inode(node), flags & (os.O_ACCMODE | os.O_TRUNC)
-        if access == os.O_RDONLY or access & os.O_TRUNC:
+        is_written = flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_TRUNC
+        with self._file_intent(node) if is_written else contextlib.nullcontext():
             return super().open(node, flags)
-        if (may := self._breaker.try_writing(inode)) is None:
-            with self._file_intent(node):
-                return super().open(node, flags)
-        try:
-            handle = self._tree.open(node, flags)
-        except BaseException:
-            if may:
-                self._breaker.end_writing(inode)
-            raise
-        self._add_open(node, handle, flags, may)
-        return handle
 
-    def _add_open(self, node: Node, handle: Handle, flags: int, allowed: bool | None = None) -> None:
+    def _add_open(self, node: Node, handle: Handle, flags: int) -> None:
         """Note an open file, and choose its cache mode: the same as that of the file's other handles, since
-        the kernel refuses a mix (EIO). ``allowed`` is the breaker's answer, if it was asked.
+        the kernel refuses a mix (EIO).
         """
         with self._lock:
             others = self._handles_of.setdefault(node, set())
@@ -84,17 +74,15 @@ class DeviceFs(CoherentFs):
             others.add(handle)
             if by_daemon:
                 self._direct.add(handle)
-        if by_daemon and allowed:
-            self._breaker.end_writing(self._tree.inode(node))
-        elif flags & os.O_ACCMODE != os.O_RDONLY and not by_daemon:
-            self._begin_passthrough(node, handle, allowed)
+        if flags & os.O_ACCMODE != os.O_RDONLY and not by_daemon:
+            self._begin_passthrough(node, handle)
 
-    def _begin_passthrough(self, node: Node, handle: Handle, allowed: bool | None) -> None:
+    def _begin_passthrough(self, node: Node, handle: Handle) -> None:
         """Register the kernel as a writer. If the breaker refuses, the daemon writes (DIRECT), unless another
         handle of the file is in passthrough by now.
         """
         inode = self._tree.inode(node)
-        if not (self._breaker.begin_writing(inode) if allowed is None else allowed):
+        if not self._breaker.begin_writing(inode):
             with self._lock:
                 if self._handles_of[node] == {handle}:
                     self._direct.add(handle)

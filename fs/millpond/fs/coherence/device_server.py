@@ -118,14 +118,10 @@ class _Device:
         return m.PresenceAccepted()
 
     def _begin_writing(self, request: m.BeginWriting) -> Message:
-        inode = request.inode
-        if request.at_once:
-            may = self._delegations.try_writing(inode)
-        else:
-            may = self._delegations.begin_writing(inode, already=request.force)
+        may = self._delegations.begin_writing(request.inode, already=request.force)
         if may:
-            self._written.append(inode)
-        return m.WaitForLeases() if may is None else m.WritingBegun(may)
+            self._written.append(request.inode)
+        return m.WritingBegun(may)
 
     def _end_writing(self, inode: int) -> None:
         if inode in self._written:

@@ -415,12 +415,3 @@ class DelegationManager:
             for holder in self._table.readers(inode) if already else ():
                 self._recall(holder, {inode})
             return self._table.begin_writing(inode, already=already)
-
-    def try_writing(self, inode: Inode) -> bool | None:
-        """Note, without a write intent, that the device's kernel is to write the file by passthrough. False
-        if a client has it open; None if a delegation would have to be recalled first.
-        """
-        with self._changed:
-            if self._former_leases_last(DEVICE) or self._table.readers(inode):
-                return None
-            return self._table.begin_writing(inode)

@@ -52,13 +52,11 @@ class AwaitLocks(Message):
 @message("fs.lock.write")
 class BeginWriting(Message):
     """Register that the kernel is to write a file by passthrough, under a write intent; with ``force`` even
-    if a client has it open. Answered by WritingBegun. ``at_once``: without a write intent; answered by
-    WaitForLeases, with nothing registered, if it takes one.
+    if a client has it open. Answered by WritingBegun.
     """
 
     inode: int
     force: bool = False
-    at_once: bool = False
 
 
 @message("fs.lock.written")
