@@ -389,7 +389,7 @@ def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
     ("arguments", "words"),
     [
         (("--devices", "csd9", "--", "SCRIPT"), "no device 'csd9'"),
-        (("--devices", "csd0,csd0", "--", "SCRIPT"), "'csd0' is named twice"),
+        (("--devices", "csd0,@none", "--", "SCRIPT"), "there is no group '@none'; there are @all"),
         (("--", "no-such.py"), "no-such.py"),
         (("--file", "OTHER", "--", "SCRIPT"), "two files are named"),
         (("--private", "--no-host", "--", "SCRIPT"), "--private needs the host as rank 0"),
