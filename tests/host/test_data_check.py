@@ -47,7 +47,7 @@ files = ["net.py"]
 
 
 def check(*arguments: str | Path) -> Result:
-    return server(CLI).run("millpond", "data", "check", *arguments)
+    return server(CLI, "millpond.train.worker.roles").run("millpond", "data", "check", *arguments)
 
 
 def refused(*arguments: str | Path) -> str:
