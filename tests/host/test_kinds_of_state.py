@@ -160,7 +160,9 @@ def plain(kind: str) -> float:
 
 
 def combinations() -> list[tuple[str, str, str]]:
-    """Return all, or without effort those of averaging and those of which each of the others has one."""
+    """Return all. Without effort each strategy has one kind of state by each way, so that each way has all kinds
+    among the strategies; where late updates count, as not all do, averaging has all kinds.
+    """
     found = []
     for number, name in enumerate(catalogue.STRATEGIES):
         strategy = catalogue.STRATEGIES[name]()
@@ -169,7 +171,7 @@ def combinations() -> list[tuple[str, str, str]]:
             if late and unfit_for_lateness(strategy.combine, strategy.local, repeats=way == "buffer"):
                 continue
             kinds = list(MODELS)
-            few = kinds if name == "fedavg" else [kinds[(number + place) % len(kinds)]]
+            few = kinds if name == "fedavg" and late else [kinds[(number + place) % len(kinds)]]
             few = [*few, "batchnorm"] if way == "mean" else few
             found += [(name, way, kind) for kind in kinds if is_full() or kind in few]
     return found
