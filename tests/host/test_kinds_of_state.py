@@ -160,7 +160,7 @@ def plain(kind: str) -> float:
 
 
 def combinations() -> list[tuple[str, str, str]]:
-    """Return all. Without effort each strategy has one kind of state by each way, so that each way has all kinds
+    """Return all. Without effort each strategy has one kind of state by each way, so that a way has all kinds
     among the strategies; where late updates count, as not all do, averaging has all kinds.
     """
     found = []
