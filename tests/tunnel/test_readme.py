@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,14 +17,20 @@ COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def test_two_endpoints_join_two_namespaces(tun_works: None, tmp_path: Path) -> None:
     (commands,) = COMMANDS.findall(README.read_text())
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
+    process = subprocess.Popen(
         ["bash", "-euc", commands.replace("/tmp/", f"{tmp_path}/")],
-        env=os.environ | {"PATH": path},
-        capture_output=True,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=100,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert '"state": "up"' in done.stdout and '"peer": "csd0"' in done.stdout
-    assert done.stdout.endswith("200\n")
+    try:
+        output, errors = process.communicate(timeout=60)
+    finally:  # commands that fail leave what they have started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, errors
+    assert '"state": "up"' in output and '"peer": "csd0"' in output
+    assert output.endswith("200\n")
