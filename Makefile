@@ -31,7 +31,7 @@ RELEASE_STAMP = .venv/.millpond-release
 ARGS =
 EFFORT = quick
 # Of what `make test-wheel` tries.
-RELEASES = bookworm noble trixie forky
+RELEASES = bookworm noble trixie
 # --rerun: tests that fail run once more at the end (see tests/run.py).
 RERUN =
 

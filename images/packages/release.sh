@@ -26,7 +26,7 @@ finish() {
     "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt \
         dist/millpond-"$version"-*"$(uname -m)".whl
     "$environment/bin/python" -m pip --quiet uninstall --yes pip setuptools
-    .venv/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+    .venv/bin/cyclonedx-py environment --no-validate --pyproject pyproject.toml --output-reproducible \
         --output-file "dist/millpond-$version.cdx.json" "$environment/bin/python"
     (cd dist && sha256sum -- *.whl *.tar.gz *.deb *.cdx.json >SHA256SUMS)
     cat dist/SHA256SUMS
