@@ -29,27 +29,28 @@ class DeviceFolder:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """The folders of the samples. Without a private folder the public samples of one device are streamed to
-    all other workers. A task of one's own reads them with its ``dataset``; without one they are labelled
-    images.
+    """The folders of the samples. Without a private folder, the public samples of one device are streamed to
+    all other workers. The task's ``dataset`` reads the samples; without that hook they are labelled images.
     """
 
     private: Annotated[
-        str, Key("a folder of each device; it never leaves it", example='"private/digits"')
+        str, Key("a folder of each device; its samples never leave the device", example='"private/digits"')
     ] = ""
-    test: Annotated[str, Key("a folder on the host, to score the model", example='"test"')] = ""
+    test: Annotated[
+        str, Key("a folder on the host; the model is scored on its samples", example='"test"')
+    ] = ""
     public: Annotated[
         str | None,
         Key(
-            'a folder of each device, for the host, too; "csd0:public/x" streams one',
+            'a folder of each device that the host reads, too; "csd0:public/x" streams one',
             example='"public/digits"',
         ),
     ] = None
     format: Annotated[
-        Literal["npy", "idx", "images"], Key('files of labelled images; "images": a folder per class')
+        Literal["npy", "idx", "images"], Key('how labelled images are stored; "images": a folder per class')
     ] = "npy"
     classes: Annotated[
-        tuple[str, ...], Key('the folders of "images"; none named: those of the test folder')
+        tuple[str, ...], Key('folders of the classes, for "images"; empty: those of the test folder')
     ] = ()
 
     @property
@@ -68,23 +69,25 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The user's code, in the job's table ``[task]`` or ``[model]``. A task has hooks, see ``train.task``;
-    for ``[model]`` the factory makes a model alone, which classifies images.
+    """The user's code, in the job's table ``[task]`` or ``[model]``. In ``[task]`` the factory makes a task,
+    which has hooks, see ``train.task``. In ``[model]`` it makes a model alone, which classifies images.
     """
 
     factory: Annotated[
-        str, Key("module:callable, which makes the task or the model", example='"mymodel:build"')
+        str, Key("module:callable; the callable makes the task or the model", example='"mymodel:build"')
     ]
     files: Annotated[
         tuple[str, ...],
-        Key("files and folders of any kind, sent to the devices with the job", example='["mymodel.py"]'),
+        Key("files and folders that are sent to the devices with the job", example='["mymodel.py"]'),
     ] = ()
     initial: Annotated[str | int, Key("first values: a safetensors file or index, or a job's number")] = ""
     arguments: Annotated[dict[str, Any], Key("arguments of the factory", example="{ width = 64 }")] = field(
         default_factory=dict
     )
-    signature: Annotated[str, Key("a file that `millpond sign` writes, for devices that want one")] = ""
-    wheels: Annotated[tuple[str, ...], Key("files of packages that the code imports")] = ()
+    signature: Annotated[
+        str, Key("file that `millpond sign` writes, for devices that take signed code only")
+    ] = ""
+    wheels: Annotated[tuple[str, ...], Key("wheel files of packages that the code imports")] = ()
 
 
 SGD_RATE = 0.05
@@ -117,19 +120,23 @@ class SchedulerSpec:
 class WorkerKeys:
     """The keys of ``[train]`` that workers get as they are. Other numbers of threads round otherwise."""
 
-    threads: Annotated[int, Key("threads of the processor; 0: all", 0, 1024)] = 1
+    threads: Annotated[int, Key("processor threads of a worker; 0: all", 0, 1024)] = 1
     accumulate: Annotated[
         int,
-        Key("most parts of a batch, for less memory: each of whole groups of policy.least_samples", above=0),
+        Key(
+            "most parts of a batch, to save memory; a part has whole groups of policy.least_samples", above=0
+        ),
     ] = 1
     clip_norm: Annotated[
-        float | None, Key("the largest L2 norm of a batch's gradient", above=0, example="1.0")
+        float | None, Key("largest L2 norm of a batch's gradient", above=0, example="1.0")
     ] = None
-    precision: Annotated[Literal["float32", "bfloat16"], Key('"bfloat16" computes with autocast')] = "float32"
+    precision: Annotated[Literal["float32", "bfloat16"], Key('"bfloat16": computes under autocast')] = (
+        "float32"
+    )
     prefetch: Annotated[
         int,
         Key(
-            "batches that are read ahead, in as many threads where the data set is thread_safe, else in one",
+            "batches that are read ahead, in as many threads if the data set is thread_safe, else in one",
             0,
             64,
         ),
@@ -141,82 +148,93 @@ class TrainingSpec(WorkerKeys):
     """The training of one worker. Without a ``learning_rate`` it is SGD_RATE for SGD, else the optimizer's
     own.
 
-    With ``mini_epoch`` a round's ``epochs`` are over so many samples at a time, which are in memory
-    meanwhile, fewer where the device has no memory for them; so each round reads each sample once.
+    With ``mini_epoch`` a worker takes that many samples at a time, keeps them in memory, and trains on them
+    in all ``epochs`` of the round. It takes fewer if the device lacks the memory. So each round reads each
+    sample once.
     """
 
     optimizer: Annotated[
         Named, Key('one of torch.optim, or { name = "AdamW", weight_decay = 0.01 }', example='"SGD"')
     ] = ""
     learning_rate: Annotated[
-        float | None, Key("without it 0.05 for SGD, and others have their own", above=0, example="0.05")
+        float | None, Key("unset: 0.05 for SGD, else the default of the optimizer", above=0, example="0.05")
     ] = None
     momentum: Annotated[float, Key("momentum of SGD", 0, 1)] = 0.9
     scheduler: Annotated[
         Named, Key('one of torch.optim.lr_scheduler: { name = "CosineAnnealingLR", T_max = "total" }')
     ] = ""
-    batch: Annotated[int, Key("samples of a batch", above=0)] = 32
-    epochs: Annotated[int, Key("epochs of a round", above=0)] = 1
+    batch: Annotated[int, Key("samples in a batch", above=0)] = 32
+    epochs: Annotated[int, Key("epochs in a round", above=0)] = 1
     encoding: Annotated[
         Named, Key('encoding of updates: "float32", "bfloat16", "int8", { name = "top-k", share = 0.01 }')
     ] = "float32"
     mini_epoch: Annotated[
-        int, Key("above 0: a round's epochs are over so many samples at a time, in memory", 0)
+        int, Key("above 0: a round trains on this many samples at a time, kept in memory", 0)
     ] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSpec:
-    """The scoring of the model after ``every`` rounds or epochs, and after the last. Of a device only sums
-    and counts leave. ``metric`` is "accuracy" or else "loss" if left out, ``mode`` "min" for a loss alone.
+    """The model is scored after ``every`` rounds or epochs, and after the last one. Only sums and counts
+    leave a device. Without ``metric`` it is "accuracy" if there is one, else "loss". Without ``mode`` it is
+    "min" for a loss, else "max".
     """
 
     every: Annotated[int, Key("rounds or epochs from one evaluation to the next", above=0)] = 1
     on: Annotated[
         tuple[Literal["host", "devices"], ...],
-        Key('"devices": on private samples that are held out; only sums and counts leave'),
+        Key('where the model is scored; "devices": on held-out private samples'),
     ] = ("host",)
-    held_out: Annotated[float, Key("share of a device's private samples, if it is scored there", 0, 1)] = 0.1
+    held_out: Annotated[
+        float, Key('share of a device\'s private samples that is kept for scoring, if "devices" score', 0, 1)
+    ] = 0.1
     metric: Annotated[
         str,
         Key(
-            "the metric that decides, on the first of `on`, which model is best.safetensors",
+            "metric that decides, on the first of `on`, which model is best.safetensors",
             example='"accuracy"',
         ),
     ] = ""
     mode: Annotated[
         Literal["", "max", "min"],
-        Key("whether a greater value of it is better, or a smaller one", example='"max"'),
+        Key('whether a greater ("max") or a smaller ("min") value of the metric is better', example='"max"'),
     ] = ""
-    target: Annotated[float | None, Key("the job ends when the metric has reached it", example="0.97")] = None
+    target: Annotated[
+        float | None, Key("the job ends when the metric has reached this value", example="0.97")
+    ] = None
     patience: Annotated[
-        int | None, Key("the job ends after so many evaluations without a better one", above=0, example="5")
+        int | None, Key("the job ends after this many evaluations without a better one", above=0, example="5")
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class FederatedSpec:
-    """Rounds of averaging; with 0 the workers are prepared, and the job ends. ``strategy`` is the name of
-    one, or a table with it or a ``factory`` and further keys, see ``strategies.catalogue``.
+    """Rounds of averaging. With 0 ``rounds`` the workers are prepared, and the job ends. ``strategy`` is a
+    name, or a table with a ``name`` or a ``factory`` and further keys, see ``strategies.catalogue``.
+
+    A ``deadline`` of "auto" follows from the median and the spread of the devices' last times.
 
     ``late`` updates are dropped, or carried into the round in which they come. With a ``buffer`` rounds are
-    asynchronous: one ends when the buffer has so many updates, a device that has answered begins anew at
-    once, and one that takes three times the ``deadline``, and more than a minute, is given up. An update from
-    a state that is ``s`` rounds old counts ``1 / sqrt(1 + s)``, and not at all beyond ``max_staleness``.
+    asynchronous: a round ends when the buffer has that many updates, and a device that has answered begins
+    anew at once. A device that takes three times the ``deadline``, and more than a minute, is given up. With
+    "carry" or a buffer, an update from a state that is ``s`` rounds old counts ``1 / sqrt(1 + s)``, and
+    nothing beyond ``max_staleness``.
     """
 
-    rounds: Annotated[int, Key("rounds at most", 0)] = 20
+    rounds: Annotated[int, Key("most rounds", 0)] = 20
     deadline: Annotated[
         float | Literal["auto"],
         Key(
-            "seconds a round waits for its slowest device, up to 8 times that if most miss it; "
-            '"auto": median and spread of their last',
+            "seconds that a round waits; up to 8 times as long if most devices miss it; "
+            '"auto": from their last times',
             above=0,
         ),
     ] = 60.0
-    quorum: Annotated[float, Key("share of devices without which a round does not count", 0, 1)] = 0.5
-    fraction: Annotated[float, Key("share of the devices that each round asks, chosen anew", 0, 1)] = 1.0
-    least: Annotated[int, Key("devices that a round asks at least")] = 2
+    quorum: Annotated[float, Key("share of the devices that must answer for a round to count", 0, 1)] = 0.5
+    fraction: Annotated[
+        float, Key("share of the devices that a round asks; each round chooses anew", 0, 1)
+    ] = 1.0
+    least: Annotated[int, Key("fewest devices that a round asks")] = 2
     strategy: Annotated[
         Named,
         Key('a name, { name = "fedprox", mu = 0.1 }, or a class of your own: { factory = "task:Sign" }'),
@@ -226,13 +244,13 @@ class FederatedSpec:
     ] = ()
     late: Annotated[
         Literal["drop", "carry"],
-        Key('updates after the deadline; "carry": they count in the round in which they come'),
+        Key('updates after the deadline; "carry": an update counts in the round in which it comes'),
     ] = "drop"
-    buffer: Annotated[int, Key("above 0: asynchronous rounds of so many updates", 0, MOST_BUFFER)] = 0
+    buffer: Annotated[int, Key("above 0: asynchronous rounds, each of this many updates", 0, MOST_BUFFER)] = 0
     max_staleness: Annotated[
         int | None,
         Key(
-            "rounds that the state of a late update may be old; without it any number",
+            "most rounds that the state of a late update may be old; unset: any number",
             0,
             1 << 16,
             example="10",
@@ -242,36 +260,40 @@ class FederatedSpec:
 
 @dataclass(frozen=True, slots=True)
 class SynchronousSpec:
-    """Synchronous steps instead of rounds: ``epochs`` over all samples; without any, workers are measured.
+    """Synchronous steps instead of rounds: ``epochs`` over all samples. With 0 epochs, the workers are
+    measured and nothing is trained.
 
-    Late sums count in a later step. A step has fewer samples than ``global_batch`` where a worker's own would
-    not last through the epoch. With ``local_steps`` above 1, differences are averaged instead of gradients
-    (local SGD, Stich 2019), or what ``strategy`` says.
+    Late sums count in a later step. A step has fewer samples than ``global_batch`` if a worker's own samples
+    would not last through the epoch. With ``local_steps`` above 1, workers average differences instead of
+    gradients (local SGD, Stich 2019), or combine them as ``strategy`` says.
     """
 
     epochs: Annotated[int, Key("epochs over all samples", 0)] = 10
     policy: Annotated[
         Literal["balance", "stannis", "fixed"],
-        Key('choice of batches; "fixed": the first plan for ever; "stannis": the paper\'s rule'),
+        Key('how batches are chosen; "fixed": by the first plan; "stannis": by the rule of the paper'),
     ] = "balance"
-    patience: Annotated[float, Key("how many times its planned time a step waits; 0: for everybody")] = 1.1
+    patience: Annotated[float, Key("a step waits this many times its planned time; 0: for all workers")] = 1.1
     global_batch: Annotated[
         int | None,
-        Key("samples of a step; without it as many as the workers do best with", 2, 1 << 20, example="256"),
+        Key("samples in a step; unset: as many as the workers do best with", 2, 1 << 20, example="256"),
     ] = None
-    steps: Annotated[int, Key("steps that an epoch has at least", 1)] = 32
+    steps: Annotated[int, Key("fewest steps in an epoch", 1)] = 32
     scaling: Annotated[
         Literal["linear", "sqrt", "none"],
         Key("how the learning rate follows the samples of a step, from those of [train] batch"),
     ] = "none"
     warmup: Annotated[int, Key("steps until the scaled learning rate is reached", 0)] = 0
     checkpoint: Annotated[float, Key("seconds between two checkpoints", 0.1)] = 10.0
-    host: Annotated[bool, Key("the host computes, too, if there is public data")] = True
-    quorum: Annotated[float, Key("the job waits while a smaller share of the devices takes part", 0, 1)] = 0.5
+    host: Annotated[bool, Key("whether the host computes, too, if there is public data")] = True
+    quorum: Annotated[
+        float, Key("share of the devices that must take part; below it the job waits", 0, 1)
+    ] = 0.5
     local_steps: Annotated[
-        int, Key("above 1: local steps between two exchanges of differences (local SGD)", 1, 1 << 16)
+        int,
+        Key("local steps between two exchanges; above 1: differences are exchanged (local SGD)", 1, 1 << 16),
     ] = 1
-    strategy: Annotated[Named, Key("as in [federated], with local_steps above 1")] = "fedavg"
+    strategy: Annotated[Named, Key("as in [federated]; for local_steps above 1")] = "fedavg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,13 +301,15 @@ class LimitsSpec:
     """The limits of a job. What a device claims beyond them is refused."""
 
     wait: Annotated[float, Key("seconds without progress after which the job fails", above=0)] = 300.0
-    most_samples: Annotated[int, Key("samples that a device may claim to have", above=0)] = 1 << 24
-    most_share: Annotated[float, Key("share of all samples that one device may have", above=0)] = 1.0
-    most_count: Annotated[float, Key("count of a loss per sample, such as of tokens", above=0)] = 65536.0
+    most_samples: Annotated[int, Key("most samples that a device may claim to have", above=0)] = 1 << 24
+    most_share: Annotated[float, Key("largest share of all samples that one device may have", above=0)] = 1.0
+    most_count: Annotated[float, Key("largest count of a loss per sample, such as of tokens", above=0)] = (
+        65536.0
+    )
     clip: Annotated[
         float | None,
         Key(
-            "the largest L2 norm of an update per sample; larger ones are scaled down", above=0, example="1.0"
+            "largest L2 norm of an update per sample; a larger update is scaled down", above=0, example="1.0"
         ),
     ] = None
 
@@ -332,15 +356,15 @@ class WorkSpec(WorkerKeys):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job: synchronous if it has such a table, else federated; it never has both tables. It has a
-    task, or a model alone.
+    """A training job. With a table ``[synchronous]`` it is synchronous, else federated; it never has both
+    tables. It has a ``[task]``, or a ``[model]`` alone.
 
-    Where ``aggregate`` is "auto", devices add if they have a LAN of their own and are faster so. The
-    ``topology`` "auto" is the one that takes the least time by the rates of their links; "udp" is a star
-    whose nodes exchange datagrams on their LAN.
+    With ``aggregate = "auto"`` the devices add if they have a LAN of their own and if that is faster. With
+    ``topology = "auto"`` it is the topology that takes the least time by the rates of the links. "udp" is a
+    star whose nodes exchange datagrams on their LAN.
     """
 
-    name: Annotated[str, Key("files and memory are named after it", example='"mine"')]
+    name: Annotated[str, Key("the job's name; files and memory are named after it", example='"mine"')]
     data: DataSpec
     model: Annotated[ModelSpec | None, Key("or [task], with the same keys")] = None
     task: ModelSpec | None = None
@@ -350,16 +374,14 @@ class Job:
     synchronous: SynchronousSpec | None = None
     evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
-    devices: Annotated[tuple[str, ...], Key("names of devices; none named: the whole fleet")] = ()
+    devices: Annotated[tuple[str, ...], Key("names of devices; empty: the whole fleet")] = ()
     priority: Annotated[
-        int, Key("of jobs that wait for a device, the one with the highest begins first", -MOST)
+        int, Key("of the queued jobs, the one with the highest priority begins first", -MOST)
     ] = 0
     aggregate: Annotated[
-        str, Key('where updates are added: "host", or on the devices, with "csd2" as the root')
+        str, Key('where updates are added: "host", or a device, such as "csd2", as the root of the devices')
     ] = "auto"
-    topology: Annotated[
-        Literal["auto", "star", "tree", "ring", "udp"], Key("the way in which devices add")
-    ] = "auto"
+    topology: Annotated[Literal["auto", "star", "tree", "ring", "udp"], Key("how the devices add")] = "auto"
 
     @property
     def code(self) -> ModelSpec:
