@@ -27,7 +27,7 @@ from millpond.wire.channel import Channel
 
 from ..waiting import eventually
 from .caching_client import LONG_LEASE, Listening, managed
-from .support import SOON, Doing, errno_of, lasts
+from .support import SOON, Doing, errno_of, lasts, listening
 
 D, F, G = 1, 10, 11
 
@@ -283,3 +283,27 @@ def test_a_master_that_ends_after_a_quiet_time_is_waited_for(server: Listening, 
             recall(F)
         assert guard.begin_writing(F)
         guard.end_writing(F)
+
+
+def test_a_program_that_waits_for_a_manager_can_be_interrupted(path: Path) -> None:
+    with listening(path):
+        guard = DeviceDelegationBreaker(path, lease=LONG_LEASE)
+    operation = Operation()
+
+    def ask() -> int | None:
+        current.set(operation)
+        return errno_of(changed, guard, D)
+
+    asking = Doing(ask)
+    assert lasts(lambda: not asking.done)
+    operation.interrupt()
+    assert asking.result(SOON) == errno.EINTR
+
+
+def test_a_manager_that_stands_still_is_not_waited_for_without_an_end(
+    server: Listening, guard: DeviceDelegationBreaker, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still connected, and takes no other connection."""
+    monkeypatch.setattr(device_client, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(guard, "_connect", refused)
+    assert Doing(errno_of, changed, guard, D).result(SOON) == errno.EIO

@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from millpond.fs.client.session import now
 from millpond.fs.coherence.delegation_table import DEVICE
+from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, SetAttr
+from millpond.fs.vfs.operation import Operation, current
 from millpond.fs.vfs.path_api import Handle
 from millpond.wire.channel import Channel
 
 from ..waiting import eventually
-from .caching_client import WHOLE, Client, Device, make
-from .recall_clients import LONG, client, device, lease, other, server
-from .support import SOON, Doing, Server, errno_of, lasts
+from .caching_client import LONG_LEASE, WHOLE, Client, Device, make
+from .recall_clients import LEASE, LONG, client, device, lease, other, server
+from .support import SOON, Doing, Held, Server, errno_of, lasts
 
 __all__ = ["client", "device", "lease", "other", "server"]
 
@@ -273,3 +276,31 @@ def test_a_lease_is_kept_up_and_everything_is_dropped_before_it_ends(
     device.put(b"f", b"longer")
     client.await_lease()
     assert client.kept(node) and client.size(node) == 6
+
+
+def test_a_program_that_waits_for_the_lease_can_be_interrupted(client: Client) -> None:
+    file = client.tree.rpc.inodes.file(client.public)
+    client.away = True
+    client.server.cut()
+    eventually(lambda: client.tree.rpc.inodes.lease_end < now(), "the lease is over")
+    operation = Operation()
+
+    def wait() -> int | None:
+        current.set(operation)
+        return errno_of(client.recalls.await_lease, file)
+
+    client.recalls._timeout = LONG_LEASE
+    waiting = Doing(wait)
+    assert lasts(lambda: not waiting.done)
+    operation.interrupt()
+    assert waiting.result(SOON) == errno.EINTR
+
+
+@pytest.mark.parametrize("lease", [LEASE])
+def test_a_slow_flash_does_not_end_the_lease(client: Client, lease: float) -> None:
+    """A release or a FORGET may take long there, and goes out with the answer to a recall."""
+    slow = Held(client.server.tree, "statfs")
+    client.tree.rpc.post(p.Forget(()), client.tree.rpc.inodes.verifier)
+    slow.begun()
+    assert lasts(lambda: client.tree.rpc.inodes.lease_end > now(), 1.5 * lease)
+    slow.go_on.set()

@@ -14,6 +14,7 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.fs.client import session
+from millpond.fs.client.keep_alive import KeepAlive
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server import sessions
@@ -160,3 +161,13 @@ def test_a_create_that_is_interrupted_leaves_no_open_file(
     tree.statfs()
     eventually(lambda: not server.open_files, "nothing is open")
     assert tree.lookup(ROOT, b"f").attributes.size == 0
+
+
+def test_a_server_that_was_heard_since_is_not_away() -> None:
+    """It is dialled again for as long when it starts again later."""
+    watch = KeepAlive(lambda _deadline: None, 0.01, [])
+    assert not watch.is_away()
+    time.sleep(0.02)
+    assert watch.is_away()
+    watch.heard = time.monotonic()
+    assert not watch.is_away()

@@ -29,7 +29,7 @@ from millpond.fs.client.session import now
 from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import KernelCache, KnownFile
 from millpond.fs.vfs.kernel_memory import KernelMemory
-from millpond.fs.vfs.operation import about_to_wait
+from millpond.fs.vfs.operation import about_to_wait, woken_by
 from millpond.fs.vfs.path_api import os_error
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
@@ -39,6 +39,7 @@ MOST_KNOWN = 131_072
 """The files from which on the kernel is told to forget those that it does not use."""
 _AGAIN_SECONDS = 0.5
 _SILENT_SHARE = 0.75  # of the lease: the server calls four times per lease
+_FLUSH_SHARE = 0.2  # of the lease: a slow flash delays no answer for longer
 _LISTING_SECONDS = 2.0
 _INSTANT = 0.001
 _INSTANTS = 2000  # tries until the kernel has taken over a node from a reply that was just sent
@@ -93,11 +94,18 @@ class CallbackChannel:
     def await_lease(self, file: CachedInode) -> None:
         """Return once the lease is valid or the file is being recalled. Raises OSError."""
         about_to_wait()
-        with self._changed:
+        with woken_by(self._look_again) as operation, self._changed:
             if not self._changed.wait_for(
-                lambda: file.recalling > 0 or self._inodes.lease_end > now(), self._timeout
+                lambda: operation.is_interrupted or file.recalling > 0 or self._inodes.lease_end > now(),
+                self._timeout,
             ):
                 raise os_error(errno.ETIMEDOUT)
+            if operation.is_interrupted:
+                raise os_error(errno.EINTR)
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def drop_soon(self, file: CachedInode) -> None:
         """With the lock: queue a file for invalidation whose data is about to be returned to the kernel
@@ -162,7 +170,7 @@ class CallbackChannel:
                 self._changed.notify_all()
             still_open = self._recall(heard, Deadline(sent + silent))
             self.memory.check(self._inodes.count)
-            self._tree.rpc.flush()
+            self._tree.rpc.flush(limit=_FLUSH_SHARE * seconds)
             answered = now()
             try:
                 channel.send(p.Recalled(tuple(f.inode for f in still_open)), Deadline.after(seconds))

@@ -95,7 +95,7 @@ class SessionConnection:
         self._buffers = ReplyBuffers(spare=0)
         self._used = self._given_up = self.since = 0.0
         self._operation: Operation | None = None
-        self._is_sent = False
+        self._is_sent = self._is_welcome = False
         self.posted: list[Message] = []
         self.answered: list[Message] = []
         self.session = p.SessionWelcome(0, 0, 0, 0.0)
@@ -182,14 +182,21 @@ class SessionConnection:
         is_interrupted = self._operation is not None and self._operation.is_interrupted
         if not (is_given_up or is_interrupted or isinstance(error, DeadlineExceeded)):
             raise SlotLost(in_doubt=self._is_sent) from error
-        # Become another slot: the last request may still be executing. What was posted goes out again.
-        self._hello = replace(self._hello, slot=os.urandom(16), instead=self._hello.slot)
-        self._performed = self._sent = 0
+        self._leave_slot()
         if is_given_up:
             silent = DeadlineExceeded("the device has answered nothing for a while, nor keep-alives")
             raise os_error(errno.ETIMEDOUT) from silent
         code = errno.ETIMEDOUT if isinstance(error, DeadlineExceeded) else errno.EINTR
         raise os_error(code) from error
+
+    def _leave_slot(self) -> None:
+        """Become another slot: the last request may still be executing. What was posted goes out again. A
+        slot without a welcome has had no request, and the server may not know yet ``instead`` of which it is.
+        """
+        if self._is_welcome:
+            self._hello = replace(self._hello, slot=os.urandom(16), instead=self._hello.slot)
+        self._performed = self._sent = 0
+        self._is_welcome = False
 
     def ask(
         self,
@@ -298,7 +305,7 @@ class SessionConnection:
             self.answered.clear()
         else:  # performed requests must not be repeated: their numbers may mean other files by now
             self._confirm_posted(min(sent, max(0, welcome.performed - self._performed)))
-        self._performed, self.session = welcome.performed, welcome
+        self._performed, self.session, self._is_welcome = welcome.performed, welcome, True
 
     def _dialled(self, deadline: Deadline) -> Channel:
         """Dial. A program's operation dials again for as long as it would wait for a silent server: it may

@@ -67,11 +67,11 @@ class KeepAlive:
         return deadline.earlier(self._silence)
 
     def is_away(self) -> bool:
-        """Note that the server could not be connected to. Returns whether that has been so for as long as a
-        server may be silent.
+        """Note that the server could not be connected to. Returns whether that has been so, and nothing was
+        heard, for as long as a server may be silent.
         """
         now = time.monotonic()
-        if self.away_since is None:
+        if self.away_since is None or self.heard > self.away_since:
             self.away_since = now
         return now > self.away_since + self._silence
 

@@ -11,6 +11,7 @@ has had no effect: for want of room, or since a FORGET of another connection was
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 import time
@@ -57,6 +58,7 @@ class Session:
         self.inodes, self.lock, self.on_invalidate = InodeCache(), threading.Lock(), on_invalidate
         self.posted: list[tuple[int, Message]] = []
         self.busy: list[SessionConnection] = []
+        self._ended: set[int] = set()  # verifiers of earlier sessions
         self._dial, self.timeout, self.silence = dial, timeout, min(timeout, SILENT_SECONDS)
         self._connections: list[SessionConnection] = []
         self._keep_alive = KeepAlive(self._ping, self.silence, self._connections)
@@ -103,20 +105,22 @@ class Session:
         with self.lock:
             self.posted.append((verifier, request))
 
-    def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
-        """Send what was posted, and all FORGETs, with requests that begin within so many seconds."""
-        end = now() + seconds
+    def flush(self, seconds: float = _FLUSH_SECONDS, limit: float = math.inf) -> None:
+        """Send what was posted, and all FORGETs, with requests that begin within so many seconds. They end
+        within ``limit`` seconds: what is not answered goes out again later.
+        """
+        end, deadline = now() + seconds, self.deadline().earlier(limit)
         while (self.posted or self.inodes.to_forget) and now() < end:
             with self.lock:
                 self.inodes.forget_is_urgent = bool(self.inodes.to_forget)
             try:
-                self._send_posted()
+                self._send_posted(deadline)
             except OSError:
                 return
 
-    def _send_posted(self) -> None:
+    def _send_posted(self, deadline: Deadline | None = None) -> None:
         """Send any request, so that what was posted goes with it."""
-        with self.call() as call:
+        with self.call(deadline) as call:
             call.ask(p.GetStatistics, p.StatisticsAre, idempotent=True)
 
     def must_forget(self) -> bool:
@@ -143,7 +147,7 @@ class Session:
         session is a new one. Raises SlotLost if the cache is of a newer one.
         """
         inodes, session = self.inodes, connection.session
-        if inodes.verifier not in (0, session.verifier) and connection.has_ended:
+        if session.verifier in self._ended:
             connection.disconnect()  # else its old session would look like a new one
             raise SlotLost(in_doubt=False)
         self.welcome = session
@@ -152,6 +156,7 @@ class Session:
             return []
         with self.lock:
             if inodes.verifier != session.verifier:
+                self._ended.add(inodes.verifier)
                 self.on_invalidate(inodes.invalidate_all(session.verifier, session.storage))
             due = [message for verifier, message in self.posted if verifier == inodes.verifier]
             self.posted.clear()

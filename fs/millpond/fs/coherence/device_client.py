@@ -122,7 +122,7 @@ class DeviceDelegationBreaker:
         one. Raises OSError.
         """
         deadline = Deadline.after(_ANSWER_SECONDS)
-        while channel := on or self._take_channel():
+        while channel := on or self._take_channel(deadline):
             answer = self._call(channel, request, Message, deadline)
             if answer is None:
                 on, request = None, anew or request
@@ -181,8 +181,10 @@ class DeviceDelegationBreaker:
         self._last_heard = self._clock()
         return answer
 
-    def _take_channel(self) -> Channel | None:
-        """Take a connection from the pool, or dial; None if the manager was unreachable for a whole lease."""
+    def _take_channel(self, deadline: Deadline) -> Channel | None:
+        """Take a connection from the pool, or dial; None if the manager was unreachable for a whole lease.
+        Raises OSError when the deadline has passed, or the program that waits has received a signal.
+        """
         while True:
             with contextlib.suppress(IndexError):
                 return self._idle.pop()
@@ -191,8 +193,12 @@ class DeviceDelegationBreaker:
             except OSError:
                 if self._leases_are_over:
                     return None
+                if deadline.passed:  # it stands still, and takes no connection
+                    raise os_error(errno.EIO) from None
                 about_to_wait()
-                time.sleep(_PAUSE)
+                woken = threading.Event()
+                with woken_by(woken.set):
+                    woken.wait(_PAUSE)
 
     def _forget_idle(self) -> None:
         with contextlib.suppress(IndexError):

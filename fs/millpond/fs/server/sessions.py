@@ -44,7 +44,7 @@ class SessionSlot:
         self.performed = 0
         self._handlers = requests
         self._last: Message | None = None
-        self._is_given_up = False
+        self.is_given_up = False
         self._lock = threading.Lock()
         self._channel: Channel | None = None
 
@@ -64,7 +64,7 @@ class SessionSlot:
 
     def give_up(self) -> None:
         """Close the file that the last request has opened, or will have: nobody waits for the reply."""
-        self._is_given_up = True
+        self.is_given_up = True
         if self._lock.acquire(blocking=False):  # else it is under way, and its connection is detached then
             try:
                 self._close_unwanted()
@@ -72,7 +72,7 @@ class SessionSlot:
                 self._lock.release()
 
     def _close_unwanted(self) -> None:
-        if self._is_given_up and isinstance(self._last, p.Opened):
+        if self.is_given_up and isinstance(self._last, p.Opened):
             opened, self._last = self._last, None
             with contextlib.suppress(OSError):  # the client has gone
                 self._handlers.do(p.Release(opened.handle), b"")
@@ -153,12 +153,13 @@ class ClientSession:
 
     def slot(self, name: bytes, peer: str, most: int) -> SessionSlot | None:
         """Return the slot with this name, new if there is none: in place of the oldest one without a
-        connection if there are ``most``. A client sees by ``performed`` that its slot was evicted. Returns
-        None while those that the client has abandoned perform requests. Raises ProtocolError if there are
-        none of these.
+        connection if there are ``most``, of one that was given up if there is one. A client sees by
+        ``performed`` that its slot was evicted. Returns None while those that the client has abandoned
+        perform requests. Raises ProtocolError if there are none of these.
         """
         if name not in self.slots and len(self.slots) >= most:
-            evicted = next((key for key, slot in self.slots.items() if slot.is_evictable), None)
+            evictable = [key for key, slot in self.slots.items() if slot.is_evictable]
+            evicted = min(evictable, key=lambda key: not self.slots[key].is_given_up, default=None)
             if evicted is None:
                 if any(slot.is_abandoned for slot in self.slots.values()):
                     return None
@@ -202,6 +203,8 @@ class SessionTable:
         with self._changed:
             while True:
                 client = self._known(hello.client, channel)
+                if before := client.slots.get(hello.instead):
+                    before.is_given_up = True
                 if slot := client.slot(hello.slot, channel.peer, most):
                     break
                 if channel.peer_has_closed:
@@ -211,7 +214,7 @@ class SessionTable:
                 self._changed.wait(_TICK)
             if timer := self._timers.pop(hello.client, None):
                 timer.cancel()
-        if (before := client.slots.get(hello.instead)) and before is not slot:
+        if before and before is not slot:
             before.give_up()
         slot.bind(channel)  # waits for its last request, without the table's lock
         return client, slot
