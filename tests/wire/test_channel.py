@@ -135,6 +135,19 @@ def test_payload_arrives_in_its_buffer(pair: Pair, size: int) -> None:
     assert pair.far.closed_cleanly
 
 
+def test_a_message_without_payload_may_come_with_the_next_one(pair: Pair) -> None:
+    """An eager channel has read the next message, too; nothing of it belongs to the empty payload."""
+    pair.near.eager = True
+    pair.far.send(Ok(), soon())
+    pair.far.send(Parameters(), soon(), b"values")
+    values = bytearray(6)
+    assert pair.near.receive(soon()).payload_size == 0
+    pair.near.receive_into(b"", soon())
+    assert pair.near.receive(soon()).message == Parameters()
+    pair.near.receive_into(values, soon())
+    assert values == b"values"
+
+
 @pytest.mark.parametrize("piece", [1, 3, 17, 4096])
 def test_through_a_link_that_cuts_into_pieces(piece: int) -> None:
     payload = bytes(range(256)) * (2 if piece < 100 else 4000)

@@ -323,7 +323,7 @@ class Channel:
         left = self._payload_left - len(view)
         if left < 0:
             raise ValueError(f"{len(view)} bytes are wanted of {self._payload_left}")
-        if self._early:
+        if self._early and view:  # an empty view may be of bytes, which take no slice
             view = view[self._take_early(view) :]
         if len(view) > _CHUNK and self._plain:
             view = self._receive_chunks(view, deadline)
