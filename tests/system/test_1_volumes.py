@@ -329,7 +329,7 @@ def test_an_interrupted_copy_leaves_nothing_and_says_how_to_go_on(fleet: Emulati
     assert command.returncode == 130 and err.count("\n") == 1, err
     assert "files were copied, nothing unfinished stays; the same command goes on with the others" in err
     count = len(list(there.iterdir()))
-    assert 3 < count < 2000 and not [path for path in there.iterdir() if path.name.endswith(".part")]
+    assert 0 < count < 2000 and not [path for path in there.iterdir() if path.name.endswith(".part")]
     assert out.startswith(f"{count} files, ")
     again = fleet.millpond("cp", "-r", many, "csd1:public/")
     assert again.out == f"{2000 - count} files, {(2000 - count) * 0.07:.1f} MB; {count} were there already\n"
