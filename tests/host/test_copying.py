@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from millpond.base.errors import RemoteError
+from millpond.base.errors import LocalError, RemoteError
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import BackingBulk
 from millpond.fs.store.extended import BackingExtended
@@ -22,8 +22,8 @@ from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
-from millpond.host.cli.volumes.copy import _Transfer
-from millpond.host.cli.volumes.copy_paths import endpoint
+from millpond.host.cli.volumes.copy import TargetCopy, _tell, _Transfer
+from millpond.host.cli.volumes.copy_paths import CopyEndpoint, endpoint
 from millpond.host.remote.copies import unfinished
 from millpond.host.remote.copies.copying import Copier
 from millpond.host.remote.copies.rules import CopyEnded, CopyRules, Exclusions
@@ -501,6 +501,28 @@ def test_what_the_source_does_not_have_is_deleted_in_copied_directories_alone(si
     assert sorted(names(sides.there / "d")) == [".y.12345678.abc.part", "a", "e"]
 
 
+def test_what_is_excluded_stays_in_directories_that_the_source_does_not_have(sides: Sides) -> None:
+    """Before: such a directory was deleted with all in it."""
+    tree(sides.here / "d", "a")
+    tree(sides.there / "d", "old/x", "old/kept.tmp", "old/deep/cache/kept", "old/gone/x", "old/.y.part")
+    excluded = Exclusions(("*.tmp", "cache/"))
+    with unfinished.held("csd0:d/old/.y.part"):  # of a copy that is under way
+        done = sides.copy("d", "", recursive=True, deletes=True, excluded=excluded)
+    assert files(sides.there / "d") == ["a", "old/.y.part", "old/deep/cache/kept", "old/kept.tmp"]
+    assert done.deleted == 3  # with a directory
+    assert sides.copy("d", "", recursive=True, deletes=True).deleted == 6
+    assert files(sides.there) == ["d/a"]
+
+
+def test_a_directory_that_holds_the_source_is_not_emptied_around_it(sides: Sides) -> None:
+    """Before: --delete removed the source, which its target does not have."""
+    tree(sides.there, "public/a/a/x", "public/a/y")
+    copier = Copier(sides.target, sides.target, Copied(), origin="csd0", rules=CopyRules(deletes=True))
+    assert code(copier.plan, "public/a/a", "public", recursive=True) == errno.EINVAL
+    assert copier.plan("public/a", "public", recursive=True)  # onto itself
+    copier.__exit__(None, None, None)
+
+
 def test_nothing_is_deleted_where_a_directory_cannot_be_read_and_the_rest_is_copied(sides: Sides) -> None:
     """Before: one directory that nobody may list ended the whole copy."""
     tree(sides.here / "d", "a", "closed/x", "e/b")
@@ -545,3 +567,13 @@ def test_an_ended_copy_leaves_nothing_unfinished_unless_that_is_asked_for(sides:
     assert len(left) == keeps and "d/large" not in files(sides.there)
     assert sides.copy("d", "", recursive=True).resumed == (left != []) * 3 * MIB
     assert files(sides.there) == ["d/a", "d/large", "d/z"]
+
+
+def test_names_of_files_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before: all failures but the last were printed as they are."""
+    copy = TargetCopy(CopyEndpoint("csd0:\33[2J", "csd0", "public"))
+    copy.failures = [LocalError(f"\33]0;{number}\7: no such file") for number in range(3)]
+    copy.copied.stripped = 1
+    with pytest.raises(SystemExit):
+        _tell([copy], 0, keeps=False, as_json=False)
+    assert "\33" not in capsys.readouterr().err

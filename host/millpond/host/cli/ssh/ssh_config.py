@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from millpond.base.text import printable
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     AdminOption,
@@ -54,7 +55,7 @@ def ssh_config(
     fleet = directory.read(fleet_directory, authority)
     names = fleet.named(devices)
     access = access_of(fleet, admin=admin, passes=not relay)
-    print(f"# The devices of the fleet '{fleet.config.name}', by 'millpond ssh-config'")
+    print(f"# The devices of the fleet '{printable(fleet.config.name)}', by 'millpond ssh-config'")
     print(ssh_access.ssh_config(access, names, prefix), end="")
 
 

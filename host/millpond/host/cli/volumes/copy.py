@@ -131,7 +131,7 @@ class _CopyJob:
                     source.path, transfer.target.path, recursive=self.recursive, name=source.name
                 )
                 total = sum(item.attributes.size for item in items if stat.S_ISREG(item.attributes.mode))
-                for item in copier.copy(items, self.progress.begin(shown, total)):
+                for item in copier.copy(items, self.progress.begin(printable(shown), total)):
                     name = printable(transfer.here.shown(item.source))
                     self.progress.print(f"{name}: neither a file, a directory nor a link; left out")
         except CopyFailed as error:
@@ -150,7 +150,7 @@ def _tell(copies: Sequence[TargetCopy], ended: int, *, keeps: bool, as_json: boo
             told = (
                 "miss extended attributes of their sources: too many, too large, or the file system has none"
             )
-            print(f"millpond: {copy.target.text}: {copy.copied.stripped} files {told}", file=sys.stderr)
+            print(f"millpond: {printable(copy.target.text)}: {copy.copied.stripped} files {told}", file=sys.stderr)
     if as_json and (several or is_whole):
         print_json([_document(copy) for copy in copies] if several else copies[0].copied)
     if not as_json:
@@ -197,7 +197,7 @@ def _fail(copies: Sequence[TargetCopy], *, document: bool) -> NoReturn:
     failures = [failure for copy in copies for failure in copy.failures]
     *others, last = sorted(failures, key=lambda error: isinstance(error, RemoteError))
     for error in others[:MOST_TOLD]:
-        print(f"millpond: {error}", file=sys.stderr)
+        print(f"millpond: {printable(text := str(error), len(text))}", file=sys.stderr)
     if len(others) > MOST_TOLD:
         print(f"millpond: ... and {len(others) - MOST_TOLD} more", file=sys.stderr)
     if len(failures) > 1 or any(_is_some(copy.copied) for copy in copies):

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import LocalError, MillpondError
+from millpond.base.text import printable
 from millpond.fs.store.layout import PUBLIC
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, complete_devices, new_app
 from millpond.host.cli.volumes import mounting
@@ -116,7 +117,8 @@ def _list_mounts(output: Format) -> None:
         * bool(each["dead"])
         for each in found
     ]
-    printing.show(output, {"mounts": found}, "\n".join(lines or ["no volume is mounted"]))
+    shown = (printable(line, len(line)) for line in lines or ["no volume is mounted"])  # any user may mount
+    printing.show(output, {"mounts": found}, "\n".join(shown))
 
 
 @app.command()

@@ -79,7 +79,8 @@ class Copier:
     def plan(self, source: str, target: str, *, recursive: bool, name: str = "") -> list[Item]:
         """Return the items of a copy of ``source`` to ``target``: a directory before its contents, and of
         these the directories last. If ``target`` is a directory, the copy goes into it as ``name``, or under
-        the source's name. Raises OSError, EISDIR for a directory if not ``recursive``.
+        the source's name. Raises OSError: EISDIR for a directory if not ``recursive``, EINVAL for a target
+        that holds the source, of which files were to be deleted.
         """
         with naming(self._here, source):
             found = self._here.getattr(source)
@@ -92,6 +93,9 @@ class Copier:
         with naming(self._there, target):
             if is_directory(self._there, target):
                 target = _joined(target, name or name_here)
+            if self._rules.deletes and self._here.shown(source).startswith(f"{self._there.shown(target)}/"):
+                told = "the source lies in it, and --delete would delete the source"
+                raise CopyFailed(errno.EINVAL, told, self._there.shown(target))
         return list(self._walk(Item(source, target, found)))
 
     def _go_on(self) -> None:

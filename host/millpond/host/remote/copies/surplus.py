@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -11,6 +11,7 @@ from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import Attributes
 from millpond.host.remote.copies import unfinished
 from millpond.host.remote.copies.rules import Exclusions
+from millpond.host.remote.copies.small_copies import naming
 
 
 class Surplus:
@@ -34,36 +35,47 @@ class Surplus:
             self._found.append((f"{inside}/{name}".lstrip("/"), f"{folder}/{name}", found[name]))
 
     def found(self, kept: Exclusions) -> Iterator[tuple[str, Attributes]]:
-        """Yield what is to be deleted, by name: not what is excluded, nor what another copy is writing."""
-        for inside, path, attributes in sorted(self._found, key=lambda each: each[1]):
-            if kept.match(inside, stat.S_ISDIR(attributes.mode)):
-                continue
-            if not unfinished.is_temporary(path.rpartition("/")[2]):
+        """Yield what is to be deleted, by name, a directory behind what is in it: not what is excluded, nor
+        what another copy is writing. Raises OSError.
+        """
+        for top, at, known in sorted(self._found, key=lambda each: each[1]):
+            left, folders = [(top, at, known)], list[tuple[str, Attributes]]()
+            while left:
+                inside, path, attributes = left.pop()
+                is_folder = stat.S_ISDIR(attributes.mode)
+                if kept.match(inside, is_folder):
+                    continue
+                if not is_folder:
+                    yield from self._unless_written(path, attributes)
+                    continue
+                folders.append((path, attributes))
+                left += [(f"{inside}/{name}", f"{path}/{name}", each) for name, each in self._listed(path)]
+            yield from reversed(folders)
+
+    def _unless_written(self, path: str, attributes: Attributes) -> Iterator[tuple[str, Attributes]]:
+        """Yield a file, unless another copy is writing it; no copy begins to until it is deleted."""
+        if not unfinished.is_temporary(path.rpartition("/")[2]):
+            yield path, attributes
+            return
+        with unfinished.held(self._volume.shown(path)) as is_left:
+            if is_left:
                 yield path, attributes
-                continue
-            with unfinished.held(self._volume.shown(path)) as is_left:
-                if is_left:
-                    yield path, attributes
+
+    def _listed(self, folder: str) -> list[tuple[str, Attributes]]:
+        with naming(self._volume, folder):
+            try:
+                return list(self._volume.list_attributes(folder))
+            except (FileNotFoundError, NotADirectoryError):  # another program has changed it
+                return []
 
     def remove(self, path: str, attributes: Attributes) -> int:
-        """Delete a file, or a directory with all in it. Returns how many there were. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISDIR(attributes.mode):
-                self._volume.unlink(path)
-                return 1
-            return self._remove_tree(path)
-        return 0
-
-    def _remove_tree(self, top: str) -> int:
-        folders, count = [top], 0
-        for folder in folders:
-            for name, attributes in list(self._volume.list_attributes(folder)):
-                path = f"{folder}/{name}"
-                if stat.S_ISDIR(attributes.mode):
-                    folders.append(path)
-                else:
-                    self._volume.unlink(path)
-                    count += 1
-        for folder in reversed(folders):
-            self._volume.rmdir(folder)
-        return count + len(folders)
+        """Delete a file, or a directory unless something is kept in it. Returns how many. Raises OSError."""
+        try:
+            (self._volume.rmdir if stat.S_ISDIR(attributes.mode) else self._volume.unlink)(path)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return 0
+        return 1
