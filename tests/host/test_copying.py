@@ -182,6 +182,19 @@ def test_a_file_that_changes_while_it_is_copied_does_not_arrive(sides: Sides, si
     assert not (sides.there / "f").exists()
 
 
+def test_a_file_without_an_end_fills_no_disk(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: all that a device sent was written, and its size looked at afterwards."""
+    (sides.here / "f").write_bytes(bytes(2 * MIB))
+    ends = 32 * MIB
+
+    def read(_handle: Handle, size: int, offset: int) -> bytes:
+        return bytes(size) if offset < ends else b""
+
+    monkeypatch.setattr(sides.source, "read", read)
+    assert code(sides.copy, "f", "") == errno.ESTALE
+    assert sum(sides.told) <= 2 * MIB and not list(sides.there.iterdir())
+
+
 def test_permissions_are_no_wider_than_the_mask(sides: Sides) -> None:
     (sides.here / "d").mkdir()
     (sides.here / "d" / "f").touch()

@@ -150,7 +150,8 @@ def _tell(copies: Sequence[TargetCopy], ended: int, *, keeps: bool, as_json: boo
             told = (
                 "miss extended attributes of their sources: too many, too large, or the file system has none"
             )
-            print(f"millpond: {printable(copy.target.text)}: {copy.copied.stripped} files {told}", file=sys.stderr)
+            where = printable(copy.target.text)
+            print(f"millpond: {where}: {copy.copied.stripped} files {told}", file=sys.stderr)
     if as_json and (several or is_whole):
         print_json([_document(copy) for copy in copies] if several else copies[0].copied)
     if not as_json:

@@ -389,6 +389,8 @@ class Copier:
         has_holes = item.attributes.blocks * 512 < item.attributes.size
         while data := self._read(item, source, offset, MAX_TRANSFER):
             self._go_on()
+            if offset + len(data) > item.attributes.size:  # a device may go on for ever
+                raise self._changed(item)
             if not (has_holes and data == _HOLE[: len(data)]):
                 self._write(target, data, offset)
             offset += len(data)
@@ -399,8 +401,10 @@ class Copier:
         with naming(self._here, item.source):
             now = self._here.fgetattr(source)
         if (now.size, now.mtime, offset) != (item.attributes.size, item.attributes.mtime, now.size):
-            where = self._here.shown(item.source)
-            raise CopyFailed(errno.ESTALE, "it changed while it was copied", where)
+            raise self._changed(item)
+
+    def _changed(self, item: Item) -> CopyFailed:
+        return CopyFailed(errno.ESTALE, "it changed while it was copied", self._here.shown(item.source))
 
     def _write(self, target: Handle, data: bytes, offset: int) -> None:
         done = 0
