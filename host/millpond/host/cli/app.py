@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: the command line, ``millpond``, of which only the module of the command that was called is loaded.
 
-Each module of this room that has an ``app`` adds its commands. One whose name is that of its command needs no
-line here.
+Each module of this room, ``ssh`` and ``volumes`` that makes an ``app`` adds its commands. One whose name is
+that of its command needs no line here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,19 @@ _MODULES: Final = {
     "simulate": "simulation.command",
 }
 """The module of each command, its own name where there is none; in the order of the help."""
-_NO_COMMANDS = ("app", "exits", "options")
+_HERE, _ROOMS = Path(__file__).parent, (".", "ssh", "volumes")
+_MAKES_COMMANDS = "\napp = new_app("
+
+
+def _modules() -> dict[str, str]:
+    """Return the module of each command, also of those that have no line here."""
+    found = {name: module or name for name, module in _MODULES.items()}
+    known = set(found.values())
+    for file in sorted(each for room in _ROOMS for each in _HERE.glob(f"{room}/*.py")):
+        module = ".".join(file.relative_to(_HERE).with_suffix("").parts)
+        if module not in {*known, "app"} and _MAKES_COMMANDS in file.read_text():
+            found[file.stem] = module
+    return found
 
 
 class LazyGroup(TyperGroup):
@@ -56,17 +68,15 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, _ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        known = {"__init__", *_NO_COMMANDS, *_MODULES, *_MODULES.values()}
-        found = sorted(file.stem for file in Path(__file__).parent.glob("*.py"))
-        return [*_MODULES, *(name for name in found if name not in known)]
+        return list(_modules())
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, _ctx: Any, cmd_name: str) -> Any:
         """Return a command; None for a name that is none, once those are loaded that it may be a slip of."""
-        names = self.list_commands(ctx)
-        for name in (cmd_name,) if cmd_name in names else names:
+        modules = _modules()
+        for name in (cmd_name,) if cmd_name in modules else modules:
             if name not in self.commands:
                 with loading():
-                    module = import_module(f"{__package__}.{_MODULES.get(name) or name}")
+                    module = import_module(f"{__package__}.{modules[name]}")
                 self.commands.update(get_group(module.app).commands)
         return self.commands.get(cmd_name)
 
