@@ -76,6 +76,7 @@ def run(plan: DemoPlan) -> int:
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise LocalError(f"the demo needs {', '.join(missing)}: pip install 'millpond[demo]'")
     machine.check_prerequisites()
+    _check_job(plan)
     os.umask(0o022)  # the devices' users must be able to read their files
     _check_ours(plan.directory)
     with locked(plan.directory / _MARK, f"a demo runs in {plan.directory}"):
@@ -91,6 +92,14 @@ def _run(plan: DemoPlan) -> int:
     _write_data(fleet, plan)
     command = [sys.executable, "-m", "millpond.host.main", "demo-inside", *plan.arguments()]
     return machine.emulate(fleet, command, prepares=True, stays=plan.keep)
+
+
+def _check_job(plan: DemoPlan) -> None:
+    """Raise LocalError for a job that the demo would delete, and OSError for one that is not there."""
+    if plan.job:
+        plan.job.stat()
+        if plan.job.resolve().is_relative_to(plan.directory.resolve()):
+            raise LocalError(f"{plan.job}: a demo empties {plan.directory}; copy the job to another folder")
 
 
 def _check_ours(directory: Path) -> None:
