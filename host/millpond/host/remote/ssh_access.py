@@ -65,14 +65,23 @@ def _block(head: str, settings: Mapping[str, str]) -> str:
     return "".join([f"{head}\n", *(f"    {key} {value}\n" for key, value in settings.items())])
 
 
+_ANSIBLES_OWN = ("_meta", "all", "ungrouped")
+
+
 def inventory(
     access: SshAccess, devices: Sequence[DeviceConfig], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Return the document that Ansible expects of a dynamic inventory, with a group for each board."""
+    """Return the document that Ansible expects of a dynamic inventory, with a group for each board. A group
+    whose name is taken has ``group_`` before it.
+    """
     found = {"millpond": [device.name for device in devices]}
     for device in devices:
         found.setdefault(f"board_{_name(device.board)}", []).append(device.name)
-    found |= {_name(name): list(members) for name, members in groups.items()}
+    for name, members in groups.items():
+        own = _name(name)
+        while own in (*found, *_ANSIBLES_OWN):
+            own = f"group_{own}"
+        found[own] = list(members)
     return {
         "_meta": {"hostvars": {device.name: host_variables(access, device) for device in devices}},
         "all": {"children": list(found)},
