@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.fs.fuse import mounts
 from millpond.host.cli import app, exits
 from millpond.host.cli.ssh.run import options_first
 from millpond.linux import sockets
@@ -310,8 +312,9 @@ def test_a_command_loads_no_module_of_another(tmp_path: Path) -> None:
     assert not listing & {*slow, "millpond.fs.client", "millpond.host.cli.jobs", "millpond.host.daemon"}
 
 
-def test_a_command_is_added_by_one_file() -> None:
-    file = Path(app.__file__).with_name("greet.py")
+@pytest.mark.parametrize("room", [".", "ssh", "volumes"])
+def test_a_command_is_added_by_one_file(room: str) -> None:
+    file = Path(app.__file__).parent / room / "greet.py"
     text = [
         "from millpond.host.cli.options import new_app",
         "app = new_app()",
@@ -327,3 +330,48 @@ def test_a_command_is_added_by_one_file() -> None:
         assert "Greet the user." in subprocess.check_output([*run, "--help"], text=True)
     finally:
         file.unlink()
+
+
+def test_names_of_mounts_control_no_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: a mount of any user of the machine was listed by its name as it is."""
+    monkeypatch.setattr(mounts, "volumes", lambda: [("\33[2J", Path("/nowhere/\33]0;x\7"))])
+    done = command("mount")
+    assert (done.code, done.out) == (0, " [2J at /nowhere/ ]0;x \n")
+
+
+def test_the_name_of_a_fleet_adds_no_line_to_a_configuration(tmp_path: Path, command: Command) -> None:
+    """Before: what followed a newline was read by ssh."""
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host/ssh_key").touch()
+    text = 'name = "a\\nHost *\\n  ProxyCommand touch x"\n[[device]]\nname = "csd0"\n'
+    (tmp_path / "fleet.toml").write_text(text)
+    done = command("ssh-config", "--fleet", tmp_path)
+    assert done.code == 0 and done.out.splitlines()[1:3] == ["Host csd0", "    HostName csd0"]
+
+
+def test_groups_of_the_fleet_replace_none_of_the_inventory(tmp_path: Path, command: Command) -> None:
+    """Before: a group '_meta' was in place of all variables, and 'a_b' in place of 'a-b'."""
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host/ssh_key").touch()
+    groups = ("_meta", "millpond", "board-emulated", "ungrouped", "a-b", "a_b")
+    lines = "".join(f'{name} = "csd0"\n' for name in groups)
+    devices = "".join(f'[[device]]\nname = "csd{number}"\n' for number in range(2))
+    (tmp_path / "fleet.toml").write_text(f'name = "f"\n{devices}[groups]\n{lines}')
+    found = json.loads(command("inventory", "--fleet", tmp_path).out)
+    assert found["_meta"]["hostvars"]["csd0"]["ansible_host"] == "csd0"
+    assert found["millpond"] == found["board_emulated"] == {"hosts": ["csd0", "csd1"]}
+    assert sum(value == {"hosts": ["csd0"]} for value in found.values()) == len(groups)
+    assert set(found["all"]["children"]) == found.keys() - {"_meta", "all"} and "ungrouped" not in found
+
+
+def test_a_demo_deletes_no_job_of_the_user(tmp_path: Path, command: Command) -> None:
+    """Before: a job in the demo's directory was deleted with what an earlier demo had left."""
+    (tmp_path / "demo.lock").touch()
+    (tmp_path / "mine").symlink_to(tmp_path)
+    job = tmp_path / "mine/job.toml"
+    job.write_text("mine")
+    done = command("demo", "--in", tmp_path, "--job", job)
+    assert (done.code, job.read_text()) == (2, "mine")
+    assert done.err == f"millpond: {job}: a demo empties {tmp_path}; copy the job to another folder\n"
+    missing = command("demo", "--in", tmp_path, "--job", tmp_path.parent / "none.toml")
+    assert missing.code == 2 and job.exists(), missing
