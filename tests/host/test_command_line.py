@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -375,3 +377,17 @@ def test_a_demo_deletes_no_job_of_the_user(tmp_path: Path, command: Command) -> 
     assert done.err == f"millpond: {job}: a demo empties {tmp_path}; copy the job to another folder\n"
     missing = command("demo", "--in", tmp_path, "--job", tmp_path.parent / "none.toml")
     assert missing.code == 2 and job.exists(), missing
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
+def test_ssh_reads_the_paths_of_any_directory(tmp_path: Path, command: Command) -> None:
+    """Before: ssh refused a configuration with a quotation mark in a path."""
+    fleet = tmp_path / 'a "b" %h $HOME `id` \\ c'
+    (fleet / "host").mkdir(parents=True)
+    (fleet / "host/ssh_key").touch()
+    (fleet / "fleet.toml").write_text('name = "f"\n[[device]]\nname = "csd0"\n')
+    (tmp_path / "config").write_text(command("ssh-config", "--fleet", fleet).out)
+    told = subprocess.check_output(["ssh", "-G", "-F", tmp_path / "config", "csd0"], text=True)
+    assert f"\nuserknownhostsfile {fleet}/host/known_hosts\n" in told
+    (proxy,) = (line for line in told.splitlines() if line.startswith("proxycommand "))
+    assert shlex.split(proxy.replace("%%", "%"))[-3:] == [str(fleet), "%h", "%p"]

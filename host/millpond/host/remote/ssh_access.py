@@ -50,8 +50,9 @@ class SshAccess:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as ssh_config(5) takes it: "%" begins a token there."""
-    return '"' + str(path).replace("%", "%%") + '"'
+    """Return a path as ssh_config(5) takes it: "%" begins a token there, and "\\" escapes."""
+    plain = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + plain.replace("%", "%%") + '"'
 
 
 def ssh_config(access: SshAccess, names: Sequence[str], prefix: str = "") -> str:
