@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from millpond.fs.coherence.shared_bitmap import SharedBitmap, SharedBitmapView
 from millpond.fs.proto import delegations as m
 from millpond.fs.vfs.operation import Operation, current
 from millpond.wire.channel import Channel
+from millpond.wire.messages import Message
 
 from ..waiting import eventually
 from .caching_client import LONG_LEASE, Listening, managed
@@ -307,3 +309,24 @@ def test_a_manager_that_stands_still_is_not_waited_for_without_an_end(
     monkeypatch.setattr(device_client, "_ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(guard, "_connect", refused)
     assert Doing(errno_of, changed, guard, D).result(SOON) == errno.EIO
+
+
+def test_a_signal_just_after_the_reply_ends_the_change_before_it_is_made(
+    guard: DeviceDelegationBreaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cuts the connection: the manager has ended the write intent."""
+    operation, made, expect = Operation(), list[str](), Channel.expect
+
+    def then_interrupted(*arguments: Any) -> Message:
+        answer = expect(*arguments)
+        operation.interrupt()
+        return answer
+
+    def change() -> None:
+        current.set(operation)
+        with guard.write_intent(D):
+            made.append("a change")
+
+    monkeypatch.setattr(Channel, "expect", then_interrupted)
+    assert Doing(errno_of, change).result(SOON) == errno.EINTR
+    assert not made

@@ -290,9 +290,13 @@ def _await_end(channel: Channel) -> None:
 
 def _call_interruptibly(channel: Channel, request: Message, reply: type[R], deadline: Deadline) -> R:
     """Send a request and return its reply. Others are served meanwhile, and a signal to the program that
-    waits cuts the connection.
+    waits cuts the connection, and with it a write intent: then the reply does not count. Raises OSError
+    (EINTR).
     """
     with woken_by(channel.shut_down) as operation:
         channel.send(request, deadline)
         operation.about_to_wait(channel.sock.fileno(), deadline.remaining() or _ANSWER_SECONDS)
-        return channel.expect(reply, deadline)
+        answer = channel.expect(reply, deadline)
+    if operation.is_interrupted:
+        raise os_error(errno.EINTR)
+    return answer
