@@ -391,3 +391,12 @@ def test_ssh_reads_the_paths_of_any_directory(tmp_path: Path, command: Command) 
     assert f"\nuserknownhostsfile {fleet}/host/known_hosts\n" in told
     (proxy,) = (line for line in told.splitlines() if line.startswith("proxycommand "))
     assert shlex.split(proxy.replace("%%", "%"))[-3:] == [str(fleet), "%h", "%p"]
+
+
+def test_deletion_needs_a_directory_with_a_name(tmp_path: Path, command: Command) -> None:
+    """Before: a whole volume that was copied to / would have emptied it: it has no name to go by there."""
+    (tmp_path / "fleet.toml").write_text('name = "f"\n[[device]]\nname = "csd0"\n')
+    options = ("--fleet", tmp_path, "-r", "--delete")
+    for source, target in (("csd0:", tmp_path), ("csd0:/", tmp_path), ("/", "csd0:public/")):
+        done = command("cp", *options, source, target)
+        assert done.code == 2 and f"{source} has no name in a target, which --delete would empty" in done.err

@@ -66,6 +66,10 @@ def run(fleet: Path, paths: Sequence[str], rules: CopyRules, *, recursive: bool,
     sources = [source for text in paths[:-1] for source in endpoints(text, read)]
     targets = endpoints(paths[-1], read)
     check(sources, targets)
+    if rules.deletes and (whole := [source.text for source in sources if not source.name]):
+        raise LocalError(
+            f"{whole[0]} has no name in a target, which --delete would empty: name what is in it"
+        )
     into = len(sources) > 1 or paths[-1].endswith("/")
     copies = [TargetCopy(target) for target in targets]
     with contextlib.ExitStack() as stack:
