@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots that an interruption or a restart of the server leaves behind."""
+"""Slots and waits that an interruption or a restart of the server leaves behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from millpond.base.deadline import Deadline
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.proto import file_ops as p
 from millpond.fs.server import sessions
+from millpond.fs.server.sessions import SessionSlot
 from millpond.fs.vfs.inode_api import ROOT
 from millpond.fs.vfs.operation import Operation, current
 from millpond.wire.channel import Channel
 
 from ..waiting import eventually
-from .support import NAME, SOON, Doing, Held, Server, errno_of
+from .support import NAME, SLOT, SOON, Doing, Held, Server, errno_of, lasts
 
 SLOTS = sessions._MAX_SLOTS
 
@@ -102,3 +104,40 @@ def test_nothing_is_sent_in_a_session_that_has_ended(tree: RemoteFs, server: Ser
     slow.go_on.set()
     asking.result()
     assert (top / "d").is_dir()
+
+
+class _GivenUpMeanwhile:
+    """The lock of a slot that is given up at the end of a block that holds it."""
+
+    def __init__(self, slot: SessionSlot) -> None:
+        self._slot, self._lock = slot, threading.Lock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        if not self._slot.is_given_up:
+            self._slot.give_up()
+        self.release()
+
+
+def test_a_file_is_closed_though_the_connection_ends_in_the_same_moment(server: Server) -> None:
+    with server.talk() as talk:
+        talk.call(p.Create(ROOT, b"f", os.O_RDWR, 0o644), p.Opened)
+        (client,) = server.sessions.clients()
+        client.slots[SLOT]._lock = _GivenUpMeanwhile(client.slots[SLOT])  # type: ignore[assignment]
+    server.join()
+    assert not server.open_files
+
+
+def test_a_program_that_waits_for_the_read_of_another_can_be_interrupted(server: Server) -> None:
+    tree, operation = RemoteFs(server.dial, timeout=8 * SOON), Operation()
+    handle = tree.create(ROOT, b"f", os.O_RDWR, 0o644, None)[1]
+    ahead, opened = tree._readahead, tree.files.get(handle)
+    with ahead._lanes[handle % len(ahead._lanes)].lock:
+        waiting = interruptible(operation, ahead.take, handle, opened, 1, 0, 1)
+        assert lasts(lambda: not waiting.done)
+        operation.interrupt()
+        assert waiting.result(SOON) == errno.EINTR
+    tree.close()

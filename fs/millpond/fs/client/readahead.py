@@ -80,10 +80,10 @@ class Readahead:
         """Return the grant and the data that was read ahead of a file of ``end`` bytes.
 
         Returns None if the file is not read in order, or cannot be read this way. Raises OSError: ETIMEDOUT
-        if other threads take too long.
+        if other threads take too long; EINTR.
         """
         lane, deadline = self._lanes[handle % _LANES], self._rpc.deadline()
-        with held(lane.lock, seconds_left(deadline)):
+        with held(lane.lock, seconds_left(deadline), interruptible=True):
             return lane.take(handle, opened, size, offset, end, deadline)
 
     def drop(self, file: CachedInode) -> None:

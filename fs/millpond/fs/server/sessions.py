@@ -60,7 +60,8 @@ class SessionSlot:
         with self._lock:
             if self._channel is channel:
                 self._channel = None
-            self._close_unwanted()
+        if self.is_given_up:  # perhaps meanwhile: looked at without the lock, for which that does not wait
+            self.give_up()
 
     def give_up(self) -> None:
         """Close the file that the last request has opened, or will have: nobody waits for the reply."""

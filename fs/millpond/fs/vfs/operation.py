@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Final
@@ -18,6 +19,7 @@ from millpond.fs.vfs.path_api import os_error
 
 NOTHING: Final = -1
 """In place of a descriptor: the operation waits for something else."""
+_TICK = 0.2
 
 _waking = threading.Lock()  # of all operations: it is held for an instant, to wait and to interrupt
 
@@ -89,14 +91,21 @@ def woken_by(wake: Callable[[], None]) -> Iterator[Operation]:
 
 
 @contextlib.contextmanager
-def held(lock: threading.Lock, seconds: float = threading.TIMEOUT_MAX) -> Iterator[None]:
+def held(
+    lock: threading.Lock, seconds: float = threading.TIMEOUT_MAX, *, interruptible: bool = False
+) -> Iterator[None]:
     """Hold a lock that another thread may hold while it waits for another process. Raises OSError: ETIMEDOUT
-    if it is not free within ``seconds``.
+    if it is not free within ``seconds``; EINTR if the operation is ``interruptible`` and was interrupted.
     """
     if not lock.acquire(blocking=False):
         about_to_wait()
-        if not lock.acquire(timeout=seconds):
-            raise os_error(errno.ETIMEDOUT)
+        end, operation = time.monotonic() + seconds, current.get() if interruptible else None
+        tick = _TICK if operation else seconds
+        while not lock.acquire(timeout=max(0.0, min(tick, end - time.monotonic()))):
+            if operation and operation.is_interrupted:
+                raise os_error(errno.EINTR)
+            if time.monotonic() >= end:
+                raise os_error(errno.ETIMEDOUT)
     try:
         yield
     finally:
