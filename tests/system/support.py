@@ -28,6 +28,7 @@ from millpond.host.emulation.demo import data
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import Fleet, read
 from millpond.host.records.jobs import ACTIVE, Round
+from millpond.linux.syscalls import killed_with_parent
 from millpond.train.job import file
 from millpond.wire.control_messages import Ledger
 
@@ -186,7 +187,12 @@ class Emulation:
         argv = [*MILLPOND, "emulate", "--fleet", str(self.directory)]
         with (self.base / "emulate.log").open("ab") as output:
             self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=killed_with_parent(),  # a run that is broken off runs no fixture's end
             )
 
     def stop(self, seconds: float = 30.0) -> list[psutil.Process]:
