@@ -98,3 +98,10 @@ def test_a_wrong_group_is_told_with_its_place(name: str, text: str, told: str) -
         checked(config)
     assert told in str(error.value)
     checked(FleetConfig("f", groups={"fast": "csd[0-9]"}))  # devices may be removed
+
+
+def test_ranges_multiply_to_a_bounded_number() -> None:
+    """Before: the names of each were made, until memory ran out."""
+    with pytest.raises(LocalError, match="names more than 10000 devices"):
+        expand("csd[0-9999][0-9999]", ["csd0"], {})
+    assert expand("csd[0-9][0-9]", [f"csd{number:02}" for number in range(100)], {})

@@ -8,6 +8,7 @@ The syntax is a part of ClusterShell's.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -16,7 +17,7 @@ from millpond.base.errors import LocalError
 ALL = "all"
 """The name of the group of all devices."""
 MOST = 10_000
-"""Numbers in a range."""
+"""Numbers in a range, and names in a term."""
 _COMMA_OUTSIDE = re.compile(r",(?![^\[\]]*\])")
 _NUMBERS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
@@ -73,6 +74,8 @@ def _range(term: str, text: str) -> Iterator[str]:
     if any(character in part for part in parts[::2] for character in "[]@"):
         raise LocalError(f"'{text}': write devices as csd0,csd1 or csd[0-3,7], groups as @fast")
     numbers = [_numbers(part, text) for part in parts[1::2]]
+    if math.prod(map(len, numbers)) > MOST:
+        raise LocalError(f"'{text}': '{term}' names more than {MOST} devices")
     for chosen in itertools.product(*numbers):
         yield "".join(itertools.chain.from_iterable(zip(parts[::2], (*chosen, ""), strict=True)))
 
