@@ -65,19 +65,19 @@ def check(
         typer.Argument(metavar="FOLDER", help="A folder of this machine, or of a device: csd0:private/x."),
     ],
     task: Annotated[
-        str, typer.Option(metavar="FILE.py:NAME", help="Read it with the task of this file.")
+        str, typer.Option(metavar="FILE.py:NAME", help="Read the folder with the task of this file.")
     ] = "",
     job: Annotated[
-        Path | None, typer.Option(metavar="JOB.toml", help="Read it as the workers of this job.")
+        Path | None, typer.Option(metavar="JOB.toml", help="Read the folder as the workers of this job do.")
     ] = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show a folder as a worker would see it: format, samples, a batch, labels.
 
-    What a worker would refuse is one line, with exit code 2. A task's own code is run here, by this user. A
-    private folder is read on its device by a job without rounds, and what a job is told is shown: how many
-    samples there are, the parts of a batch, of images also their shape.
+    For a folder that a worker would refuse, the command prints one line, with exit code 2. A task's own code
+    runs on this machine, as this user. A private folder is read on its device, by a job without rounds. Then
+    the command shows what a job learns: the number of samples, the parts of a batch, and the shape of images.
     """
     if task and job:
         raise LocalError("--task and --job are two ways to read the folder: give one of them")
@@ -241,7 +241,7 @@ def private_lines(found: PrivateSummary) -> list[str]:
 def explain(
     job: JobArgument,
     last: Annotated[
-        int, typer.Option("--last", min=0, help="Of how many rounds, the last ones; 0 for all.")
+        int, typer.Option("--last", min=0, help="The number of last rounds to cover; 0: all.")
     ] = RECENT,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,

@@ -52,14 +52,14 @@ def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption =
 def topology(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Run each, and show what it took beside the prediction.")
+        bool, typer.Option("--explain", help="Run each topology, and show its time beside the prediction.")
     ] = False,
-    values: Annotated[int, typer.Option(min=1, help="The size of the model.")] = 1_000_000,
-    root: Annotated[str, typer.Option(help="The device that adds.")] = "",
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="How often each is run.")] = 5,
+    values: Annotated[int, typer.Option(min=1, help="The number of values of the model.")] = 1_000_000,
+    root: Annotated[str, typer.Option(help="The device that adds: the root.")] = "",
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="How often each topology is run.")] = 5,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Measure the links between the devices, and predict what adding their updates takes in each topology."""
+    """Measure the links between devices, and predict the time of adding their updates in each topology."""
     from millpond.host.terminal import topology_table
 
     with DaemonClient(fleet_directory) as client:
@@ -71,10 +71,12 @@ def topology(
 def tunnel(
     device: DeviceArgument,
     fleet_directory: FleetOption = DEFAULT_FLEET,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")
+    ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show the tunnel to a device: its link, and what it carried, dropped and waited for."""
+    """Show the tunnel to a device: its link, the packets that it carried and dropped, and its waits."""
     with DaemonClient(fleet_directory) as client:
         if watch:
             _watch(functools.partial(client.tunnel, device), as_json=output is Format.JSON)

@@ -59,7 +59,7 @@ Agree = Callable[[str, str], None]
 @app.command("flash")
 def command(
     image: Annotated[
-        Path, typer.Argument(metavar="IMAGE", help="The .img, its .json or the folder of both.")
+        Path, typer.Argument(metavar="IMAGE", help="The .img file, its .json file, or the folder of both.")
     ],
     target: Annotated[
         str,
@@ -70,7 +70,7 @@ def command(
         ),
     ],
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Give it the identity of this device of the fleet.")
+        str | None, typer.Option(metavar="NAME", help="Write the identity of this device of the fleet, too.")
     ] = None,
     volume: Annotated[
         str | None,
@@ -81,16 +81,19 @@ def command(
         ),
     ] = None,
     erase_volume: Annotated[
-        bool, typer.Option("--erase-volume", help="What is on that disk may be lost, at the first boot.")
+        bool, typer.Option("--erase-volume", help="Allow the first boot to erase that disk.")
     ] = False,
     size: Annotated[
-        str | None, typer.Option(metavar="8G", help="Of a file: larger than the image (K, M, G, T; 1024).")
+        str | None,
+        typer.Option(
+            metavar="8G", help="Make the target file larger than the image (K, M, G, T; powers of 1024)."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Write an image to a disk or a file, and verify it. All that was on it is lost; asks once.
+    """Write an image to a disk or a file, and verify it. Its old contents are lost. The command asks once.
 
     After a failure or Ctrl-C the target has no partition table, and the same command begins anew.
     """

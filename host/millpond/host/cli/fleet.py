@@ -33,9 +33,11 @@ REFUSAL_SECONDS = 20.0
 @app.command()
 def init(
     fleet_directory: FleetOption = DEFAULT_FLEET,
-    devices: Annotated[int, typer.Option(min=1, max=99, help="How many emulated devices.")] = 3,
+    devices: Annotated[int, typer.Option(min=1, max=99, help="The number of emulated devices.")] = 3,
     name: Annotated[str, typer.Option(help="The fleet's name.")] = "fleet",
-    lan: Annotated[bool, typer.Option("--lan", help="Devices with a network of their own.")] = False,
+    lan: Annotated[
+        bool, typer.Option("--lan", help="Give the devices a network (LAN) of their own.")
+    ] = False,
     authority: AuthorityOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -51,12 +53,15 @@ def init(
 @app.command()
 def add(
     device: DeviceArgument,
-    board: Annotated[str, typer.Option(help="What it is; a device's disk is flashed with --device then.")],
+    board: Annotated[
+        str,
+        typer.Option(help="The kind of board. Then flash the board's disk with 'millpond flash --device'."),
+    ],
     authority: AuthorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Add a device to the fleet, and make its identity. A host daemon that runs takes it at once."""
+    """Add a device to the fleet, and make its identity. A running host daemon takes the device at once."""
     from millpond.host.fleet import provisioning
 
     provisioning.add(directory.read(fleet_directory, authority), DeviceConfig(device, board=board))
@@ -84,7 +89,7 @@ def remove(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Remove a device from the fleet, also from the daemon if one runs, unless a job or a launch uses it."""
+    """Remove a device from the fleet and from a running daemon, unless a job or a launch uses the device."""
     from millpond.host.daemon import removal
     from millpond.host.fleet import provisioning, revocation
 
@@ -173,8 +178,8 @@ def renew(
 ) -> None:
     """Give a device a new certificate, and revoke the old one once the device shows the new one.
 
-    A device whose certificate is revoked gets other keys, too, which reach a board by 'flash --device' alone.
-    The name 'host' has the host's own certificate renewed.
+    A device whose certificate is revoked gets other keys, too; only 'flash --device' brings them to a board.
+    With the name 'host' the command renews the host's own certificate.
     """
     where = _renewed(directory.read(fleet_directory, authority), device)
     advice = {

@@ -36,11 +36,11 @@ from millpond.train.job.spec import SynchronousSpec
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file: train.learning_rate=0.1."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job file: train.learning_rate=0.1."),
 ]
 
 PriorityOption = Annotated[
-    int | None, typer.Option(help="Among jobs that wait for a device, the highest begins first.")
+    int | None, typer.Option(help="The priority. Of the queued jobs, the one with the highest begins first.")
 ]
 
 app, jobs = new_app(), new_app(invoke_without_command=True)
@@ -55,17 +55,18 @@ def train(
     devices: DevicesOption = "",
     priority: PriorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end of the job.")] = False,
     model: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the model to this file of yours, too.")
+        Path | None, typer.Option(metavar="FILE", help="Write the model to this file, too.")
     ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running.
+    """Train a job across the fleet, and show its progress. Ctrl-C leaves the job running.
 
-    --set may be repeated; of two for one key the last counts. Its values are TOML's, a bare word is text.
-    A job waits while another one that has begun, or is before it in the queue, needs one of its devices.
-    The daemon is sent all that the job file names, also its test folder where the daemon cannot open it.
+    --set may be repeated; of two for one key the last counts. Its values are TOML's; a bare word is text.
+    A job waits while one of its devices is needed by another job that runs or is before it in the queue.
+    The command sends the daemon all that the job file names; the test folder only if the daemon cannot open
+    it.
     """
     job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     if model:
@@ -103,9 +104,11 @@ def resume(
             metavar="JOB", help="The number of a job that has ended.", autocompletion=complete_jobs
         ),
     ],
-    rounds: Annotated[int | None, typer.Option(min=1, help="Go on up to so many rounds or epochs.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Continue up to this number of rounds or epochs.")
+    ] = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end of the job.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Resume a job that was stopped or has failed, or continue one that is done, from its last checkpoint."""
@@ -170,10 +173,14 @@ def profile(
     devices: DevicesOption = "",
     priority: PriorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the curves, too.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the curves into this file, too.")
+    ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Measure what steps of a job take each worker, and show the plan. Nothing is trained; no job stays."""
+    """Measure the time that each worker takes for steps of a job, and show the plan. Nothing is trained, and
+    no job stays in the list.
+    """
     job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
     with DaemonClient(fleet_directory) as client:
@@ -203,7 +210,9 @@ OwnFormatOption = Annotated[Format | None, typer.Option("--format", help="How to
 def list_all(
     context: typer.Context,
     fleet_directory: FleetOption = DEFAULT_FLEET,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="The newest N.")] = MOST_LISTED,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=1, help="List the newest N jobs.")
+    ] = MOST_LISTED,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """List jobs; 'compare' shows some side by side, 'model' fetches a model, 'prune' removes files."""
@@ -235,7 +244,7 @@ def compare(
     fleet_directory: OwnFleetOption = None,
     output: OwnFormatOption = None,
 ) -> None:
-    """Compare jobs: what each came to, and the keys in which their files differ."""
+    """Compare jobs: the results of each, and the keys in which their files differ."""
     place, shown = _of_group(context, fleet_directory, output)
     with DaemonClient(place) as client:
         records = [client.job(number) for number in dict.fromkeys(numbers)]
@@ -256,8 +265,10 @@ def compare(
 def model(
     context: typer.Context,
     job: JobArgument,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="It is yours, and replaced if it is there.")],
-    best: Annotated[bool, typer.Option("--best", help="That of the best score so far.")] = False,
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to write; an existing file is replaced.")
+    ],
+    best: Annotated[bool, typer.Option("--best", help="Write the model with the best score so far.")] = False,
     fleet_directory: OwnFleetOption = None,
     output: OwnFormatOption = None,
 ) -> None:
@@ -272,24 +283,24 @@ def model(
 def prune(
     context: typer.Context,
     keep: Annotated[
-        int | None, typer.Option("--keep", metavar="N", min=0, help="But the N that have ended last.")
+        int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the N jobs that ended last.")
     ] = None,
     older_than: Annotated[
         float | None,
         typer.Option(
-            "--older-than", metavar="DAYS", min=0.0, help="But those that ended within so many days."
+            "--older-than", metavar="DAYS", min=0.0, help="Keep the jobs that ended within this many days."
         ),
     ] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="And take them out of the list.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs; remove nothing.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Take the jobs out of the list, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs, and remove nothing.")] = False,
     fleet_directory: OwnFleetOption = None,
     output: OwnFormatOption = None,
 ) -> None:
     """Remove the folders of jobs that have ended: models, checkpoints and logs.
 
-    Without --keep and --older-than those go that are beyond the limits of fleet.toml ([jobs]), as they do at
-    the end of each job. A pruned job cannot be resumed; it stays in the list, with its rounds, unless you
-    --forget it.
+    --keep and --older-than say which jobs stay. Without both, the limits of fleet.toml ([jobs]) decide, as
+    they do at the end of each job. A pruned job cannot be resumed. It stays in the list, with its rounds,
+    unless you --forget it.
     """
     place, shown = _of_group(context, fleet_directory, output)
     seconds = None if older_than is None else older_than * SECONDS_A_DAY

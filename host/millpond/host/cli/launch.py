@@ -50,54 +50,68 @@ Events = Iterable[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]
 
 FilesOption = Annotated[
     list[Path] | None,
-    typer.Option("--file", metavar="PATH", help="A file, or a folder, to lie where it lies here."),
+    typer.Option(
+        "--file", metavar="PATH", help="Send a file or folder; a worker finds it under the same path."
+    ),
 ]
 WheelsOption = Annotated[
     list[Path] | None,
-    typer.Option("--wheels", metavar="PATH", help="Packages to install: a wheel, or a folder of wheels."),
+    typer.Option("--wheels", metavar="PATH", help="Install these packages: a wheel, or a folder of wheels."),
 ]
 EnvironmentOption = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable of the environment.")
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Set a variable of the environment.")
 ]
 InputOption = Annotated[
     Path | None,
-    typer.Option("--input", metavar="DIR", help="Files as --output leaves them; DIR/all is for each worker."),
+    typer.Option(
+        "--input",
+        metavar="DIR",
+        help="Send the files of DIR/WORKER, as --output leaves them; DIR/all is for each worker.",
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", metavar="DIR", help="Keep what the script saves, as DIR/WORKER/FILE."),
+    typer.Option("--output", metavar="DIR", help="Keep the files that the script saves, as DIR/WORKER/FILE."),
 ]
 SharedOption = Annotated[
     Path | None,
     typer.Option(
-        "--shared", metavar="DIR", help="A folder that all share, at $MILLPOND_SHARED; made if missing."
+        "--shared",
+        metavar="DIR",
+        help="A folder that all workers share, at $MILLPOND_SHARED; made if missing.",
     ),
 ]
 PrivateOption = Annotated[
     bool,
     typer.Option(
-        "--private", help="Show private folders to the script, which then has millpond.train.group alone."
+        "--private",
+        help="Show private folders to the script. Then it has no network, only millpond.train.group.",
     ),
 ]
 FoldersOption = Annotated[
     list[str] | None,
-    typer.Option("--data", metavar="private/FOLDER", help="With --private: these folders, not all."),
+    typer.Option("--data", metavar="private/FOLDER", help="With --private, show only these folders."),
 ]
 SignatureOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="An owner's signature of the digest.")
+    Path | None, typer.Option(metavar="FILE", help="The file of an owner's signature of the digest.")
 ]
 ProcessesOption = Annotated[
-    int, typer.Option("--nproc-per-node", "--nproc_per_node", metavar="N", help="Processes on each worker.")
+    int,
+    typer.Option(
+        "--nproc-per-node", "--nproc_per_node", metavar="N", help="The number of processes on each worker."
+    ),
 ]
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def launch(
     script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="For the script.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS...", help="Arguments of the script.")
+    ] = None,
     devices: DevicesOption = "",
     host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")] = False,
+    module: Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, as python -m does.")] = False,
     processes: ProcessesOption = 1,
     files: FilesOption = None,
     wheels: WheelsOption = None,
@@ -106,12 +120,14 @@ def launch(
     shared: SharedOption = None,
     saved: OutputOption = None,
     most: Annotated[
-        int, typer.Option("--output-limit", min=1, max=65536, help="MiB of files of each worker.")
+        int, typer.Option("--output-limit", min=1, max=65536, help="The most MiB of files from each worker.")
     ] = 256,
     private: PrivateOption = False,
     folders: FoldersOption = None,
     signature: SignatureOption = None,
-    digest: Annotated[bool, typer.Option("--digest", help="Print the script's digest; run nothing.")] = False,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Print the script's digest, and run nothing.")
+    ] = False,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:

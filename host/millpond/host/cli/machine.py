@@ -38,15 +38,15 @@ def emulate(
         str, typer.Option(metavar="GROUP", help="Let members of this group use the daemon, too.")
     ] = "",
     qemu: Annotated[
-        int, typer.Option(min=0, max=16, metavar="N", help="And so many devices in QEMU, qemu0 and on.")
+        int, typer.Option(min=0, max=16, metavar="N", help="Add this many devices in QEMU: qemu0, qemu1, ...")
     ] = 0,
     image: Annotated[
-        Path, typer.Option(metavar="IMAGE", help="What 'make image' made; for new devices in QEMU.")
+        Path, typer.Option(metavar="IMAGE", help="The image that 'make image' made, for new devices in QEMU.")
     ] = Path(".image/qemu-virt"),
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- COMMAND]", help="Run this inside when all devices are ready, then shut down."
+            metavar="[-- COMMAND]", help="Run this command when all devices are ready, then shut down."
         ),
     ] = None,
 ) -> None:
@@ -69,17 +69,19 @@ def emulate(
 
 @app.command("demo")
 def demonstrate(
-    place: Annotated[Path, typer.Option("--in", metavar="DIR", help="Where it keeps its things.")] = Path(
-        ".demo"
-    ),
-    devices: Annotated[int, typer.Option(min=1, max=16, help="So many emulated devices.")] = 3,
+    place: Annotated[
+        Path, typer.Option("--in", metavar="DIR", help="The directory in which the demo keeps its files.")
+    ] = Path(".demo"),
+    devices: Annotated[int, typer.Option(min=1, max=16, help="The number of emulated devices.")] = 3,
     rounds: Annotated[
-        int, typer.Option(min=0, help="At most so many rounds, or epochs in steps; 0: as the job says.")
+        int, typer.Option(min=0, help="The most rounds, or epochs of a synchronous job; 0: as the job says.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of the data's division and the training.")] = 7,
+    seed: Annotated[int, typer.Option(help="The seed of the division of the data, and of the training.")] = 7,
     job: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Train this job on the demo's digits; its test data are theirs."),
+        typer.Option(
+            metavar="FILE", help="Train this job on the demo's digits, and score it by the demo's test data."
+        ),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the fleet on until Ctrl-C, and print what to try next.")

@@ -39,10 +39,10 @@ ABOUT = {
 @app.command("new")
 def command(
     name: Annotated[
-        Path | None, typer.Argument(metavar="NAME", help="The project's folder, which is made.")
+        Path | None, typer.Argument(metavar="NAME", help="The folder of the new project.")
     ] = None,
     template: Annotated[Template, typer.Option(help="What the project trains.")] = Template.TEXT,
-    listed: Annotated[bool, typer.Option("--list", help="List the templates; nothing is written.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the templates, and write nothing.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Write a project to begin with: a task, its job file, data to try it with, a test, and a README."""

@@ -74,12 +74,12 @@ AuthorityOption = Annotated[
     typer.Option(
         "--authority",
         metavar="DIR",
-        help="Where ca.key, update.key and admin_key are, if not in the fleet's directory.",
+        help="The directory of ca.key, update.key and admin_key, if not the fleet's.",
         show_default=False,
     ),
 ]
 AdminOption = Annotated[
-    bool, typer.Option("--admin", help="As root of the whole device, by the fleet's admin key.")
+    bool, typer.Option("--admin", help="Act as root of the whole device, by the fleet's admin key.")
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 DeviceArgument = Annotated[
@@ -91,7 +91,7 @@ DevicesOption = Annotated[
     typer.Option(
         "--devices",
         metavar="DEVICES",
-        help="With these devices, not all of them: csd0,csd[2-4],@fast.",
+        help="Use only these devices: csd0,csd[2-4],@fast.",
         autocompletion=complete_device_sets,
     ),
 ]

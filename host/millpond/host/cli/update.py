@@ -56,18 +56,27 @@ def command(
         typer.Argument(metavar="DEVICE... IMAGE", help="Devices (csd0 csd[2-4] @fast), then the image."),
     ],
     everybody: Annotated[bool, typer.Option("--all", help="All devices of the image's board.")] = False,
-    at_once: Annotated[int, typer.Option("--at-once", min=1, metavar="N", help="So many at a time.")] = 1,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            "--at-once", min=1, metavar="N", help="The number of devices that are updated at a time."
+        ),
+    ] = 1,
     patience: Annotated[
-        float, typer.Option("--patience", min=10, metavar="SECONDS", help="How long a restart may take.")
+        float, typer.Option("--patience", min=10, metavar="SECONDS", help="The longest time of a restart.")
     ] = 600.0,
-    allow_older: Annotated[bool, typer.Option("--allow-older", help="Also an image before theirs.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also devices that run the image already.")] = False,
+    allow_older: Annotated[
+        bool, typer.Option("--allow-older", help="Also install an image that is older than the running one.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also update devices that run the image already.")
+    ] = False,
     authority: AuthorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Update devices to an image, and stop at the first failure. A device that does not come back with the
-    new one starts what it had before. After a failure or Ctrl-C the same command goes on.
+    new image starts the one before. After a failure or Ctrl-C, repeat the same command: it continues.
     """
     from millpond.host.remote import bundles  # import cryptography and paramiko, which takes long
     from millpond.host.remote.device_update import DeviceUpdate

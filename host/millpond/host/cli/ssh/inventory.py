@@ -19,14 +19,14 @@ app = new_app()
 @app.command()
 def inventory(
     _list: Annotated[
-        bool, typer.Option("--list", help="The whole inventory; so it is without it, too.")
+        bool, typer.Option("--list", help="Print the whole inventory, as without options.")
     ] = False,
-    host: Annotated[str, typer.Option(metavar="DEVICE", help="The variables of one device.")] = "",
+    host: Annotated[str, typer.Option(metavar="DEVICE", help="Print the variables of one device.")] = "",
     admin: AdminOption = False,
     authority: AuthorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
 ) -> None:
-    """Print the fleet as Ansible's dynamic inventory, as JSON; groups are boards and those of fleet.toml.
+    """Print the fleet as Ansible's dynamic inventory, as JSON. Groups are boards, and groups of fleet.toml.
 
     Ansible runs an inventory that is a program: write '#!/bin/sh' and 'exec millpond inventory "$@"' to
     an executable file, and try 'ansible -i ./FILE millpond -m raw -a uptime'.

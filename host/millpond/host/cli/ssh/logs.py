@@ -42,13 +42,13 @@ def logs(
             metavar="DEVICE|JOB", help="A device's name or a job's number.", autocompletion=complete_logs
         ),
     ],
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="The number of last lines.")] = 50,
     follow: Annotated[
         bool,
         typer.Option(
             "--follow",
             "-f",
-            help="Then new lines as they come, until Ctrl-C or the job's end; as JSON, a document per line.",
+            help="Then print new lines as they come, until Ctrl-C or the job's end; as JSON, one per line.",
         ),
     ] = False,
     device: Annotated[
@@ -66,7 +66,8 @@ def logs(
 ) -> None:
     """Show the log of a device's agent, or of a job. What a job prints on a device stays there.
 
-    Only root of the device reads that, since it can hold private data: 'millpond logs --device csd0 JOB'.
+    Such prints can hold private data, so only root of the device reads them: 'millpond logs --device csd0
+    JOB'.
     """
     if device:
         _show_job_log(fleet_directory, authority, device, target, lines, output, follow=follow)

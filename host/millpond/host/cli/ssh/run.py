@@ -94,25 +94,31 @@ def run(
         str | None,
         typer.Argument(
             metavar="DEVICES",
-            help="csd0, csd0,csd1, csd[0-3,7], or a group of fleet.toml: @fast. None with --all.",
+            help="Devices: csd0, csd0,csd1, csd[0-3,7], or a group of fleet.toml: @fast. None with --all.",
             autocompletion=complete_device_sets,
         ),
     ] = None,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND...", help="Joined, and passed to a shell there, as by ssh."),
+        typer.Argument(
+            metavar="-- COMMAND...",
+            help="The command. Its words are joined and passed to a shell on the device, as ssh does.",
+        ),
     ] = None,
-    everywhere: Annotated[bool, typer.Option("--all", help="On all devices of the fleet.")] = False,
-    no_input: Annotated[bool, typer.Option("-n", "--no-input", help="Give it no standard input.")] = False,
+    everywhere: Annotated[bool, typer.Option("--all", help="Run it on all devices of the fleet.")] = False,
+    no_input: Annotated[
+        bool, typer.Option("-n", "--no-input", help="Give the command no standard input.")
+    ] = False,
     as_it_comes: Annotated[
-        bool, typer.Option("--stream", help="Several devices: print each line as it comes, behind [csd0].")
+        bool,
+        typer.Option("--stream", help="With several devices, print each line as it comes, behind [csd0]."),
     ] = False,
     admin: AdminOption = False,
     authority: AuthorityOption = None,
     timeout: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=0.1, help="End the command after so long, on each device; exit code 124."
+            metavar="SECONDS", min=0.1, help="End the command after this time, on each device; exit code 124."
         ),
     ] = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
@@ -120,11 +126,11 @@ def run(
 ) -> None:
     """Run a command on devices over SSH, passing on input, output, exit code. All behind -- is the command.
 
-    Several devices: each one gets the whole input. When all have ended, equal output is printed once, under
-    the names of its devices. The exit code is the greatest of all; --format json has that of each device.
-    A device that cannot be reached counts as 255 and stops no other. Ctrl-C, SIGTERM and SIGHUP end the
-    command everywhere, by SIGHUP, as does a lost connection; what runs in a session of its own (setsid) goes
-    on.
+    With several devices, each device gets the whole input. When all have ended, equal output is printed once,
+    under the names of its devices. The exit code is the greatest one of all devices; --format json has the
+    exit code of each. A device that cannot be reached counts as 255 and stops no other device. Ctrl-C,
+    SIGTERM, SIGHUP and a lost connection end the command on all devices, by SIGHUP. A process in a session of
+    its own (setsid) goes on.
     """
     words = [*([devices] if devices else []), *(command or [])] if everywhere else command or []
     line = " ".join(words[1:] if words[:1] == ["--"] else words)

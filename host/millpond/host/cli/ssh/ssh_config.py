@@ -26,7 +26,10 @@ from millpond.linux import sockets
 
 app = new_app()
 RelayOption = Annotated[
-    bool, typer.Option("--relay", help="For clients other than OpenSSH, which take no passed connection.")
+    bool,
+    typer.Option(
+        "--relay", help="Configure clients other than OpenSSH, which cannot take over an open connection."
+    ),
 ]
 
 
@@ -35,10 +38,15 @@ def ssh_config(
     devices: Annotated[
         str,
         typer.Argument(
-            metavar="DEVICES", help="All without it.", show_default=False, autocompletion=complete_device_sets
+            metavar="DEVICES",
+            help="The devices; without them, all.",
+            show_default=False,
+            autocompletion=complete_device_sets,
         ),
     ] = "@all",
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Begin the hosts' names with it.")] = "",
+    prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="Begin the names of hosts with this text.")
+    ] = "",
     relay: RelayOption = False,
     admin: AdminOption = False,
     authority: AuthorityOption = None,

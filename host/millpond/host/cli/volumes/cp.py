@@ -19,19 +19,26 @@ def cp(
         list[str],
         typer.Argument(
             metavar="SOURCE... TARGET",
-            help="On devices: csd0:public/..., csd[0-2]:..., @fast:...; else here.",
+            help="On devices: csd0:public/..., csd[0-2]:..., @fast:...; other paths are on this machine.",
         ),
     ],
     fleet_directory: FleetOption = DEFAULT_FLEET,
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Directories with all in them.")
+        bool, typer.Option("--recursive", "-r", help="Copy directories with all in them.")
     ] = False,
     checksum: Annotated[
         bool,
-        typer.Option("--checksum", "-c", help="Compare contents, not size and time, with what is there."),
+        typer.Option(
+            "--checksum",
+            "-c",
+            help="Compare contents with the files at the target, instead of size and time.",
+        ),
     ] = False,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Then delete what a directory has there, and not in the source.")
+        bool,
+        typer.Option(
+            "--delete", help="Then delete what a directory of the target has and the source has not."
+        ),
     ] = False,
     exclude: Annotated[
         list[str] | None,
@@ -42,15 +49,16 @@ def cp(
         ),
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="At Ctrl-C keep what has come of a file, for the next copy.")
+        bool,
+        typer.Option("--partial", help="At Ctrl-C keep the part of a file that has come, for the next copy."),
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Copy files to or from the public parts of devices, to several at once, or from one to another.
 
-    After a failure or Ctrl-C the same command goes on. A file that cannot be copied is told at the end, with
-    exit code 1, and keeps no other from it. Modes, times, holes, hard links and extended attributes (user.*)
-    are kept. Two copies at once do not disturb each other.
+    After a failure or Ctrl-C, repeat the same command: it continues. A file that cannot be copied does not
+    stop the others; it is named at the end, with exit code 1. The copy keeps modes, times, holes, hard links
+    and extended attributes (user.*). Two copies at once do not disturb each other.
     """
     from millpond.host.cli.volumes import copy
     from millpond.host.remote.copies.rules import CopyRules, Exclusions

@@ -26,19 +26,20 @@ MountDeviceArgument = Annotated[
     str | None, typer.Argument(metavar="DEVICE", help="Such as csd0.", autocompletion=complete_devices)
 ]
 PlaceArgument = Annotated[
-    Path | None, typer.Argument(metavar="DIR", help="A directory; made if it is not there.")
+    Path | None, typer.Argument(metavar="DIR", help="The directory; made if it is missing.")
 ]
 FstabOption = Annotated[
     str,
     typer.Option(
         "-o",
         metavar="OPTIONS",
-        help="As in /etc/fstab: ro, allow_other, uid=UID, gid=GID, timeout=SECONDS, wait=SECONDS (for "
-        "the device).",
+        help="Options as in /etc/fstab: ro, allow_other, uid=UID, gid=GID, timeout=SECONDS, and "
+        "wait=SECONDS for the device.",
     ),
 ]
 OthersOption = Annotated[
-    bool, typer.Option("--allow-other", help="Let other users in; so it is with another --uid.")
+    bool,
+    typer.Option("--allow-other", help="Let other users in. With another user as --uid this is always so."),
 ]
 TimeoutOption = Annotated[
     float | None,
@@ -77,10 +78,10 @@ def mount(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Mount the public part of a device's volume, until 'umount'; without arguments list what is mounted.
+    """Mount the public part of a device's volume, until 'umount'. Without arguments, list the mounts.
 
-    A mount whose process has ended is renewed in its place. In /etc/fstab (make install has mount.millpond):
-    csd0 /mnt/csd0 millpond fleet=DIR,uid=1000,nofail,x-systemd.automount 0 0
+    A mount whose process has ended is mounted again in its place. In /etc/fstab ('make install' installs
+    mount.millpond): csd0 /mnt/csd0 millpond fleet=DIR,uid=1000,nofail,x-systemd.automount 0 0
     """
     if device is None:
         _list_mounts(output)

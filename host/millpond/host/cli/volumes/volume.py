@@ -20,7 +20,10 @@ def volume(
     device: DeviceArgument,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     check: Annotated[
-        bool, typer.Option("--check", help="Check all that can be seen from here; exit code 1 with findings.")
+        bool,
+        typer.Option(
+            "--check", help="Check all that can be seen from this host; exit code 1 if a fault is found."
+        ),
     ] = False,
     operations: Annotated[
         bool,
