@@ -106,9 +106,7 @@ ProcessesOption = Annotated[
 @app.command(context_settings={"allow_interspersed_args": False})
 def launch(
     script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS...", help="Arguments of the script.")
-    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="Its arguments.")] = None,
     devices: DevicesOption = "",
     host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
     module: Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, as python -m does.")] = False,
@@ -125,9 +123,7 @@ def launch(
     private: PrivateOption = False,
     folders: FoldersOption = None,
     signature: SignatureOption = None,
-    digest: Annotated[
-        bool, typer.Option("--digest", help="Print the script's digest, and run nothing.")
-    ] = False,
+    digest: Annotated[bool, typer.Option("--digest", help="Only print the script's digest.")] = False,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
