@@ -25,18 +25,18 @@ class LinkConfig:
     """The device's end of the tunnel. It has either a ``socket`` or an ``ivshmem``."""
 
     address: Annotated[str, Key("the address of the device's end, with the prefix length")]
-    socket: Annotated[str, Key("a Unix socket to listen at, which the host reaches, too")] = ""
+    socket: Annotated[str, Key("a Unix socket on which the device listens; the host can reach its path")] = ""
     ivshmem: Annotated[
-        str, Key('the PCI address of memory that the host shares; "pci" for the only such device')
+        str, Key('the PCI address of the memory shared with the host; "pci": the only such device')
     ] = ""
     interface: Annotated[str, Key("the name of the network interface")] = "mp0"
     mtu: Annotated[int, Key("the largest packet, in bytes")] = 65520
     peers: Annotated[
-        str, Key("the fleet's network, which launched scripts may reach; without it the host alone")
+        str, Key("the network that launched scripts may reach: the fleet's; empty: only the host")
     ] = ""
     confinement: Annotated[
         Literal["required", "best-effort"],
-        Key('"best-effort" runs the tunnel also where the kernel cannot confine its pumps'),
+        Key('"best-effort" runs the tunnel even if the kernel cannot confine its pumps'),
     ] = "required"
 
     @property
@@ -51,18 +51,18 @@ class Privacy:
 
     canaries: Annotated[
         dict[str, str],
-        Key("texts, or bytes as `hex:...`, that must never leave: a connection that would carry one is cut"),
+        Key("texts, or bytes as `hex:...`, that must never leave; a connection that would carry one is cut"),
     ] = field(default_factory=dict)
-    tracers: Annotated[dict[str, str], Key("texts that may leave, and are counted")] = field(
-        default_factory=dict
-    )
+    tracers: Annotated[
+        dict[str, str], Key("texts, or bytes as `hex:...`, that may leave; the gate counts them")
+    ] = field(default_factory=dict)
     errors: Annotated[
         Literal["location", "full"],
-        Key('what leaves of a job\'s exception: its type and place, or ("full") its message, too'),
+        Key('what leaves of a job\'s exception: "location": type and place; "full": its message, too'),
     ] = "location"
     encrypt: Annotated[
         Literal["auto", "always"],
-        Key('refuses bulk connections without TLS: "always", or where the link leaves the box ("auto")'),
+        Key('when bulk connections need TLS: "always", or ("auto") if the link leaves the box'),
     ] = "auto"
     launch: Annotated[
         Literal["public", "private"],
@@ -71,13 +71,13 @@ class Privacy:
     at_rest: Annotated[
         Literal["auto", "required", "off"],
         Key(
-            'encrypts the private part on the flash where that can be done ("auto"), starts only then '
-            '("required"), or never encrypts a new one ("off")'
+            'encryption of the private part on the flash: "auto": if it is possible; "required": else the '
+            'agent does not start; "off": a new private part is not encrypted'
         ),
     ] = "auto"
     landlock: Annotated[
         Literal["required", "best-effort"],
-        Key('"best-effort" serves the volume also where the kernel cannot restrict its server by Landlock'),
+        Key('"best-effort" serves the volume even if the kernel cannot restrict its server by Landlock'),
     ] = "required"
 
 
@@ -85,26 +85,28 @@ class Privacy:
 class Users:
     """The uids of the agent's processes."""
 
-    volume: Annotated[int, Key("of the volume's server")] = 64001
-    worker: Annotated[int, Key("of jobs")] = 64002
-    launch: Annotated[int, Key("of launched scripts")] = 64004
-    node: Annotated[int, Key("of reduction nodes")] = 64005
-    data: Annotated[int, Key("of data services")] = 64006
+    volume: Annotated[int, Key("uid of the volume's server")] = 64001
+    worker: Annotated[int, Key("uid of job workers")] = 64002
+    launch: Annotated[int, Key("uid of launched scripts")] = 64004
+    node: Annotated[int, Key("uid of reduction nodes")] = 64005
+    data: Annotated[int, Key("uid of data services")] = 64006
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
     """The fast tier, which holds mini-epochs of a job's private data."""
 
-    fast: Annotated[str, Key('the memory that they take at most, such as "8 GiB"')] = "1 GiB"
+    fast: Annotated[str, Key('the most memory of the two mini-epochs of a job, such as "8 GiB"')] = "1 GiB"
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
     """Limits of the processes of one job."""
 
-    memory: Annotated[str, Key('their memory together, such as "6 GiB"; "": what the device can spare')] = ""
-    processes: Annotated[int, Key("their number; each thread is one", 16)] = PROCESSES
+    memory: Annotated[
+        str, Key('the most memory of all its processes, such as "6 GiB"; "": what the device can spare')
+    ] = ""
+    processes: Annotated[int, Key("the most processes and threads together", 16)] = PROCESSES
 
     @property
     def memory_bytes(self) -> int:
@@ -114,19 +116,23 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The agent's configuration. Paths are absolute. ``watts`` are for a board that nothing measures."""
+    """The agent's configuration. Paths are absolute. ``watts`` are for a board without a power sensor."""
 
     name: Annotated[str, Key("the device's name, as in its certificate")]
     link: LinkConfig
     lan: Annotated[
-        str, Key("the address, with the prefix length, on a network of the devices' own; without one none")
+        str, Key("the device's address, with the prefix length, on the devices' own LAN; empty: no LAN")
     ] = ""
     flash: Annotated[str, Key("the file system of the flash, with the folders `public` and `private`")] = (
         "/flash"
     )
     volume: Annotated[str, Key("where the volume is mounted")] = "/volume"
-    state: Annotated[str, Key("the agent's own state, which survives updates")] = "/var/lib/millpond"
-    identity: Annotated[str, Key("the device's certificate and keys, beside this file")] = "/etc/millpond"
+    state: Annotated[str, Key("the directory of the agent's own state, which survives updates")] = (
+        "/var/lib/millpond"
+    )
+    identity: Annotated[str, Key("the directory of the device's certificate and keys, and of agent.toml")] = (
+        "/etc/millpond"
+    )
     privacy: Privacy = field(default_factory=Privacy)
     policy: Policy = field(default_factory=Policy)
     users: Users = field(default_factory=Users)
@@ -134,23 +140,23 @@ class AgentConfig:
     limits: JobLimits = field(default_factory=JobLimits)
     board: Annotated[
         Literal["emulated", "real"],
-        Key('the sensors of an "emulated" board are those of the machine that it shares, and not read'),
+        Key('"emulated": no sensors are read, as they are those of the shared machine'),
     ] = "real"
     watts: Watts | None = None
     public_quota: Annotated[
         int | None,
         Key(
-            "bytes of the flash that the host may fill with public files; without it all",
+            "bytes of the flash that the host may fill with public files; unset: all",
             above=0,
             most=math.inf,
         ),
     ] = None
-    files: Annotated[str, Key("the folder of jobs' files; without one that of the state")] = ""
+    files: Annotated[str, Key("the folder of jobs' files; empty: the folder of the state")] = ""
     files_cache: Annotated[
-        int, Key("bytes of jobs' files that are kept for the next job; not less than policy.largest_files")
+        int, Key("most bytes of jobs' files kept for later jobs; not less than policy.largest_files")
     ] = 8 << 30
     zygote_idle: Annotated[
-        float, Key("seconds for which the agent keeps torch loaded behind its last worker", 1, 86400)
+        float, Key("seconds for which the agent keeps torch loaded after its last worker", 1, 86400)
     ] = 600.0
 
     @property

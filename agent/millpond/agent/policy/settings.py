@@ -17,34 +17,36 @@ _KEY = re.compile(r"(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The jobs that the device takes part in, and what it answers them."""
+    """The jobs in which the device takes part, and the answers that it gives them."""
 
     least_samples: Annotated[
         int,
-        Key("samples of a group: each answer covers whole groups of a private folder; 1: single samples", 1),
+        Key("samples of a group; each answer covers whole groups of a private folder; 1: single samples", 1),
     ] = 8
     answers_per_state: Annotated[
-        int, Key("answers about a private folder at one state of a model; 0: any number", 0)
+        int, Key("most answers about a private folder at one state of a model; 0: any number", 0)
     ] = 256
     folders: Annotated[
         tuple[str, ...],
-        Key(
-            'private folders that jobs may read, such as "private/digits"; none named: all, each job its own'
-        ),
+        Key('private folders that jobs may read, such as "private/digits"; empty: any that a job names'),
     ] = ()
     code: Annotated[
         Literal["any", "listed", "signed"],
-        Key("jobs that it takes: all, those whose code is in `listed`, or is signed by a key of `owners`"),
+        Key("jobs that the device takes: all, those with code in `listed`, or signed by a key of `owners`"),
     ] = "any"
     listed: Annotated[
         tuple[str, ...], Key("digests of code with its arguments, as `millpond sign` prints them")
     ] = ()
-    owners: Annotated[tuple[str, ...], Key("public keys, as OpenSSH writes them")] = ()
-    largest_model: Annotated[int, Key("float32 values of a model", 1, math.inf)] = 1 << 30
-    largest_files: Annotated[int, Key("bytes of a job's files together", 0, math.inf)] = 4 << 30
-    largest_state: Annotated[int, Key("bytes that the tasks of one job keep on the device", 0, math.inf)] = (
-        1 << 30
-    )
+    owners: Annotated[
+        tuple[str, ...], Key("public keys of those who may sign code, as OpenSSH writes them")
+    ] = ()
+    largest_model: Annotated[int, Key("most float32 values of a model", 1, math.inf)] = 1 << 30
+    largest_files: Annotated[
+        int, Key("most bytes of a job's files together, and of its unpacked wheels", 0, math.inf)
+    ] = 4 << 30
+    largest_state: Annotated[
+        int, Key("most bytes that one job keeps on the device between exchanges", 0, math.inf)
+    ] = 1 << 30
     plain_lan: Annotated[
         bool, Key("updates may go to other devices of a job by UDP, authenticated and not encrypted")
     ] = False

@@ -30,25 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """One device of the fleet. Its ``watts`` are for agents that cannot measure or know its power."""
+    """One device of the fleet. Its ``watts`` are for an agent that neither measures nor knows its power."""
 
-    name: Annotated[str, Key("1 to 12 of a-z, 0-9 and '-'")]
+    name: Annotated[str, Key("the device's name: 1 to 12 of a-z, 0-9 and '-'")]
     board: Annotated[str, Key('the kind of board: "emulated", or one of `images/millpond/images/boards`')] = (
         EMULATED
     )
     encrypt: Annotated[
         Literal["auto", "always"],
-        Key('TLS for bulk data: "always", or where the tunnel leaves the box ("auto")'),
+        Key('when bulk data have TLS: "always", or ("auto") if the tunnel leaves the box'),
     ] = "auto"
     agent: Annotated[
-        tuple[str, ...], Key("another command as the agent of an emulated board, such as a build under test")
+        tuple[str, ...],
+        Key("the command of an emulated board's agent, such as a build under test; empty: the usual"),
     ] = ()
     watts: Watts | None = None
     lan: Annotated[
-        str, Key("the address, with the prefix length, on a network of the devices' own; without one none")
+        str, Key("the device's address, with the prefix length, on the devices' own LAN; empty: no LAN")
     ] = ""
     address: Annotated[
-        str, Key("the address of the device's end of the tunnel, written when it is provisioned")
+        str, Key("the address of the device's end of the tunnel, written when the device is provisioned")
     ] = ""
 
 
@@ -58,40 +59,44 @@ class HostConfig:
 
     accelerator: Annotated[
         Literal["auto", "cpu", "cuda"],
-        Key('what the host computes with: "auto" is a GPU where torch finds one, "cuda" a GPU or nothing'),
+        Key('how the host computes: "auto": on a GPU if torch finds one; "cuda": on a GPU or not at all'),
     ] = "auto"
     firewall: Annotated[
         Literal["required", "off"],
-        Key("closes the host's services to its devices; needs the kernel's nftables"),
+        Key("a firewall that closes the host's services to its devices; needs the kernel's nftables"),
     ] = "required"
     confinement: Annotated[
         Literal["required", "best-effort"],
-        Key('"required" runs tunnels only where the kernel can confine their pumps'),
+        Key('"required" runs tunnels only if the kernel can confine their pumps'),
     ] = "required"
 
 
 @dataclass(frozen=True, slots=True)
 class JobsConfig:
-    """The ended jobs whose folders stay. The folder of the last one stays anyway."""
+    """The limits of the folders of ended jobs. ``mib`` never removes the folder of the last job."""
 
-    keep: Annotated[int, Key("how many of the newest; 0: any number", 0)] = 500
-    mib: Annotated[int, Key("MiB of their folders together; 0: any size", 0)] = 65536
+    keep: Annotated[int, Key("most folders that stay, those of the newest jobs; 0: any number", 0)] = 500
+    mib: Annotated[int, Key("most MiB of these folders together; 0: any size", 0)] = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """The configuration of a fleet. Its ``watts`` are for a host without a meter of its power."""
+    """The configuration of a fleet. Its ``watts`` are for a host without a power sensor."""
 
     name: Annotated[str, Key("the fleet's name, in its certificates")]
     network: Annotated[str, Key("the network of the tunnels: a /30 for each device")] = "10.77.0.0/16"
     device: tuple[DeviceConfig, ...] = field(default_factory=tuple)
     watts: Watts | None = None
     zygote_idle: Annotated[
-        float, Key("seconds for which the host keeps torch loaded behind its last worker", 1, 86400)
+        float, Key("seconds for which the host keeps torch loaded after its last worker", 1, 86400)
     ] = 600.0
     silence: Annotated[
         float,
-        Key("seconds without an answer after which a device is lost; after half, jobs go on without", 2, 600),
+        Key(
+            "seconds without an answer after which a device is lost; after half, jobs go on without it",
+            2,
+            600,
+        ),
     ] = 3.0
     host: HostConfig = field(default_factory=HostConfig)
     lan: LinkShape = field(default_factory=LinkShape)
