@@ -27,12 +27,12 @@ CODES: Final = {
 }
 """The meaning of each exit code."""
 OTHER_CODES = """\
-'run' and 'shell' exit as what they ran, 128 + N where signal N ended that; 'run' on several devices with the
-greatest of their codes; 124 at its --timeout.
+'run' and 'shell' exit with the code of the command that they ran, 128 + N if signal N ended it. 'run' on
+several devices exits with the greatest of their codes. At its --timeout 'run' exits with 124.
 """
 EXIT_CODES = f"Exit codes: {'; '.join(f'{code} {about}' for code, about in CODES.items())}. {OTHER_CODES}"
 FLEET_DIRECTORY = """\
-The fleet's directory is that of --fleet; without it that in the variable MILLPOND_FLEET; without both
+The fleet's directory is that of --fleet, else that of the variable MILLPOND_FLEET. Without both it is
 /var/lib/millpond for root, and for users of its group who have no fleet of their own;
 ~/.local/state/millpond for others.
 """
