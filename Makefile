@@ -79,6 +79,7 @@ docs: reference $(DOCS_STAMP)  ## the site of the documents, in .site/html, with
 	@PYTHONPATH=tests .venv/bin/python -m documents lay-out
 	@.venv/bin/zensical build --clean --strict
 	@PYTHONPATH=tests .venv/bin/python -m documents look
+	@echo "millpond: the site begins with .site/html/index.html"
 
 guest: $(STAMP)  ## a small Debian for those tests that need a machine of their own, in .guest
 	@images/prerequisites.sh guest

@@ -59,7 +59,7 @@ def test_a_device_is_added_to_the_running_daemon_and_machine(shrinking: Emulatio
     again = shrinking.millpond("add", "csd7", "--board", "emulated")
     assert again.code == 2 and "csd7" in again.err
     assert shrinking.millpond("remove", "csd7").code == 0
-    assert list(shrinking.devices()) == ["csd1"]
+    assert "csd7" not in shrinking.devices()
     assert shrinking.millpond("add", "csd7", "--board", "emulated").code == 0
     shrinking.wait({"csd1": "ready", "csd7": "ready"}, 60)
 

@@ -105,7 +105,7 @@ def remove(
         "  on the device: its private data, agent.toml and keys, and what jobs kept there",
     ]
     if not revocation.is_revoked(found, device):
-        lines.append(f"Its certificate stays good until 'millpond revoke {device}' (SECURITY.md)")
+        lines.append(f"Its certificate stays good until 'millpond revoke {device}'")
     show(output, {"device": device, "left": left}, "\n".join(lines))
 
 

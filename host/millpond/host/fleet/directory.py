@@ -280,6 +280,7 @@ def read(directory: Path, authority: Path | None = None) -> Fleet:
     except FileNotFoundError:
         raise ConfigError(
             f"{directory} holds no fleet: make one with 'millpond init --fleet {directory}'"
+            ", or try emulated devices with 'millpond emulate'"
         ) from None
     except OSError:
         pass  # reading the file raises the error
