@@ -27,7 +27,7 @@ from millpond.fs.vfs.path_api import Handle, os_error
 
 from ..waiting import eventually
 from .conftest import in_own_mounts
-from .support import Doing, errno_of
+from .support import SOON, Doing, errno_of
 from .world import World
 
 LONG = 60.0
@@ -118,6 +118,27 @@ def test_more_than_the_bound_wait_their_turn(world: World, monkeypatch: pytest.M
 
 
 @in_own_mounts
+def test_a_read_does_not_wait_for_its_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recall waits for its pages, and the others might wait for the recall."""
+    monkeypatch.setattr(threads, "MOST_AT_ONCE", 2)
+    with served(world) as (tree, top):
+        slow = make_slow(tree, top, 5)
+        (top / "f").write_bytes(b"data")
+        file = os.open(top / "f", os.O_RDONLY)
+        looking = [Doing(os.stat, path) for path in slow]
+        eventually(lambda: tree.waiting == 2, "as many wait as there may be")
+        try:
+            for _ in range(2):
+                assert Doing(os.pread, file, 4, 0).result(SOON) == b"data"
+            assert tree.waiting == 2  # a read that has ended makes room for no other request
+        finally:  # a close waits for its turn, too
+            tree.go.set()
+            os.close(file)
+        for each in looking:
+            each.result()
+
+
+@in_own_mounts
 def test_a_wait_of_which_nothing_is_said_holds_up_nobody(world: World) -> None:
     with served(world) as (tree, top):
         tree.says = False
@@ -203,7 +224,7 @@ def test_a_mount_ends_under_load(world: World) -> None:
 
 def test_the_server_has_a_slot_for_all_that_wait() -> None:
     """A client's requests and threads; readahead and keep-alives."""
-    assert threads.MOST_AT_ONCE + _BACKGROUND <= sessions._MAX_SLOTS
+    assert threads.MOST_AT_ONCE + threads.MORE_READS + _BACKGROUND <= sessions._MAX_SLOTS
     assert readahead._LANES + 1 <= sessions._SPARE_SLOTS
 
 

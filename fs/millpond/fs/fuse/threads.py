@@ -27,6 +27,8 @@ from millpond.fs.vfs.operation import NOTHING, Operation, current
 log = logging.getLogger(__name__)
 MOST_AT_ONCE: Final = 96
 """Requests performed at once: a client's share of the server's session slots."""
+MORE_READS: Final = 16
+"""Beyond these: a recall waits for the pages that a read is to fill, and others may wait for the recall."""
 _MAX_IDLE = 8
 _UNREFUSABLE = frozenset({Code.FLUSH, Code.RELEASE, Code.RELEASEDIR})
 """Requests that the kernel does not repeat: locks and handles would be left."""
@@ -194,19 +196,28 @@ class RequestThreads:
         while following:
             self._perform_one(worker, following)
             with self._lock:
-                following = self._backlog.popleft() if self._backlog else None
-                self._under_way -= following is None
+                following = self._next()
         with self._lock:
             worker.busy = False
 
     def _admit(self, request: Request) -> bool:
         """With the lock: count a request; False if it has to wait for its turn."""
-        if self._under_way < MOST_AT_ONCE:
+        if self._under_way < MOST_AT_ONCE + (MORE_READS if request.header.code is Code.READ else 0):
             self._under_way += 1
             return True
         request.body = memoryview(bytes(request.body))  # the thread's buffer is used again
         self._backlog.append(request)
         return False
+
+    def _next(self) -> Request | None:
+        """With the lock: return the request whose turn it is when one has ended, None if there is none."""
+        any_may = self._under_way <= MOST_AT_ONCE
+        turns = (request for request in self._backlog if any_may or request.header.code is Code.READ)
+        if following := next(turns, None):
+            self._backlog.remove(following)
+        else:
+            self._under_way -= 1
+        return following
 
     def _withdraw(self, request: Request) -> None:
         """Answer a request that was interrupted while it waited for its turn, unless it must be performed."""
