@@ -12,6 +12,7 @@ import pytest
 
 from millpond.fs.fuse import mounts
 
+from ..waiting import eventually
 from .conftest import _switched_on
 from .support import Emulation, create
 
@@ -52,7 +53,10 @@ def test_a_device_is_added_to_the_running_daemon_and_machine(shrinking: Emulatio
         "csd7 (emulated) is in the fleet, and the host daemon has it\n",
     ), result
     shrinking.wait({"csd1": "ready", "csd7": "ready"}, 60)
-    assert shrinking.millpond("run", "csd[1,7]", "--", "uname -n").out == "csd1: csd1\ncsd7: csd7\n"
+    eventually(
+        lambda: shrinking.millpond("run", "csd[1,7]", "--", "uname -n").out == "csd1: csd1\ncsd7: csd7\n",
+        "the SSH server of the new device answers, too",
+    )
     assert shrinking.daemon().pid == before
     guarded = shrinking.millpond("run", "--admin", "csd7", "--", "nc -w 1 10.77.0.1 22 || echo none").out
     assert guarded.endswith("none\n") or "not found" in guarded

@@ -154,7 +154,14 @@ def training(demo: Demo) -> bool:
 
 def mounting(demo: Demo) -> bool:
     """The job is done, and the first volume is about to be mounted."""
-    return any(process.status() == psutil.STATUS_STOPPED for process in demo.left())
+    return any(_is_stopped(process) for process in demo.left())
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return False
 
 
 @pytest.mark.parametrize(

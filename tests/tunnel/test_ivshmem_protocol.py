@@ -172,6 +172,9 @@ def test_a_peer_that_does_not_read_loses_nothing_and_harms_nobody(
 
 def test_the_server_keeps_no_privilege_and_removes_its_socket(server: tuple[Path, Program]) -> None:
     path, program = server
+    peer = DoorbellClient(path, "host")  # it serves by then, and ends as asked
+    peer.memory.release()
+    peer.close()
     status = Path(f"/proc/{program.process.pid}/status").read_text()
     assert "\nCapEff:\t0000000000000000\n" in status and "\nNoNewPrivs:\t1\n" in status
     program.process.terminate()
