@@ -24,7 +24,7 @@ from millpond.fs.client.metrics import OperationMeter
 from millpond.fs.client.reply_buffers import ReplyBuffers
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.validate import require_possible
-from millpond.fs.vfs.operation import Operation, about_to_wait, current, woken_by
+from millpond.fs.vfs.operation import Operation, about_to_wait, current, pause
 from millpond.fs.vfs.path_api import MAX_TRANSFER, os_error
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Message
@@ -323,9 +323,7 @@ class SessionConnection:
             else:
                 self._keep_alive.away_since = None
                 return channel
-            woken = threading.Event()
-            with woken_by(woken.set):
-                woken.wait(_REDIAL_SECONDS)
+            pause(_REDIAL_SECONDS)
 
     def disconnect(self) -> None:
         """Close the connection. The server waits a while for the next one."""

@@ -24,7 +24,7 @@ from millpond.base.errors import DeadlineExceeded, MillpondError
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.coherence.shared_bitmap import SharedBitmapView, receive_bitmap
 from millpond.fs.proto import delegations as m
-from millpond.fs.vfs.operation import about_to_wait, current, held, woken_by
+from millpond.fs.vfs.operation import about_to_wait, current, held, pause, woken_by
 from millpond.fs.vfs.path_api import os_error
 from millpond.linux.sockets import connect
 from millpond.wire.channel import Channel
@@ -196,9 +196,7 @@ class DeviceDelegationBreaker:
                 if deadline.passed:  # it stands still, and takes no connection
                     raise os_error(errno.EIO) from None
                 about_to_wait()
-                woken = threading.Event()
-                with woken_by(woken.set):
-                    woken.wait(_PAUSE)
+                pause(_PAUSE)
 
     def _forget_idle(self) -> None:
         with contextlib.suppress(IndexError):

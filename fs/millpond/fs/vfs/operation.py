@@ -90,6 +90,13 @@ def woken_by(wake: Callable[[], None]) -> Iterator[Operation]:
         operation.remove_wake(wake)
 
 
+def pause(seconds: float) -> None:
+    """Wait so long, or until the operation is interrupted."""
+    woken = threading.Event()
+    with woken_by(woken.set):
+        woken.wait(seconds)
+
+
 @contextlib.contextmanager
 def held(
     lock: threading.Lock, seconds: float = threading.TIMEOUT_MAX, *, interruptible: bool = False
