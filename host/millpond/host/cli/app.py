@@ -48,13 +48,14 @@ _MODULES: Final = {
     "simulate": "simulation.command",
 }
 """The module of each command, its own name where there is none; in the order of the help."""
+_LISTED: Final = {name: module or name for name, module in _MODULES.items()}
 _HERE, _ROOMS = Path(__file__).parent, (".", "ssh", "volumes")
 _MAKES_COMMANDS = "\napp = new_app("
 
 
 def _modules() -> dict[str, str]:
-    """Return the module of each command, also of those that have no line here."""
-    found = {name: module or name for name, module in _MODULES.items()}
+    """Return the module of each command, also of those that have no line here. Reads the rooms' files."""
+    found = dict(_LISTED)
     known = set(found.values())
     for file in sorted(each for room in _ROOMS for each in _HERE.glob(f"{room}/*.py")):
         module = ".".join(file.relative_to(_HERE).with_suffix("").parts)
@@ -72,7 +73,7 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
         """Return a command; None for a name that is none, once those are loaded that it may be a slip of."""
-        modules = _modules()
+        modules = _LISTED if cmd_name in _LISTED else _modules()
         for name in (cmd_name,) if cmd_name in modules else modules:
             if name not in self.commands:
                 with loading():
