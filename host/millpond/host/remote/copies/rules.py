@@ -32,8 +32,8 @@ def _matches(pattern: str, path: str, is_directory: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CopyRules:
-    """What a copy does: it leaves out ``excluded`` files, compares contents (``checksum``), ``deletes`` what
-    the source does not have, and keeps the part of a file that it was writing when it was ended (``keeps``).
+    """The rules of a copy: it leaves out ``excluded`` files, compares contents (``checksum``), ``deletes``
+    what the source does not have, and keeps the part of a file that it was writing at its end (``keeps``).
     ``mask`` are the permissions that files may have. ``is_ended`` is asked again and again.
     """
 
