@@ -218,9 +218,10 @@ class EmulatedMachine:
 
     def _switch_on_new(self) -> None:
         """Switch on emulated boards that were added to the fleet meanwhile."""
-        if self._list_version() == self._listed:
+        version = self._list_version()
+        if version == self._listed:
             return
-        self._listed = self._list_version()
+        self._listed = version
         with contextlib.suppress(LocalError):  # a user may be editing the file
             fleet = directory.read(self._fleet.directory)
             for device in fleet.config.device:
