@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .commands import command
+from .copies import sides
 from .daemon_rig import open_rig, rig
 
-__all__ = ["command", "open_rig", "rig"]
+__all__ = ["command", "open_rig", "rig", "sides"]
