@@ -9,7 +9,7 @@ from typing import Literal
 
 from bench.rows import Row
 
-Role = Literal["millpond", "stannis", "untuned", "peer", "limit"]
+Role = Literal["millpond", "paper", "stannis", "untuned", "peer", "limit"]
 """Whose figures a line shows; it decides on the colour."""
 
 

@@ -12,6 +12,7 @@ from bench.rows import Row
 
 _COLORS: dict[Role, str] = {
     "millpond": "#12766f",
+    "paper": "#b07d1a",
     "stannis": "#c8553d",
     "untuned": "#9aa0a8",
     "peer": "#6a5acd",
@@ -28,6 +29,8 @@ def draw(panels: Sequence[Panel], note: str, path: Path) -> None:
     import matplotlib as mpl  # slow to import
 
     mpl.use("Agg")
+    # A small file, and the same one each time.
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": path.stem})
     from matplotlib import pyplot
 
     lines = -(-len(panels) // _COLUMNS)
@@ -39,7 +42,7 @@ def draw(panels: Sequence[Panel], note: str, path: Path) -> None:
         else:
             axes.set_axis_off()
     figure.supxlabel(note, fontsize=8, color="#666666")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 
 

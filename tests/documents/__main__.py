@@ -14,13 +14,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.papers.results import published
 from bench.rows import Row
 from documents import site
+from documents.exhibits import with_exhibits
 from documents.figures import Files, NoFigureError, filled
 from documents.reference import PAGES
 from documents.site import ROOT
 
-REFERENCE, BENCH = ROOT / "docs" / "reference", ROOT / "docs" / "bench"
+REFERENCE, BENCH, PAPERS = (ROOT / "docs" / name for name in ("reference", "bench", "papers"))
 BUILD = ROOT / ".site"
 
 
@@ -42,10 +44,10 @@ def texts() -> Iterator[tuple[Path, str]]:
     """
     for name, made in PAGES.items():
         yield REFERENCE / name, made()
-    files = bench_files(BENCH)
+    files, results = bench_files(BENCH), published(PAPERS)
     for path in pages():
         try:
-            yield path, filled(path.read_text(), files)
+            yield path, with_exhibits(filled(path.read_text(), files), results)
         except NoFigureError as error:
             raise NoFigureError(f"{path.relative_to(ROOT)}: {error}") from None
 
