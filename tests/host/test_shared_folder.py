@@ -53,14 +53,21 @@ class NearDevice:
     config: DeviceConfig = field(default_factory=lambda: DeviceConfig("csd0"))
     name: str = "csd0"
     mounts: dict[bytes, SharedMount] = field(default_factory=dict)
+    served: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folders = SharedFolders(self.top, SCRIPT)
 
     def control(self, _deadline: Deadline) -> Channel:
         near, far = socket.socketpair()
-        threading.Thread(target=self._serve, args=(far,), daemon=True).start()
+        self.served.append(threading.Thread(target=self._serve, args=(far,), daemon=True))
+        self.served[-1].start()
         return Channel(near, self.name)
+
+    def has_ended(self) -> None:
+        """An agent outlives a launch: it takes a mount away after the host has heard that it has ended."""
+        for thread in self.served:
+            thread.join(20)
 
     def _serve(self, sock: socket.socket) -> None:
         with Channel(sock, "host") as host, contextlib.suppress(RemoteError):
@@ -111,6 +118,7 @@ def ranks(top: Path, encrypt: Literal["auto", "always"] = "auto") -> Iterator[Ra
     device = cast(Device, near)
     with contextlib.closing(served), served.on_host(run) as host, served.on_device(device, run):
         yield Ranks(folder, host, near.folders.place(run))
+    near.has_ended()
 
 
 def in_ranks(
