@@ -126,7 +126,7 @@ PREPARES = """
         os.truncate(descriptor, 4 * layout.size(tensors))
     prepare = PrepareWorker(work, "csd0", (Folder("private", "csd0"),), {}, tensors)
     roles.make(prepare, folder, folder, roles.Descriptors(*shared)).ready()
-    new = set(sys.modules) - before - {"millpond.train.zoo", "millpond.train.zoo.models"}
+    new = {name for name in set(sys.modules) - before if not name.startswith("millpond.train.zoo")}
     print(*{name.partition(".")[0] for name in new})
 """
 

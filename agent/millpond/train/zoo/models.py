@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: models that come with millpond, for jobs without code of their own.
+"""Pure: small models, and models for small processors, for jobs without code of their own.
 
 The factories take ``classes`` and the ``side`` of the square images in pixels. Their logits go into a cross
-entropy, which has the softmax in it. MobileNetV2 and ShuffleNet halve their maps five times, so that the last
-ones have 7x7 pixels for the published 224x224; for images so small that less than 3x3 would be left, they
-leave out the first halvings: two of them at 32x32. Nothing else changes, and no parameter.
+entropy, which has the softmax in it. MobileNetV2, ShuffleNet and EfficientNet-B0 take small images, see
+``layers``.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, cat, nn
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, silu
 
-_HALVINGS, _LEAST_MAP = 5, 3
+from millpond.train.zoo.layers import ConvNorm, pooled, strides
 
 
 class DigitsCNN(nn.Module):
@@ -42,6 +41,18 @@ def digits_cnn(classes: int = 10) -> nn.Module:
     return DigitsCNN(classes)
 
 
+def mnist_cnn(classes: int = 10, side: int = 28, channels: int = 1) -> nn.Module:
+    """Make a CNN of three convolutions for images [N, channels, side, side] from 8x8 on; 93,322 parameters
+    for MNIST. Ember's paper (section 4) trains one of three convolutions, and does not print its layers.
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((channels, 32), (32, 64), (64, 64)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(64 * (side // 8) ** 2, 64), nn.ReLU(), nn.Linear(64, classes)
+    )
+
+
 def cifar_cnn(classes: int = 10, side: int = 32, channels: int = 3, dropout: float = 0.5) -> nn.Module:
     """Make the CNN of the paper on aggregation by a DPU (its footnote 1), images [N, channels, side, side].
 
@@ -67,34 +78,40 @@ def _two_convolutions(inputs: int, middle: int, outputs: int) -> list[nn.Module]
     return [first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2)]
 
 
-def _strides(side: int) -> list[int]:
-    """Return the strides of the five layers that halve their maps: 1 for those that are left out."""
-    halvings = next((n for n in range(_HALVINGS, 0, -1) if -(-side >> n) >= _LEAST_MAP), 0)
-    return (_HALVINGS - halvings) * [1] + halvings * [2]
-
-
-class _ConvNorm(nn.Sequential):
-    """A convolution that keeps the maps' size but for ``stride``, and a BatchNorm."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
-        padding = kernel // 2
-        super().__init__(
-            nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-
-
 _MOBILENET = ((1, 16, 1), (6, 24, 2), (6, 32, 3), (6, 64, 4), (6, 96, 3), (6, 160, 3), (6, 320, 1))
 """Expansion, channels and number of the blocks; the 2nd, 3rd, 4th and 6th row halve (its table 2)."""
 
 
+class _SqueezeExcite(nn.Module):
+    """Scales each channel by a share that follows from the means of all channels (Hu et al. 2018)."""
+
+    def __init__(self, channels: int, middle: int) -> None:
+        super().__init__()
+        self.squeeze, self.excite = nn.Conv2d(channels, middle, 1), nn.Conv2d(middle, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean((2, 3), keepdim=True)
+        shares: Tensor = self.excite(silu(self.squeeze(mean))).sigmoid()
+        return x * shares
+
+
 class _InvertedResidual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        expansion: int,
+        kernel: int = 3,
+        activation: type[nn.Module] = nn.ReLU6,
+        squeezed: int = 0,
+    ) -> None:
         super().__init__()
         hidden = inputs * expansion
-        widen = [_ConvNorm(inputs, hidden, 1), nn.ReLU6()] if expansion > 1 else []
-        depthwise = _ConvNorm(hidden, hidden, 3, stride=stride, groups=hidden)
-        self.layers = nn.Sequential(*widen, depthwise, nn.ReLU6(), _ConvNorm(hidden, outputs, 1))
+        widen = [ConvNorm(inputs, hidden, 1), activation()] if expansion > 1 else []
+        depthwise = ConvNorm(hidden, hidden, kernel, stride=stride, groups=hidden)
+        excite = [_SqueezeExcite(hidden, squeezed)] if squeezed else []
+        self.layers = nn.Sequential(*widen, depthwise, activation(), *excite, ConvNorm(hidden, outputs, 1))
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,21 +124,49 @@ def mobilenet_v2(classes: int = 1000, side: int = 224, dropout: float = 0.2) -> 
 
     3,504,872 parameters and 301 million multiply-adds for 1000 classes at 224x224, as published.
     """
-    stem, second, third, fourth, sixth = _strides(side)
-    layers: list[nn.Module] = [_ConvNorm(3, 32, 3, stride=stem), nn.ReLU6()]
+    stem, second, third, fourth, sixth = strides(side)
+    layers: list[nn.Module] = [ConvNorm(3, 32, 3, stride=stem), nn.ReLU6()]
     inputs = 32
     for row, stride in zip(_MOBILENET, (1, second, third, fourth, 1, sixth, 1), strict=True):
         expansion, channels, count = row
         for number in range(count):
             layers.append(_InvertedResidual(inputs, channels, 1 if number else stride, expansion))
             inputs = channels
-    layers += [_ConvNorm(inputs, 1280, 1), nn.ReLU6()]
-    return nn.Sequential(*layers, *_pooled(), nn.Dropout(dropout), nn.Linear(1280, classes))
+    layers += [ConvNorm(inputs, 1280, 1), nn.ReLU6()]
+    return nn.Sequential(*layers, *pooled(), nn.Dropout(dropout), nn.Linear(1280, classes))
 
 
-def _pooled() -> list[nn.Module]:
-    """Average maps [N, channels, any, any] to [N, channels]."""
-    return [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+_EFFICIENTNET = (
+    (1, 16, 1, 3),
+    (6, 24, 2, 3),
+    (6, 40, 2, 5),
+    (6, 80, 3, 3),
+    (6, 112, 3, 5),
+    (6, 192, 4, 5),
+    (6, 320, 1, 3),
+)
+"""Expansion, channels, number and kernel of the blocks; the 2nd, 3rd, 4th and 6th row halve (its table 1)."""
+
+
+def efficientnet_b0(classes: int = 1000, side: int = 224, dropout: float = 0.2) -> nn.Module:
+    """Make EfficientNet-B0 of Tan and Le 2019, without stochastic depth, images [N, 3, side, side].
+
+    5,288,548 parameters and 386 million multiply-adds for 1000 classes at 224x224; its table 2 has 5.3
+    million and 0.39 billion.
+    """
+    stem, second, third, fourth, sixth = strides(side)
+    layers: list[nn.Module] = [ConvNorm(3, 32, 3, stride=stem), nn.SiLU()]
+    inputs = 32
+    for row, stride in zip(_EFFICIENTNET, (1, second, third, fourth, 1, sixth, 1), strict=True):
+        expansion, channels, count, kernel = row
+        for number in range(count):
+            first = 1 if number else stride
+            layers.append(
+                _InvertedResidual(inputs, channels, first, expansion, kernel, nn.SiLU, max(inputs // 4, 1))
+            )
+            inputs = channels
+    layers += [ConvNorm(inputs, 1280, 1), nn.SiLU()]
+    return nn.Sequential(*layers, *pooled(), nn.Dropout(dropout), nn.Linear(1280, classes))
 
 
 _SHUFFLENET = ((240, 4), (480, 8), (960, 4))
@@ -138,9 +183,9 @@ class _ShuffleUnit(nn.Module):
         super().__init__()
         self.stride, self.joins = stride, inputs != outputs
         middle = outputs // 4
-        self.squeeze = _ConvNorm(inputs, middle, 1, groups=groups)
-        self.depthwise = _ConvNorm(middle, middle, 3, stride=stride, groups=middle)
-        self.expand = _ConvNorm(middle, outputs - inputs if self.joins else outputs, 1, groups=_GROUPS)
+        self.squeeze = ConvNorm(inputs, middle, 1, groups=groups)
+        self.depthwise = ConvNorm(middle, middle, 3, stride=stride, groups=middle)
+        self.expand = ConvNorm(middle, outputs - inputs if self.joins else outputs, 1, groups=_GROUPS)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.squeeze(x).relu()
@@ -159,20 +204,22 @@ def _shuffle(x: Tensor) -> Tensor:
     return grouped.transpose(1, 2).reshape(count, channels, height, width)
 
 
-def shufflenet(classes: int = 1000, side: int = 224) -> nn.Module:
-    """Make ShuffleNet (the first) of Zhang et al. 2017, 3 groups, width 1, images [N, 3, side, side].
+def shufflenet(classes: int = 1000, side: int = 224, width: int = 1) -> nn.Module:
+    """Make ShuffleNet (the first) of Zhang et al. 2017, 3 groups, ``width`` times the channels, images [N, 3,
+    side, side].
 
-    1,865,728 parameters and 137 million multiply-adds for 1000 classes at 224x224. The paper has 137 million
-    and no count of parameters; its authors' own program says 1.9 million.
+    For 1000 classes at 224x224 it has 1,865,728 parameters and 137 million multiply-adds at width 1, and
+    5,450,776 and 524 million at width 2. The paper has 137 and 524 million (its table 2) and no count of
+    parameters; its authors' own program says 1.9 and 5.4 million.
     """
-    stem, pool, *stages = _strides(side)
-    layers: list[nn.Module] = [_ConvNorm(3, 24, 3, stride=stem), nn.ReLU()]
+    stem, pool, *stages = strides(side)
+    inputs = first = 24 * width
+    layers: list[nn.Module] = [ConvNorm(3, first, 3, stride=stem), nn.ReLU()]
     if pool == 2:
         layers.append(nn.MaxPool2d(3, stride=2, padding=1))
-    inputs = 24
     for (channels, count), stride in zip(_SHUFFLENET, stages, strict=True):
         for number in range(count):
-            groups = _GROUPS if inputs > 24 else 1  # its first has few channels, and no groups
-            layers.append(_ShuffleUnit(inputs, channels, 1 if number else stride, groups))
-            inputs = channels
-    return nn.Sequential(*layers, *_pooled(), nn.Linear(inputs, classes))
+            groups = _GROUPS if inputs > first else 1  # its first has few channels, and no groups
+            layers.append(_ShuffleUnit(inputs, width * channels, 1 if number else stride, groups))
+            inputs = width * channels
+    return nn.Sequential(*layers, *pooled(), nn.Linear(inputs, classes))
