@@ -190,6 +190,17 @@ def test_optimizers_and_schedulers_are_names_or_tables(
     assert load(WorkSpec, msgpack.unpackb(msgpack.packb(dump(work))), "work") == work
 
 
+def test_a_rate_of_each_step_is_for_synchronous_steps(folder: Path) -> None:
+    scheduler = '[train]\nscheduler = { name = "PolynomialLR", power = 0.5, each = "step" }\n'
+    work = read(folder, f"{GOOD}{scheduler}[synchronous]\n")[0].work
+    assert work.scheduler == SchedulerSpec("PolynomialLR", {"power": 0.5}, "step")
+    for kind in ("[federated]\n", "[synchronous]\nlocal_steps = 2\n"):
+        with pytest.raises(ConfigError, match='scheduler: each = "step" is for \\[synchronous\\] with'):
+            read(folder, f"{GOOD}{scheduler}{kind}")
+    with pytest.raises(ConfigError, match="scheduler: each: 'round' is neither"):
+        read(folder, f"{GOOD}{scheduler.replace('step', 'round')}")
+
+
 def test_the_kind_of_job_has_its_quorum_and_every_kind_its_evaluation(folder: Path) -> None:
     evaluate = "\n[evaluate]\ntarget = 0.7\npatience = 3\n"
     rounds = read(folder, f"{GOOD}[federated]\nquorum = 0.25{evaluate}")[0]

@@ -152,6 +152,17 @@ def test_a_schedule_has_the_rates_of_torchs_own_loop(name: str, arguments: dict[
     assert rates(again, fresh, 6, 2) == [expected[5], expected[1]]
 
 
+def test_a_schedule_of_steps_is_the_papers_for_steps_of_one_size() -> None:
+    epochs, steps = 3, 8
+    spec = SchedulerSpec("PolynomialLR", {"total_iters": "total", "power": 0.5}, "step")
+    optimizer = make_optimizer(User().model(), OptimizerSpec("sgd", 0.08))
+    schedule, found = Schedule(optimizer, spec, epochs), []
+    for step in range(epochs * steps):
+        schedule.set(optimizer, 1 + step // steps, step % steps / steps)
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found == pytest.approx([0.08 * (1 - i / (epochs * steps)) ** 0.5 for i in range(epochs * steps)])
+
+
 @pytest.mark.parametrize(
     ("optimizer", "key"),
     [
@@ -199,6 +210,10 @@ def test_any_optimizer_has_a_schedule() -> None:
         (SchedulerSpec("StepLR"), "train: scheduler: StepLR: missing a required argument: 'step_size'"),
         (SchedulerSpec("StepLR", {"size": 1}), "train: scheduler: StepLR: "),
         (SchedulerSpec("StepLR", {"step_size": "three"}), "train: scheduler: StepLR: "),
+        (
+            SchedulerSpec("OneCycleLR", {"max_lr": 1, "total_steps": 9}, "step"),
+            "train: scheduler: OneCycleLR has rates for whole epochs alone",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused_in_one_line(spec: SchedulerSpec, told: str) -> None:

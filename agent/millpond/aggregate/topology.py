@@ -16,9 +16,9 @@ of all trees, and not less than one tree alone, whose first range has to pass al
 
 Trees that share a link keep each other waiting: by a tenth for each but one (measured, not derived).
 
-With one level this is FireCaffe's equation 3, ``W * p / BW`` for each direction. Its equation 4,
-``W * 2 * log2(p) / BW``, is for trees whose nodes wait for whole vectors; here a tree of any depth takes
-``W * fan_out / BW`` a direction (twice that for sums of inner nodes), and a level only adds its hop.
+With one level this is FireCaffe's equation 3 for each direction. Its equation 4 is for trees whose nodes wait
+for whole vectors; here a tree of any depth takes ``W * fan_out / BW`` a direction (twice that for sums of
+inner nodes), and a level only adds its hop.
 """
 
 from __future__ import annotations
@@ -199,6 +199,20 @@ def _fill(each: ReductionTree, network: Network, upwards: bool) -> float:
     links = (*network.links.values(), *network.uplinks.values())
     hop = max(width / min(link.to, link.out) + link.latency for link in links)
     return (each.levels() - 1) * hop + max(link.latency for link in links)
+
+
+def parameter_server_seconds(size: float, nodes: int, rate: float) -> float:
+    """Return FireCaffe's equation 3 (section 6.1), ``W * p / BW``: the seconds in which a server gets
+    ``size`` bytes from each of ``nodes`` at ``rate`` bytes per second, and sends them at the same time.
+    """
+    return size * nodes / rate
+
+
+def reduction_tree_seconds(size: float, nodes: int, rate: float) -> float:
+    """Return FireCaffe's equation 4 (section 6.2), ``W * 2 * log2(p) / BW``: the seconds of a binary tree
+    whose nodes take ``size`` bytes from two children, one level after the other.
+    """
+    return size * 2 * math.log2(nodes) / rate
 
 
 def below_one(nodes: Sequence[str], size: int) -> dict[str, tuple[ReductionTree, ...]]:

@@ -398,15 +398,16 @@ class Score(Message):
 @dataclass(frozen=True, slots=True)
 class Apply(Message):
     """Ask the parameter server for one step of the optimizer, at ``factor`` times its learning rate of round
-    or epoch ``epoch``, with the mean in shared memory; ``unused`` parameters have no gradient. The new state
-    is the one with number ``state``; if that is another than the last, the last stays as it is.
-    Answered by StepApplied.
+    or epoch ``epoch``, of which a ``share`` is done, with the mean in shared memory; ``unused`` parameters
+    have no gradient. The new state is the one with number ``state``; if that is another than the last, the
+    last stays as it is. Answered by StepApplied.
     """
 
     factor: float
     epoch: int = 1
     state: int = 0
     unused: tuple[int, ...] = ()
+    share: float = 0.0
 
 
 @message("applied")

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from millpond.aggregate.encoding.layout import MOST_SHARE
 from millpond.base.errors import ConfigError
 from millpond.base.keys import MOST, check_keys
-from millpond.train.job.spec import Job, SynchronousSpec, WorkSpec, encoding_of
+from millpond.train.job.spec import Job, SynchronousSpec, WorkSpec, encoding_of, scheduler_of
 from millpond.train.strategies import catalogue
 from millpond.train.strategies.catalogue import unfit_for_lateness, unfit_for_steps
 
@@ -28,13 +28,10 @@ def check(job: Job, where: str) -> Job:
         raise ConfigError(f"{where}: {job.table}: arguments: {given} are too many, {MOST_ARGUMENTS} at most")
     check_keys(job, where)
     _check_data(job, f"{where}: data")
-    if "lr" in job.train.optimizer and not isinstance(job.train.optimizer, str):
-        raise ConfigError(f"{where}: train: optimizer: write learning_rate, not lr")
+    _check_training(job, f"{where}: train")
     if len(set(job.devices)) < len(job.devices):
         twice = next(name for name in job.devices if job.devices.count(name) > 1)
         raise ConfigError(f"{where}: devices: '{twice}' is named twice")
-    if job.synchronous and job.train.mini_epoch:
-        raise ConfigError(f"{where}: train: mini_epoch: it is for [federated], whose workers have epochs")
     _check_aggregation(job, where)
     if "/" in job.code.signature:
         raise ConfigError(
@@ -48,6 +45,21 @@ def check(job: Job, where: str) -> Job:
     encoding_of(job.train.encoding, f"{where}: train: encoding")
     check_work(job.work, where)
     return job
+
+
+def _check_training(job: Job, where: str) -> None:
+    """Refuse an optimizer, a scheduler and mini-epochs that the kind of job cannot have. Raises
+    ConfigError.
+    """
+    if "lr" in job.train.optimizer and not isinstance(job.train.optimizer, str):
+        raise ConfigError(f"{where}: optimizer: write learning_rate, not lr")
+    each = scheduler_of(job.train.scheduler).each
+    if each not in ("epoch", "step"):
+        raise ConfigError(f'{where}: scheduler: each: \'{each}\' is neither "epoch" nor "step"')
+    if each == "step" and job.exchanges_differences:
+        raise ConfigError(f'{where}: scheduler: each = "step" is for [synchronous] with local_steps 1')
+    if job.synchronous and job.train.mini_epoch:
+        raise ConfigError(f"{where}: mini_epoch: it is for [federated], whose workers have epochs")
 
 
 def _check_data(job: Job, where: str) -> None:

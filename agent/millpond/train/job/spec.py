@@ -110,10 +110,15 @@ class SchedulerSpec:
     """A scheduler of ``torch.optim.lr_scheduler`` by its ``name``, stepped after each round or epoch. The
     text "total" in its ``arguments`` is their number. Without a name it is that of the task, if there is
     one.
+
+    With ``each = "step"`` the rate changes at each synchronous step: it is that of the epochs that are done,
+    with the share of this one, so that steps of any size count. FireCaffe (section 7.3) trains GoogLeNet with
+    (1 - iteration / iterations)^0.5: ``PolynomialLR`` with ``total_iters = "total"``, ``power = 0.5``.
     """
 
     name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
+    each: Literal["epoch", "step"] = "epoch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +166,11 @@ class TrainingSpec(WorkerKeys):
     ] = None
     momentum: Annotated[float, Key("momentum of SGD", 0, 1)] = 0.9
     scheduler: Annotated[
-        Named, Key('one of torch.optim.lr_scheduler: { name = "CosineAnnealingLR", T_max = "total" }')
+        Named,
+        Key(
+            'one of torch.optim.lr_scheduler: { name = "CosineAnnealingLR", T_max = "total" }; '
+            'with each = "step" for each synchronous step'
+        ),
     ] = ""
     batch: Annotated[int, Key("samples in a batch", above=0)] = 32
     epochs: Annotated[int, Key("epochs in a round", above=0)] = 1
@@ -441,7 +450,7 @@ class Job:
             self.data.classes,
             self.seed,
             _optimizer(train.optimizer, train.learning_rate, train.momentum),
-            SchedulerSpec(*_named(train.scheduler)),
+            scheduler_of(train.scheduler),
             self.total,
             held_out=self.evaluate.held_out if "devices" in self.evaluate.on else 0.0,
             encoding=encoding_of(train.encoding, "the job"),
@@ -460,6 +469,12 @@ def _named(given: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the arguments of a table, or of a name alone."""
     table = {"name": given} if isinstance(given, str) else dict(given)
     return str(table.pop("name", "")), table
+
+
+def scheduler_of(given: str | dict[str, Any]) -> SchedulerSpec:
+    """Return the scheduler of a table, or of a name alone."""
+    name, arguments = _named(given)
+    return SchedulerSpec(name, arguments, arguments.pop("each", "epoch"))
 
 
 def _optimizer(given: str | dict[str, Any], rate: float | None, momentum: float) -> OptimizerSpec:

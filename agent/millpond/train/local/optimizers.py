@@ -111,10 +111,24 @@ class Schedule:
         # Some wrong arguments fail only at the second step.
         with _told("train: scheduler", type(self._scheduler)) if spec.name else contextlib.nullcontext():
             self._go_on(min(2, total))
+        self._each_step = spec.each == "step"
+        if self._each_step and not hasattr(self._scheduler, "_get_closed_form_lr"):
+            name = type(self._scheduler).__name__ if self._scheduler else "none"
+            raise LocalError(
+                f'train: scheduler: {name} has rates for whole epochs alone: leave out each = "step"'
+            )
 
-    def set(self, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-        """Set what the scheduler changes for a round or epoch, from 1."""
+    def set(self, optimizer: torch.optim.Optimizer, epoch: int, share: float = 0.0) -> None:
+        """Set what the scheduler changes for a round or epoch, from 1; for each step, if the job says so: the
+        learning rates when a ``share`` of the epoch's samples is used.
+        """
         if self._scheduler is None:
+            return
+        if self._each_step:
+            self._scheduler.last_epoch = epoch - 1 + share  # type: ignore[assignment]
+            rates = self._scheduler._get_closed_form_lr()  # type: ignore[attr-defined]
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = float(rate)
             return
         self._go_on(epoch)
         found = self._values[max(epoch, 1) - 1]

@@ -80,10 +80,11 @@ class ServerOptimizer:
         set_mode(optimizer, training=True)
         self._first = optimizer_state.groups_of(optimizer)
 
-    def apply(self, factor: float, epoch: int = 1, unused: Collection[int] = ()) -> None:
-        """Make one step of round or epoch ``epoch`` with the mean in ``parameters.sums``, at ``factor`` times
-        the optimizer's own learning rates. The new state is then in ``parameters.state``. As in one process,
-        ``unused`` parameters have no gradient: momentum and weight decay leave them alone.
+    def apply(self, factor: float, epoch: int = 1, unused: Collection[int] = (), share: float = 0.0) -> None:
+        """Make one step of round or epoch ``epoch``, of whose samples a ``share`` is used, with the mean in
+        ``parameters.sums``, at ``factor`` times the optimizer's own learning rates. The new state is then
+        in ``parameters.state``. As in one process, ``unused`` parameters have no gradient: momentum and
+        weight decay leave them alone.
         """
         self.parameters.take_mean(unused)
         if self._differences and not isinstance(self._optimizer, StrategyOptimizer):
@@ -93,7 +94,7 @@ class ServerOptimizer:
             trained = [parameter for group in groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, self._clip_norm)
         if self._schedule:
-            self._schedule.set(self._optimizer, epoch)
+            self._schedule.set(self._optimizer, epoch, share)
         own = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] = group["lr"] * factor

@@ -287,7 +287,7 @@ class ParameterServerRole:
         if isinstance(message, protocol.Apply):
             self._move(message.state)
             began = time.perf_counter()
-            self._optimizer.apply(message.factor, message.epoch, frozenset(message.unused))
+            self._optimizer.apply(message.factor, message.epoch, frozenset(message.unused), message.share)
             return protocol.StepApplied(time.perf_counter() - began), b""
         if isinstance(message, protocol.Evaluate):
             return self._score(message), b""

@@ -92,15 +92,20 @@ class ParameterServer(HostProcess):
         return lines
 
     def apply(
-        self, factor: float, epoch: int, in_use: AbstractSet[ModelState], unused: Collection[int] = ()
+        self,
+        factor: float,
+        epoch: int,
+        in_use: AbstractSet[ModelState],
+        unused: Collection[int] = (),
+        share: float = 0.0,
     ) -> float:
-        """Take one step of the optimizer with ``mean``, at ``factor`` times its rate of ``epoch``, in which
-        ``unused`` parameters have no part. Changes ``state`` in place, unless it is ``in_use``: then
-        ``state`` is a new one. Returns the optimizer's seconds.
+        """Take one step of the optimizer with ``mean``, at ``factor`` times its rate of ``epoch``, of which
+        a ``share`` is done, in which ``unused`` parameters have no part. Changes ``state`` in place, unless
+        it is ``in_use``: then ``state`` is a new one. Returns the optimizer's seconds.
         """
         free = [number for number, state in enumerate(self._states) if state not in in_use]
         number = free[0] if self.state in in_use else self._states.index(self.state)
-        applied = self._call(Apply(factor, epoch, number, tuple(sorted(unused))), StepApplied)
+        applied = self._call(Apply(factor, epoch, number, tuple(sorted(unused)), share), StepApplied)
         self.state = self._states[number]
         return applied.seconds
 

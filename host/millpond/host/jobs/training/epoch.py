@@ -53,6 +53,10 @@ class Epoch:
         for rank, costs in outcome.data.items():
             self.data[names[rank]] = self.data.get(names[rank], DataCosts()) + costs
 
+    def share_before(self, outcome: ExchangeOutcome, samples: int) -> float:
+        """Return the share of the epoch's ``samples`` that was used before an exchange that is counted."""
+        return min(1.0, max(0, self.samples - outcome.samples) / max(samples, 1))
+
     def applied(self, outcome: ExchangeOutcome, seconds: float, optimizer: float) -> None:
         """Add the ``seconds`` for applying the mean, of which ``optimizer`` were the optimizer's."""
         self.seconds += seconds

@@ -356,7 +356,8 @@ class Trainer:
         began, optimizer = time.monotonic(), 0.0
         if not (self._nodes and self._nodes.advanced):
             in_use = self._roster.states_in_use
-            optimizer = self._server.apply(factor, self._epoch.number, in_use, outcome.unused)
+            share = self._epoch.share_before(outcome, self._shards.samples)
+            optimizer = self._server.apply(factor, self._epoch.number, in_use, outcome.unused, share)
         self._state_checked = self._is_behind
         self._epoch.applied(outcome, time.monotonic() - began, optimizer)
         self._roster.counted(outcome.counted)
