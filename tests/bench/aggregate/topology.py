@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,19 +55,35 @@ TITLE = "star, tree and ring over shaped links"
 
 def measure(run: Run) -> list[Row]:
     """Measure all topologies with 2 to 16 nodes."""
-    links, shared, seconds = _measure(run.repeats, _COUNTS[:2] if run.quick else _COUNTS)
+    plan = Plan(_COUNTS[:2] if run.quick else _COUNTS, VALUES, topology.candidates)
+    seconds, predicted = measured(run, plan)
+    return list(_figures(seconds, predicted))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The numbers of nodes, the values of a vector, and the ``reductions`` by nodes and values, by name."""
+
+    counts: Sequence[int]
+    values: int
+    reductions: Callable[[Sequence[str], int], Mapping[str, tuple[ReductionTree, ...]]]
+
+
+def measured(run: Run, plan: Plan) -> tuple[Seconds, Mapping[str, Mapping[str, float]]]:
+    """Return the measured seconds of all reductions, and the predicted ones. Says both."""
+    links, shared, seconds = _measure(run.repeats, plan)
     predicted = {
         count: {
             name: topology.predict(name, trees, _network(links, shared, int(count))).seconds
-            for name, trees in topology.candidates(_names(int(count)), VALUES).items()
+            for name, trees in plan.reductions(names(int(count)), plan.values).items()
         }
         for count in seconds
     }
     for count, found in seconds.items():
-        for name, measured in found.items():
-            middle = statistics.median(measured)
-            run.say(f"{count:>2} nodes, {name:6} {middle:6.2f} s, predicted {predicted[count][name]:6.2f} s")
-    return list(_figures(seconds, predicted))
+        for name, repeats in found.items():
+            middle = statistics.median(repeats)
+            run.say(f"{count:>2} nodes, {name:8} {middle:6.2f} s, predicted {predicted[count][name]:6.2f} s")
+    return seconds, predicted
 
 
 def _figures(seconds: Seconds, predicted: Mapping[str, Mapping[str, float]]) -> Iterator[Row]:
@@ -89,14 +106,15 @@ def _figures(seconds: Seconds, predicted: Mapping[str, Mapping[str, float]]) -> 
     yield summary("model_error", about, errors, "", **{**common, "peer": None})
 
 
-def _names(count: int) -> list[str]:
+def names(count: int) -> list[str]:
+    """Return the names of so many nodes."""
     return [f"n{number}" for number in range(count)]
 
 
 def _network(links: Links, shared: Shared, count: int) -> Network:
     """Return the network of some nodes. What links reach together counts where it is less than alone."""
-    found = {name: NetworkLink(*links[name]) for name in [SINK, *_names(count)]}
-    alone = sum(found[name].out for name in _names(count))
+    found = {name: NetworkLink(*links[name]) for name in [SINK, *names(count)]}
+    alone = sum(found[name].out for name in names(count))
     one, many = (rate if rate < 0.9 * alone else math.inf for rate in shared[str(count)])
     return Network(found, one, many)
 
@@ -124,25 +142,25 @@ def _forked(run: Callable[[], None], namespace: Namespace) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def _measure(repeats: int, counts: Sequence[int]) -> tuple[Links, Shared, Seconds]:
-    names = _names(max(counts))
-    with lan(1 + len(names), round(8 * RATE / 1e6), DEEP) as network, contextlib.ExitStack() as processes:
+def _measure(repeats: int, plan: Plan) -> tuple[Links, Shared, Seconds]:
+    every = names(max(plan.counts))
+    with lan(1 + len(every), round(8 * RATE / 1e6), DEEP) as network, contextlib.ExitStack() as processes:
         sink, *nodes = network.nodes
-        for name, node in zip(names, nodes, strict=True):
-            processes.enter_context(_forked(lambda name=name: _run_node(name), node))  # type: ignore[misc]
+        for name, node in zip(every, nodes, strict=True):
+            processes.enter_context(_forked(lambda name=name: _run_node(name, plan.values), node))  # type: ignore[misc]
         receiving, sending = os.pipe()  # now, as the nodes would keep it open
-        processes.enter_context(_forked(lambda: _run_sink(repeats, counts, sending), sink))
+        processes.enter_context(_forked(lambda: _run_sink(repeats, plan, sending), sink))
         os.close(sending)
         with os.fdopen(receiving, "rb") as results:
             found = json.loads(results.read())
-        expected = repeats * sum(4 * VALUES * 2 * count for count in counts)
+        expected = repeats * sum(4 * plan.values * 2 * count for count in plan.counts)
         if sum(node.traffic("lan").received for node in network.nodes) < expected:
             raise RuntimeError("the links did not carry the vectors")
     return found["links"], found["shared"], found["seconds"]
 
 
-def _vector(name: str) -> Vector:
-    return np.random.default_rng(int(name[1:])).normal(size=VALUES).astype(np.float32)
+def _vector(name: str, values: int) -> Vector:
+    return np.random.default_rng(int(name[1:])).normal(size=values).astype(np.float32)
 
 
 def _dial(name: str) -> Channel:
@@ -153,9 +171,9 @@ def _dial(name: str) -> Channel:
     raise RuntimeError(f"{name} does not listen")
 
 
-def _run_node(name: str) -> None:
+def _run_node(name: str, values: int) -> None:
     server = socket.create_server((_address(name), PORT), backlog=64)
-    vector = _vector(name)
+    vector = _vector(name, values)
     node = ReductionNode(name, vector, vector, _dial)
     while True:
         connection, _ = server.accept()
@@ -167,18 +185,17 @@ def _serve(node: ReductionNode, channel: Channel) -> None:
         node.serve(channel)
 
 
-def _run_sink(repeats: int, counts: Sequence[int], results: int) -> None:
-    links = _measured_links(max(counts))
+def _run_sink(repeats: int, plan: Plan, results: int) -> None:
+    links = _measured_links(max(plan.counts), plan.values)
     shared = {
-        str(count): [_together(_names(count), streams) for streams in (1, _STREAMS)] for count in counts
+        str(count): [_together(names(count), streams) for streams in (1, _STREAMS)] for count in plan.counts
     }
-    seconds: Seconds = {
-        str(count): {name: [] for name in topology.candidates(_names(count), VALUES)} for count in counts
-    }
+    reductions = {count: plan.reductions(names(count), plan.values) for count in plan.counts}
+    seconds: Seconds = {str(count): {name: [] for name in found} for count, found in reductions.items()}
     for _ in range(repeats):
-        for count in counts:
-            for name, trees in topology.candidates(_names(count), VALUES).items():
-                seconds[str(count)][name].append(_seconds_of(_names(count), trees))
+        for count, found in reductions.items():
+            for name, trees in found.items():
+                seconds[str(count)][name].append(_seconds_of(names(count), trees))
     with os.fdopen(results, "wb") as file:
         file.write(json.dumps({"links": links, "shared": shared, "seconds": seconds}).encode())
 
@@ -196,19 +213,19 @@ def _seconds_of(nodes: Sequence[str], trees: tuple[ReductionTree, ...]) -> float
         return time.monotonic() - began
 
 
-def _measured_links(count: int) -> Links:
+def _measured_links(count: int, values: int) -> Links:
     """Return the rate to each node, from it, and the latency; for the sink of two nodes at once."""
-    found = {name: _link([name]) for name in _names(count)}
-    to, out, latency = _link(_names(min(count, 4)))
+    found = {name: _link([name], values) for name in names(count)}
+    to, out, latency = _link(names(min(count, 4)), values)
     return found | {SINK: (out, to, latency)}
 
 
-def _link(nodes: Sequence[str]) -> tuple[float, float, float]:
-    trees = topology.star(nodes, VALUES)
+def _link(nodes: Sequence[str], values: int) -> tuple[float, float, float]:
+    trees = topology.star(nodes, values)
     bounds = dict.fromkeys(nodes, (1.0, 100.0))
-    volume = 4.0 * VALUES * len(nodes)
+    volume = 4.0 * values * len(nodes)
     with contextlib.closing(TreeReduction(_dial)) as sink:
-        mean = np.empty(VALUES, np.float32)
+        mean = np.empty(values, np.float32)
         sink.run(trees, bounds, float(len(nodes)), mean)
         sink.spread(trees, mean)
         latency = (
