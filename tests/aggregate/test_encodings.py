@@ -317,7 +317,7 @@ def test_an_encoding_is_one_file_and_its_kernel(tmp_path: Path) -> None:
         "import sys; from millpond.aggregate.encoding import kinds; kinds.__path__.append(sys.argv[1])\n"
         "import numpy as np; from millpond.aggregate.encoding.codec import codec\n"
         "from millpond.aggregate.encoding.update_encoder import UpdateEncoder\n"
-        "from millpond.train.job.spec import encoding_of\n"
+        "from millpond.train.job.encodings import encoding_of\n"
         "sign = encoding_of('sign-1', 'job'); encoder = UpdateEncoder(sign, 3)\n"
         "for _ in range(2):\n"
         "    encoder.encode(np.array([0.5, -3, 2], np.float32).data.cast('B'), memoryview); encoder.sent(3)\n"

@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from millpond.aggregate.encoding.layout import MOST_SHARE
 from millpond.base.errors import ConfigError
 from millpond.base.keys import MOST, check_keys
-from millpond.train.job.spec import Job, SynchronousSpec, WorkSpec, encoding_of, scheduler_of
+from millpond.train.job.encodings import encoding_of
+from millpond.train.job.spec import Job, SynchronousSpec, WorkSpec, scheduler_of
 from millpond.train.strategies import catalogue
 from millpond.train.strategies.catalogue import unfit_for_lateness, unfit_for_steps
 

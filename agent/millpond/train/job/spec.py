@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
-from millpond.base.errors import ConfigError
 from millpond.base.keys import MOST, Key
-from millpond.base.schema import load
+from millpond.train.job.encodings import encoding_of
 from millpond.train.strategies.catalogue import as_table
 from millpond.train.strategies.strategy import LocalRule
 
@@ -482,18 +481,6 @@ def _optimizer(given: str | dict[str, Any], rate: float | None, momentum: float)
     if name.lower() in ("", "sgd"):
         return OptimizerSpec(name, SGD_RATE if rate is None else rate, {"momentum": momentum, **arguments})
     return OptimizerSpec(name, rate, arguments)
-
-
-def encoding_of(given: str | dict[str, Any], where: str) -> Encoding:
-    """Return the encoding of a table, or of a name alone. Raises ConfigError."""
-    try:
-        found = load(Encoding, {"name": given} if isinstance(given, str) else given, where)
-    except ConfigError as error:  # of a key, which the schema places, or of a name
-        text = str(error)
-        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from None
-    if isinstance(given, dict) and "share" in given and not found.kind.takes_share:
-        raise ConfigError(f"{where}: share: '{found.name}' sends all values")
-    return found
 
 
 def longer(job: Job, rounds: int) -> Job:
