@@ -124,7 +124,9 @@ class Given:
         self.plan = BatchPlan(planned, np.where(planned > 0, seconds, 0.0), deadline)
         self.shown: list[dict[int, int]] = []
 
-    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+    def observe(
+        self, batches: Ints, measured: Floats, busy: Floats | None = None, left: float = 1.0, /
+    ) -> bool:
         told = np.flatnonzero(np.isfinite(measured)).tolist()
         self.shown.append({rank: int(batches[rank]) for rank in told})
         return False

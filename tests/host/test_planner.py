@@ -199,7 +199,7 @@ def test_each_policy_by_name(name: PolicyName) -> None:
     before = planned(made)
     assert all(before)
     observe(made, {1: 3.0}, 60)
-    assert (planned(made) == before) is (name == "fixed")
+    assert (planned(made) == before) is (name in ("fixed", "stannis-cpu"))  # of which one goes by the load
     assert planned(made)[1] <= before[1]
 
 

@@ -54,7 +54,7 @@ Found = Mapping[Key, Sequence[Speeds]]
 
 
 def measure(run: Run) -> Findings:
-    """Rows ``b_speedup_36`` and ``b_interrupted_min``, and those of each number of CSDs."""
+    """Row ``b_speedup_36``, and those of each number of CSDs."""
     lengths = QUICK if run.quick else FULL
     found: dict[Key, list[Speeds]] = {(n, policy): [] for n in lengths.counts for policy in POLICIES}
     for repeat in range(lengths.repeats):
@@ -62,7 +62,7 @@ def measure(run: Run) -> Findings:
         for key, speeds in side_by_side({key: partial(_interrupt, key, lengths) for key in found}).items():
             found[key].append(speeds)
     note = f"{emulation(lengths.factor, lengths.planned)}; {CURVES}"
-    rows = [_speedup(found, note), _lowest(found, lengths, note)]
+    rows = [_speedup(found, note)]
     rows += [_share(found, count, note) for count in lengths.counts]
     rows += [_interrupted(found, key, note) for key in found]
     return Findings((*rows, *_beside_the_paper(found, note)), (_panel(found, lengths),))
@@ -109,13 +109,6 @@ def _speedup(found: Found, note: str) -> Row:
 def _shares(found: Found, key: Key) -> list[float]:
     """Of the limit, with the host interrupted."""
     return [speeds.interrupted / _limit(key[0], HOST_LEFT) for speeds in found[key]]
-
-
-def _lowest(found: Found, lengths: Lengths, note: str) -> Row:
-    lowest = min(lengths.counts, key=lambda count: median(_shares(found, (count, "balance"))))
-    what = f"lowest of b_interrupted: millpond, {_of(lowest, HOST_LEFT)}"
-    values = _shares(found, (lowest, "balance"))
-    return summary("b_interrupted_min", what, values, "x", peer=LIMIT, emulation=note)
 
 
 def _share(found: Found, count: int, note: str) -> Row:

@@ -37,6 +37,11 @@ class Witness:
         """See SampleSupply."""
         return self._supply.epoch
 
+    @property
+    def part_left(self) -> float:
+        """See SampleSupply."""
+        return self._supply.part_left
+
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""
         dealt = self._supply.deal(batches)

@@ -167,11 +167,13 @@ def processes(
 
 
 class Endless:
-    """A supply whose epochs do not end: all batches are had as they are wanted, of the public samples."""
+    """A supply whose epochs do not end: all batches are had as they are wanted, of the public samples.
+    It is always the middle of its epoch.
+    """
 
     def __init__(self, samples: int) -> None:
         self._samples, self._at = samples, 0
-        self.epoch = 1
+        self.epoch, self.part_left = 1, 0.5
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""

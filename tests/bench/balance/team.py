@@ -47,9 +47,11 @@ def emulation(factor: float, planned: float) -> str:
 
 
 class Endless:
-    """A ``SampleSupply`` that never comes to an end; all its samples are alike."""
+    """A ``SampleSupply`` that never comes to an end; all its samples are alike. It is always the middle of
+    its epoch.
+    """
 
-    epoch = 1
+    epoch, part_left = 1, 0.5
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""

@@ -79,7 +79,9 @@ class BalanceController:
         """Return how many times as long as on its curve each worker takes, as far as it is known."""
         return self._slowness.level.copy()
 
-    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+    def observe(
+        self, batches: Ints, measured: Floats, busy: Floats | None = None, _left: float = 1.0, /
+    ) -> bool:
         """Take in the measurements of a step; return whether there is a new plan.
 
         Arrays are by rank: the batch that the worker did last; the seconds of its whole own work for it, NaN

@@ -10,10 +10,11 @@ import numpy as np
 from millpond.train.balance.controller import BalanceController, BatchPlan, deadline_of
 from millpond.train.balance.curve import Bools, Floats, Ints
 from millpond.train.balance.equal_time import Cohort
+from millpond.train.balance.hypertune import inverse
 from millpond.train.balance.simulation import BatchPolicy
-from millpond.train.balance.stannis import Stannis
+from millpond.train.balance.stannis import Stannis, StannisCpu
 
-PolicyName = Literal["balance", "stannis", "fixed"]
+PolicyName = Literal["balance", "stannis", "stannis-inverse", "stannis-cpu", "fixed"]
 
 
 class Elastic(BatchPolicy, Protocol):
@@ -53,7 +54,9 @@ class Untuned:
         batches = np.where(self._present, self._start.batches, 0)
         return BatchPlan(batches, times, deadline_of(times, self._patience))
 
-    def observe(self, _batches: Ints, _measured: Floats, _busy: Floats | None = None, /) -> bool:
+    def observe(
+        self, _batches: Ints, _measured: Floats, _busy: Floats | None = None, _left: float = 1.0, /
+    ) -> bool:
         """Ignore the measurements: there is never a new plan."""
         return False
 
@@ -83,11 +86,15 @@ def policy_of(
     probes: bool = True,
 ) -> Elastic:
     """Make the policy of a job for ``cohort``: ``total`` and ``patience`` as in ``BalanceController``, though
-    "stannis" has none of the latter. ``levels`` are how slow the workers are at first, ``present`` says which
-    are there. Raises ValueError if ``total`` cannot be had.
+    those of the Stannis paper have none of the latter. ``levels`` are how slow the workers are at first,
+    ``present`` says which are there. Raises ValueError if ``total`` cannot be had.
     """
     if name == "stannis":
         return Stannis(cohort, total=total, levels=levels, present=present)
+    if name == "stannis-inverse":
+        return Stannis(cohort, method=inverse, total=total, levels=levels, present=present)
+    if name == "stannis-cpu":
+        return StannisCpu(cohort, total=total, levels=levels, present=present)
     if name == "fixed":
         return Untuned(cohort, total=total, patience=patience, levels=levels, present=present)
     return BalanceController(

@@ -5,10 +5,9 @@ The simulation follows ``millpond.host.jobs.training.exchange_engine``. In each 
 with its batch, and a worker that sits out with one that no step waits for. The step ends when all others are
 done, or at the deadline. A late worker goes on, its sums count in the step in which it is done, and it begins
 again with as much as it can do in the rest of that step. The share of a processor that other work takes is
-known
-from answers alone, and is that of when the batch began. The policy gets a step's late answers first, and then
-the others: all at once, where the host reports each late answer by itself. Among few workers that is the
-same, among 10,000 it takes no time.
+known from answers alone, and is that of when the batch began. The policy gets a step's late answers first,
+and then the others: all at once, where the host reports each late answer by itself. Among few workers that is
+the same, among 10,000 it takes no time. All steps are one epoch.
 
 Exchange and optimizer are part of the curves. Time is that of the simulation alone; the generator is seeded.
 """
@@ -34,9 +33,12 @@ class BatchPolicy(Protocol):
     def plan(self) -> BatchPlan:
         """Return the present plan."""
 
-    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+    def observe(
+        self, batches: Ints, measured: Floats, busy: Floats | None = None, left: float = 1.0, /
+    ) -> bool:
         """Take in by rank the batch done last and its seconds, NaN for none, and the part of the processor
-        that other work takes, NaN if unknown. Return whether there is a new plan.
+        that other work takes, NaN if unknown; and the part of the epoch that is ``left``. Return whether
+        there is a new plan.
         """
 
 
@@ -106,7 +108,7 @@ class SimulationOutcome:
 def simulate(
     cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, steps: int, seed: int
 ) -> SimulationOutcome:
-    """Simulate a fleet."""
+    """Simulate a fleet in an epoch of so many steps."""
     return _Simulation(cohort, policy, loads, seed).run(steps)
 
 
@@ -119,10 +121,12 @@ class _Simulation:
         self._at = _Work.none(cohort.size)
         self._busy: Floats = np.full(cohort.size, np.nan)  # as far as it was reported
         self._counted, self._begun = np.zeros((2, cohort.size), dtype=np.int64)
+        self._left = 1.0  # of the epoch
 
     def run(self, steps: int) -> SimulationOutcome:
         now, ideal, plans = 0.0, 0.0, 0
-        for _ in range(steps):
+        for step in range(steps):
+            self._left = 1 - (step + 1) / steps
             end, new_plan = self._step(now)
             ideal += float((self._speeds / self._slowness).sum()) * (end - now)
             plans += new_plan
@@ -159,7 +163,10 @@ class _Simulation:
             return False
         np.copyto(self._busy, work.busy, where=ranks)
         return self._policy.observe(
-            np.where(ranks, work.batches, 0), np.where(ranks, work.took, np.nan), self._busy.copy()
+            np.where(ranks, work.batches, 0),
+            np.where(ranks, work.took, np.nan),
+            self._busy.copy(),
+            self._left,
         )
 
 

@@ -278,8 +278,12 @@ class SynchronousSpec:
 
     epochs: Annotated[int, Key("epochs over all samples", 0)] = 10
     policy: Annotated[
-        Literal["balance", "stannis", "fixed"],
-        Key('how batches are chosen; "fixed": by the first plan; "stannis": by the rule of the paper'),
+        Literal["balance", "stannis", "stannis-inverse", "stannis-cpu", "fixed"],
+        Key(
+            'how batches are chosen; "fixed": by the first plan; "stannis": '
+            "by equations 2 and 3 of the paper, "
+            '"stannis-inverse" and "stannis-cpu": by its first and third method'
+        ),
     ] = "balance"
     patience: Annotated[float, Key("a step waits this many times its planned time; 0: for all workers")] = 1.1
     global_batch: Annotated[

@@ -131,10 +131,12 @@ class _Timed:
         self.seconds.append(0.0)
         return self._policy.plan
 
-    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+    def observe(
+        self, batches: Ints, measured: Floats, busy: Floats | None = None, left: float = 1.0, /
+    ) -> bool:
         """Pass the times to the policy, and measure its time."""
         began = time.perf_counter()
-        changed = self._policy.observe(batches, measured, busy)
+        changed = self._policy.observe(batches, measured, busy, left)
         self.seconds[-1] += time.perf_counter() - began
         return changed
 

@@ -56,6 +56,10 @@ class SampleSupply(Protocol):
     def epoch(self) -> int:
         """The epoch in whose order the samples are dealt."""
 
+    @property
+    def part_left(self) -> float:
+        """The part of the epoch's samples that no worker has taken, 0 to 1."""
+
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """Return samples for these batches, by rank and folder; empty where there are none."""
 
@@ -182,7 +186,9 @@ class ExchangeEngine:
         self._end(run)
         run.outcome.deadline = run.plan.deadline
         run.outcome.seconds = self._clock() - run.began
-        run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
+        run.outcome.new_plan |= policy.observe(
+            self._batches, self._measured, self.busy, self.supply.part_left
+        )
         return run.outcome
 
     def score(self, number: int, state: ModelState) -> tuple[Sums, list[int], list[WorkerLoss]]:

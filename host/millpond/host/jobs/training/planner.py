@@ -108,7 +108,9 @@ class Planner:
             parts[self._known] = np.where(sit_out, np.minimum(self._caps, equal), 0)
         return parts
 
-    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+    def observe(
+        self, batches: Ints, measured: Floats, busy: Floats | None = None, left: float = 1.0, /
+    ) -> bool:
         """Report measured seconds to the policy, as BatchPolicy.observe. Returns whether the plan is new."""
         if self._policy is None:
             return False
@@ -116,7 +118,7 @@ class Planner:
         seconds, batches = measured[self._known], batches[self._known]
         # A batch from a former plan that is larger than any by the present curves says nothing about these.
         seconds = np.where(batches > self._caps + 1, np.nan, seconds)
-        return self._policy.observe(np.where(np.isnan(seconds), 0, batches), seconds, busy)
+        return self._policy.observe(np.where(np.isnan(seconds), 0, batches), seconds, busy, left)
 
     @property
     def description(self) -> str:

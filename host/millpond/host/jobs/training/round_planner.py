@@ -82,7 +82,9 @@ class RoundPlanner:
         self._samples[rank] = 0
         self._seconds[rank] = np.nan
 
-    def observe(self, batches: Ints, measured: Floats, _busy: Floats | None = None, /) -> bool:
+    def observe(
+        self, batches: Ints, measured: Floats, _busy: Floats | None = None, _left: float = 1.0, /
+    ) -> bool:
         """Take the seconds of a round, NaN for workers without an answer; without a batch it was late. There
         is never a new plan.
         """

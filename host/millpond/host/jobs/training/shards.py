@@ -144,6 +144,11 @@ class Shards:
         return max((s.group + s.count % s.group for s in shards if s.group > 1), default=0)
 
     @property
+    def part_left(self) -> float:
+        """The part of the epoch's samples that no worker has taken, as SampleSupply.part_left."""
+        return sum(self._plan.left(self._position)) / max(1, self.samples)
+
+    @property
     def left(self) -> dict[Shard, int]:
         """The numbers of samples of this epoch that no worker has taken, by shard."""
         left = self._plan.left(self._position)
