@@ -70,12 +70,12 @@ def test_help_shows_brackets_as_they_are_written(command: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "packages", "told"),
     [
-        ("devices", ("typer",), "the package 'typer' is not installed: pip install 'millpond'"),
-        ("cp a csd0:public/", ("msgpack",), "the package 'msgpack' is not installed: pip install 'millpond'"),
+        ("devices", ("typer",), "the package 'typer' is not installed: pip install typer"),
+        ("cp a csd0:public/", ("msgpack",), "the package 'msgpack' is not installed: pip install msgpack"),
         (
             "demo --in DIR",
             ("torch", "sklearn"),
-            "the demo needs torch, sklearn: pip install 'millpond[demo]'",
+            "the demo needs torch, scikit-learn: pip install torch scikit-learn",
         ),
     ],
 )

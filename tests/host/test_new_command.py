@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -21,6 +23,8 @@ from .commands import Command
 
 OTHERS = (Template.TEXT, Template.IMAGES, Template.FINETUNE)
 DEVICES = ("csd0", "csd1", "csd2")
+FLEET = 'name = "three"\n' + "".join(f'[[device]]\nname = "{name}"\n' for name in DEVICES)
+EXAMPLE = Path(__file__).parents[2] / "agent" / "examples" / "data.py"
 
 
 @pytest.mark.parametrize("template", [Template.TEXT, Template.TABULAR, Template.IMAGES])
@@ -34,7 +38,7 @@ def test_a_project_has_a_job_that_is_read_and_data_for_each_device(
     assert (folder / "README.md").read_text().startswith("# mine\n")
     for name in ("csd", *DEVICES):  # the first one was removed, and its folder stays
         (fleet / "devices" / name / "flash").mkdir(parents=True)
-    (fleet / "fleet.toml").write_text("".join(f'[[device]]\nname = "{name}"\n' for name in DEVICES))
+    (fleet / "fleet.toml").write_text(FLEET)
     subprocess.run([sys.executable, "data.py", "--fleet", str(fleet)], cwd=folder, check=True)
     job, files = file.read(folder / "job.toml")
     assert set(files) == {"task.py"} and job.synchronous is None
@@ -57,11 +61,28 @@ def test_the_test_of_a_project_passes(template: Template, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_data_for_a_fleet_without_emulated_devices_are_refused(tmp_path: Path) -> None:
+def test_data_for_fewer_than_three_emulated_devices_are_refused(tmp_path: Path) -> None:
     data = create(tmp_path / "mine", Template.TEXT) and tmp_path / "mine" / "data.py"
-    done = subprocess.run([sys.executable, data, "--fleet", tmp_path], capture_output=True, text=True)
+    command = [sys.executable, data, "--fleet", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == f"data.py: {tmp_path} has 0 emulated devices; it needs three\n"
+    assert done.stderr.startswith(f"data.py: {tmp_path} holds no fleet: ") and done.stderr.count("\n") == 1
+    (tmp_path / "fleet.toml").write_text('name = "boards"\n[[device]]\nname = "csd0"\nboard = "bluefield2"\n')
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"data.py: {tmp_path} has 0 emulated devices; it needs 3\n")
+
+
+def test_the_example_data_go_to_the_devices_of_fleet_toml(tmp_path: Path) -> None:
+    script = tmp_path / "examples" / "data.py"
+    script.parent.mkdir()
+    shutil.copy(EXAMPLE, script)
+    removed = tmp_path / "devices" / "csd" / "flash"  # a device that was removed keeps its folder
+    removed.mkdir(parents=True)
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    subprocess.run([sys.executable, script, "--fleet", tmp_path], check=True)
+    assert not list(removed.iterdir())
+    for name, part in itertools.product(DEVICES, ("private", "public")):
+        assert (tmp_path / "devices" / name / "flash" / part / "digits" / "images.npy").stat().st_size
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path, command: Command) -> None:

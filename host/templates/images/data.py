@@ -3,11 +3,13 @@
 import argparse
 import os
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
+
+from millpond import Fleet
+from millpond.base.errors import MillpondError
 
 
 def write(folder, images, labels):
@@ -16,17 +18,11 @@ def write(folder, images, labels):
     np.save(folder / "labels.npy", labels)
 
 
-def places(fleet, here):
-    """Return where the private data of three devices go: onto an emulated fleet, or into data/."""
+def private_folders(fleet, here):
+    """Return the private folders of three devices: those of an emulated fleet, or stand-ins in data/."""
     if fleet is None:
         return [here / "data" / f"csd{number}" for number in range(3)]
-    listed = fleet / "fleet.toml"  # a device that was removed keeps its folder
-    devices = tomllib.loads(listed.read_text()).get("device", []) if listed.is_file() else []
-    flash = [fleet / "devices" / device["name"] / "flash" for device in devices]
-    found = [folder / "private" for folder in flash if folder.is_dir()]
-    if len(found) < 3:
-        sys.exit(f"data.py: {fleet} has {len(found)} emulated devices; it needs three")
-    return found[:3]
+    return [flash / "private" for flash in Fleet(fleet).flash_folders(3)[:3]]
 
 
 def main(here=Path(__file__).parent, fleet=None):
@@ -34,8 +30,8 @@ def main(here=Path(__file__).parent, fleet=None):
     order = np.random.default_rng(0).permutation(len(found.target))
     images = (found.images[order] * 15.9375).astype(np.uint8)  # of 0 to 16
     test, *devices = np.split(np.arange(len(order)), [360, 900, 1400])
-    for place, own in zip(places(fleet, here), devices):
-        write(place / "digits", images[own], found.target[order][own])
+    for folder, own in zip(private_folders(fleet, here), devices):
+        write(folder / "digits", images[own], found.target[order][own])
     write(here / "test", images[test], found.target[order][test])
 
 
@@ -43,4 +39,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fleet", type=Path, help="the directory of an emulated fleet; without it: data/")
     os.umask(0o022)  # the devices' users read the files
-    main(fleet=parser.parse_args().fleet)
+    try:
+        main(fleet=parser.parse_args().fleet)
+    except MillpondError as error:
+        sys.exit(f"data.py: {error}")

@@ -4,8 +4,10 @@ import argparse
 import os
 import random
 import sys
-import tomllib
 from pathlib import Path
+
+from millpond import Fleet
+from millpond.base.errors import MillpondError
 
 GOOD = ["fast", "quiet", "cool", "reliable", "steady", "cheap", "robust", "precise"]
 BAD = ["slow", "loud", "hot", "flaky", "erratic", "costly", "fragile", "vague"]
@@ -28,22 +30,16 @@ def write(folder, count, seed):
     (folder / "texts.tsv").write_text("".join(sentence(rng) for _ in range(count)))
 
 
-def places(fleet, here):
-    """Return where the private data of three devices go: onto an emulated fleet, or into data/."""
+def private_folders(fleet, here):
+    """Return the private folders of three devices: those of an emulated fleet, or stand-ins in data/."""
     if fleet is None:
         return [here / "data" / f"csd{number}" for number in range(3)]
-    listed = fleet / "fleet.toml"  # a device that was removed keeps its folder
-    devices = tomllib.loads(listed.read_text()).get("device", []) if listed.is_file() else []
-    flash = [fleet / "devices" / device["name"] / "flash" for device in devices]
-    found = [folder / "private" for folder in flash if folder.is_dir()]
-    if len(found) < 3:
-        sys.exit(f"data.py: {fleet} has {len(found)} emulated devices; it needs three")
-    return found[:3]
+    return [flash / "private" for flash in Fleet(fleet).flash_folders(3)[:3]]
 
 
 def main(here=Path(__file__).parent, fleet=None):
-    for number, (place, count) in enumerate(zip(places(fleet, here), [900, 700, 500])):
-        write(place / "text", count, number)
+    for number, (folder, count) in enumerate(zip(private_folders(fleet, here), [900, 700, 500])):
+        write(folder / "text", count, number)
     write(here / "test", 400, 99)
 
 
@@ -51,4 +47,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fleet", type=Path, help="the directory of an emulated fleet; without it: data/")
     os.umask(0o022)  # the devices' users read the files
-    main(fleet=parser.parse_args().fleet)
+    try:
+        main(fleet=parser.parse_args().fleet)
+    except MillpondError as error:
+        sys.exit(f"data.py: {error}")

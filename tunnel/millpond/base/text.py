@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: make a peer's text fit for logs and terminals."""
+"""Pure: make texts fit for logs and terminals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ LONGEST = 1000
 def escaped(text: str) -> str:
     """Return a text that can be encoded: bytes of a name that are no UTF-8 become ``\\xe9`` and the like."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 file", "2 files"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str, longest: int = LONGEST, *, kept: str = "") -> str:

@@ -36,14 +36,8 @@ The fleet's directory is that of --fleet, else that of the variable MILLPOND_FLE
 /var/lib/millpond for root, and for users of its group who have no fleet of their own;
 ~/.local/state/millpond for others.
 """
-_EXTRAS = {
-    "torch": "[train]",
-    "PIL": "[train]",
-    "sklearn": "[demo]",
-    "matplotlib": "[demo]",
-    "pyarrow": "[parquet]",
-    "fuse": "[agent]",
-}
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "fuse": "fuse-python"}
+"""What pip calls a package, where that is not its own name."""
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 
@@ -75,7 +69,9 @@ def missing(error: ModuleNotFoundError) -> NoReturn:
     if error.name is None or error.name.startswith("millpond"):
         raise error
     package = error.name.partition(".")[0]
-    fail(f"the package '{package}' is not installed: pip install 'millpond{_EXTRAS.get(package, '')}'", LOCAL)
+    fail(
+        f"the package '{package}' is not installed: pip install {_DISTRIBUTIONS.get(package, package)}", LOCAL
+    )
 
 
 def exit_code(error: MillpondError) -> int:

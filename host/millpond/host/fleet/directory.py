@@ -157,6 +157,10 @@ class Fleet:
         """Return the directory of one device: etc, flash, state, slot, console.log."""
         return self.directory / "devices" / name
 
+    def flash(self, name: str) -> Path:
+        """Return the directory that is the flash of an emulated device."""
+        return self.device_directory(name) / "flash"
+
     def slot(self, name: str) -> Path:
         """Return the directory that the host shares with an emulated device, or one in QEMU."""
         return self.device_directory(name) / "slot"

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from millpond.base.errors import LocalError
+from millpond.base.text import counted
 from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.program.job import RunningJob
 from millpond.host.program.task_source import source_of
+from millpond.images.boards import EMULATED
 from millpond.train.job import file
 
 
@@ -96,6 +98,17 @@ class FleetProgram:
         """Return the devices now."""
         with DaemonClient(self.directory) as client:
             return list(client.devices())
+
+    def flash_folders(self, least: int = 1) -> list[Path]:
+        """Return the flash folders of the emulated devices, in the order of ``fleet.toml``, for scripts that
+        write example data; the daemon need not run. Raises LocalError if they are fewer than ``least``.
+        """
+        fleet = directory.read(self.directory)
+        folders = [fleet.flash(device.name) for device in fleet.config.device if device.board == EMULATED]
+        if len(folders) < least:
+            has = counted(len(folders), "emulated device")
+            raise LocalError(f"{self.directory} has {has}; it needs {least}")
+        return folders
 
 
 def _document(

@@ -29,7 +29,7 @@ from millpond.train.job.spec import Job
 TRACER = "public"
 JOB = "digits.toml"
 _MARK = "demo.lock"
-_PACKAGES = ("torch", "sklearn", "matplotlib")
+_PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}  # by pip's names
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class DemoPlan:
 
 def run(plan: DemoPlan) -> int:
     """Run the demo from nothing to the report. Returns an exit code."""
-    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise LocalError(f"the demo needs {', '.join(missing)}: pip install 'millpond[demo]'")
+    if missing := [of_pip for name, of_pip in _PACKAGES.items() if find_spec(name) is None]:
+        raise LocalError(f"the demo needs {', '.join(missing)}: pip install {' '.join(missing)}")
     machine.check_prerequisites()
     _check_job(plan)
     os.umask(0o022)  # the devices' users must be able to read their files
@@ -141,7 +141,7 @@ def _write_data(fleet: Fleet, plan: DemoPlan) -> None:
     names = [device.name for device in fleet.config.device]
     for name, private, public in zip(names, division.private, division.public, strict=True):
         text, tracer = f"canary-{marks.getrandbits(96):024x}", f"tracer-{marks.getrandbits(96):024x}"
-        flash = fleet.device_directory(name) / "flash"
+        flash = fleet.flash(name)
         data.write(flash / "private" / "digits", private, text)
         (flash / "private" / f"patient-{text}.txt").write_text(f"This must never leave {name}: {text}\n")
         (flash / "private").chmod(0o700)
