@@ -37,9 +37,9 @@ class DeviceAddition:
 
     def _start(self, config: DeviceConfig) -> None:
         device = self._make(config)
-        self._devices.add(device)
         device.start()
         self._started.append(device)
+        self._devices.add(device)
 
     def add(self, name: str) -> None:
         """Take a device, unless it is there. Raises LocalError."""
