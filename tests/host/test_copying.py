@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import itertools
 import os
 import stat
 import sys
@@ -23,7 +24,7 @@ from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import Handle, os_error
 from millpond.host.cli.volumes.copy import TargetCopy, _tell, _Transfer
 from millpond.host.cli.volumes.copy_paths import CopyEndpoint, endpoint
-from millpond.host.remote.copies import unfinished
+from millpond.host.remote.copies import listings, unfinished
 from millpond.host.remote.copies.small_copies import Copied, CopyFailed
 
 from .copies import MIB, Sides, code, names
@@ -126,6 +127,44 @@ def test_a_file_without_an_end_fills_no_disk(sides: Sides, monkeypatch: pytest.M
     monkeypatch.setattr(sides.source, "read", read)
     assert code(sides.copy, "f", "") == errno.ESTALE
     assert sum(sides.told) <= 2 * MIB and not list(sides.there.iterdir())
+
+
+def test_a_listing_without_an_end_ends_the_copy(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: the host kept each name, until its memory was full."""
+    monkeypatch.setattr(listings, "MOST_NAMES", 3)
+    for number in range(3):
+        sides.here.joinpath("few").mkdir(exist_ok=True)
+        sides.here.joinpath("few", str(number)).touch()
+    assert sides.copy("few", "", recursive=True).files == 3
+    (sides.there / "few" / "of the target").touch()
+    with pytest.raises(CopyFailed, match="more than 3 files in one directory"):
+        sides.copy("few", "", recursive=True)
+    (sides.here / "few" / "of the source").touch()
+    with pytest.raises(CopyFailed, match="more than 3 files in one directory"):
+        sides.copy("few", "other", recursive=True)
+
+
+def test_a_tree_without_an_end_ends_the_copy(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listings, "MOST_BYTES", 10_000)
+    (sides.here / "top" / "a").mkdir(parents=True)
+    assert sides.copy("top", "first", recursive=True).files == 0
+    (sides.here / "top" / "/".join("a" * 50)).mkdir(parents=True)
+    with pytest.raises(CopyFailed, match="too many files for one copy"):
+        sides.copy("top", "second", recursive=True)
+    assert not (sides.there / "second").exists()
+
+
+def test_large_directories_are_listed_when_they_are_needed(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listings, "_MOST_AHEAD", 1)
+    for folder, name in itertools.product("abc", "xyz"):
+        for side in (sides.here / "top", sides.there / "top"):
+            (side / folder).mkdir(parents=True, exist_ok=True)
+            (side / folder / name).write_text(name)
+    (sides.here / "top" / "a" / "x").write_text("new")
+    copied = sides.copy("top", "", recursive=True)
+    assert copied.files + copied.unchanged == 9 and (sides.there / "top" / "a" / "x").read_text() == "new"
 
 
 def test_permissions_are_no_wider_than_the_mask(sides: Sides) -> None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: let one process at a time hold a lock file."""
+"""Edge: let one process at a time hold a lock file, or a name."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,3 +31,18 @@ def locked(path: Path, complaint: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def name_held(name: str) -> Iterator[bool]:
+    """Hold a name within this network namespace, by an abstract socket. Yields False if another process, or
+    another part of this one, holds it.
+    """
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
+        try:
+            holder.bind(f"\0millpond {digest}")
+        except OSError:
+            yield False
+        else:
+            yield True

@@ -23,12 +23,12 @@ from millpond.fs.vfs.path_adapter import BulkPathAdapter, PathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error
 from millpond.host.remote.copies import unfinished
 from millpond.host.remote.copies.extended_attributes import carry
+from millpond.host.remote.copies.listings import Listings, bounded, listed
 from millpond.host.remote.copies.rules import CopyEnded, CopyRules
 from millpond.host.remote.copies.small_copies import (
     Copied,
     CopyFailed,
     Item,
-    Listings,
     SmallCopied,
     SmallCopies,
     naming,
@@ -96,7 +96,7 @@ class Copier:
             if self._rules.deletes and self._here.shown(source).startswith(f"{self._there.shown(target)}/"):
                 told = "the source lies in it, and --delete would delete the source"
                 raise CopyFailed(errno.EINVAL, told, self._there.shown(target))
-        return list(self._walk(Item(source, target, found)))
+        return list(bounded(self._walk(Item(source, target, found)), self._here.shown(source)))
 
     def _go_on(self) -> None:
         """Raise CopyEnded once the copy is to end."""
@@ -132,7 +132,7 @@ class Copier:
 
     def _below(self, item: Item, top: Item) -> list[Item]:
         with naming(self._here, item.source):
-            found = sorted(self._here.list_attributes(item.source), key=itemgetter(0))
+            found = sorted(listed(self._here, item.source), key=itemgetter(0))
         inside = item.source[len(top.source) :].lstrip("/")
         wanted = [
             (name, known)
@@ -354,7 +354,7 @@ class Copier:
         with contextlib.suppress(OSError):
             names = self._existing
             if folder != self._listed:
-                names = dict(self._there.list_attributes(folder))
+                names = dict(listed(self._there, folder))
             for left in unfinished.left_of(name, names):
                 with unfinished.held(self._there.shown(f"{folder}{slash}{left}")) as is_left:
                     if is_left:

@@ -21,7 +21,6 @@ from millpond.fs.vfs.path_api import Attributes
 
 _THREADS = 2
 _MOST_UNDER_WAY = 2 * _THREADS
-_MOST_LISTED = 16  # directories, each of which may be large
 _OF_ONE = frozenset(
     {
         errno.EACCES,
@@ -92,42 +91,6 @@ def naming(volume: BulkPathAdapter, path: str) -> Iterator[None]:
     except OSError as error:
         code = error.errno or errno.EIO
         raise CopyFailed(code, os.strerror(code), volume.shown(path)) from error
-
-
-class Listings:
-    """Lists directories before they are needed, in the order in which they are added."""
-
-    def __init__(self, volume: BulkPathAdapter) -> None:
-        self._volume = volume
-        self._waiting: deque[str] = deque()
-        self._ahead: deque[Future[dict[str, Attributes] | None]] = deque()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="listing")
-
-    def close(self) -> None:
-        """Wait for the end of requests that are under way, and send no more."""
-        self._thread.shutdown(cancel_futures=True)
-
-    def add(self, path: str) -> None:
-        """Add a directory."""
-        self._waiting.append(path)
-        self._begin()
-
-    def _begin(self) -> None:
-        while self._waiting and len(self._ahead) < _MOST_LISTED:
-            self._ahead.append(self._thread.submit(self._list, self._waiting.popleft()))
-
-    def _list(self, path: str) -> dict[str, Attributes] | None:
-        with naming(self._volume, path):
-            try:
-                return dict(self._volume.list_attributes(path))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-
-    def next(self) -> dict[str, Attributes] | None:
-        """Return what is in the next directory, with attributes; None if there is none."""
-        found = self._ahead.popleft()
-        self._begin()
-        return found.result()
 
 
 class SmallCopies:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
 from millpond.fs.vfs.path_api import Attributes
 from millpond.host.remote.copies import unfinished
+from millpond.host.remote.copies.listings import listed
 from millpond.host.remote.copies.rules import Exclusions
 from millpond.host.remote.copies.small_copies import naming
 
@@ -64,7 +65,7 @@ class Surplus:
     def _listed(self, folder: str) -> list[tuple[str, Attributes]]:
         with naming(self._volume, folder):
             try:
-                return list(self._volume.list_attributes(folder))
+                return list(listed(self._volume, folder))
             except (FileNotFoundError, NotADirectoryError):  # another program has changed it
                 return []
 

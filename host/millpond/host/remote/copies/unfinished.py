@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import socket
 from collections.abc import Iterable, Iterator
+
+from millpond.linux.file_lock import name_held
 
 _SHOWN_BYTES = 60
 _SUFFIX = ".part"
@@ -44,13 +45,8 @@ def left_of(name: str, names: Iterable[str]) -> list[str]:
 @contextlib.contextmanager
 def held(place: str) -> Iterator[bool]:
     """Hold a temporary name, with its volume, in a context. Yields False if another copy has it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
-        try:
-            holder.bind(f"\0millpond cp {_digest(place)}")
-        except OSError:
-            yield False
-        else:
-            yield True
+    with name_held(f"cp {place}") as is_held:
+        yield is_held
 
 
 def _digest(text: str) -> str:
