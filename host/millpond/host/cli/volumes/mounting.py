@@ -12,6 +12,7 @@ from pathlib import Path
 from millpond.base.errors import LocalError, RemoteError
 from millpond.base.text import escaped
 from millpond.host.cli.exits import LOCAL
+from millpond.linux.file_lock import name_held
 
 LARGEST_ID = (1 << 32) - 2
 _AGAIN_SECONDS = 0.5
@@ -87,13 +88,25 @@ def _seconds(values: dict[str, str], name: str) -> float | None:
 
 
 def mount(fleet: Path, device: str, mountpoint: Path, options: MountOptions) -> bool:
-    """Mount a volume. Returns whether it replaces a mount whose process had ended. Raises LocalError,
-    RemoteError.
+    """Mount a volume. Returns whether it replaces a mount whose process had ended. Raises LocalError, also
+    while another command mounts at the same place, and RemoteError.
     """
+    from millpond.fs.fuse import mounts
+
+    if (shown := escaped(str(mountpoint))) != str(mountpoint):
+        raise LocalError(f"'{shown}' is not UTF-8: mount at a folder of another name")
+    place = mounts.place_of(mountpoint)
+    with name_held(f"mount {place}") as is_held:
+        if not is_held:
+            raise LocalError(f"{place}: another command is mounting a volume there")
+        return _mount(fleet, device, place, options)
+
+
+def _mount(fleet: Path, device: str, place: Path, options: MountOptions) -> bool:
     from millpond.fs.fuse import mounts
     from millpond.host.fleet import mounts as volume_mounts
 
-    place, is_new, was_dead = _free_place(mountpoint)
+    is_new, was_dead = _free(place)
     argv = volume_mounts.command(
         fleet.absolute(),
         device,
@@ -133,17 +146,14 @@ def _started(argv: list[str]) -> LocalError | RemoteError | None:
     return None
 
 
-def _free_place(mountpoint: Path) -> tuple[Path, bool, bool]:
-    """Return a mount point as the kernel names it, without a dead mount, whether it had to be made, and
-    whether it had a dead mount. Raises LocalError.
+def _free(place: Path) -> tuple[bool, bool]:
+    """Make a mount point, or remove its dead mount. Returns whether it was made, and whether it had a dead
+    mount. Raises LocalError.
     """
     from millpond.fs.fuse import mounts
 
-    if (shown := escaped(str(mountpoint))) != str(mountpoint):
-        raise LocalError(f"'{shown}' is not UTF-8: mount at a folder of another name")
-    place = mounts.place_of(mountpoint)
     was_dead = mounts.unmount_dead(place)
     mounts.require_no_volume(place)
     is_new = not place.exists()
     place.mkdir(parents=True, exist_ok=True)
-    return place, is_new, was_dead
+    return is_new, was_dead
