@@ -44,6 +44,7 @@ def test_the_cost_of_an_update_is_in_seconds_that_the_host_has_seen_pass() -> No
     both = total([{"csd0": found}, {"csd0": found, "csd1": DataCosts()}])
     assert both["csd0"] == DataCosts(20.0, 8.0, 2.0, 12.0, 2, 200, 400, 1600, 50, 8, 50)
     assert shares(both) == {"csd0": 0.4, "csd1": 0.0}
+    assert shares({"csd0": costs(0.46, 0.5), "csd1": costs(0.5, 0.8)}) == {"csd0": 0.0, "csd1": 0.625}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image, ImageColor
 from rich.console import Console
 
+from millpond.base.text import counted
 from millpond.host.api.daemon import DeviceInfo, JobInfo, JobProgress
 from millpond.host.cli.jobs import ending
 from millpond.host.records.jobs import Round
@@ -119,6 +120,20 @@ def test_a_job_that_is_done_says_whom_its_last_round_lacked() -> None:
     done, last = replace(JOB, round=2, score=0.5), Round(2, {}, 1.0, 8, {}, {"csd1": "no folder"}, {})
     assert ending(done, [replace(last, missing={})]) == "job 7 is done: loss 0.5000 after 2 rounds"
     assert ending(done, [last]).endswith("after 2 rounds, the last one without csd1")
+
+
+def test_a_round_says_which_devices_it_lacked() -> None:
+    whole = Round(1, {"host": {"loss": 0.5}}, 1.0, 8, {}, {}, {})
+    lacking = replace(whole, round=2, missing={"csd1": "no folder"})
+    for is_terminal in (False, True):
+        output = io.StringIO()
+        console = Console(width=120, file=output, force_terminal=is_terminal)
+        JobView(console, ("csd0",)).follow([JobProgress(JOB, (whole, lacking))])
+        assert "without csd1" in output.getvalue() and "missing" not in output.getvalue()
+
+
+def test_numbers_have_their_nouns() -> None:
+    assert (counted(0, "file"), counted(1, "file"), counted(2, "file")) == ("0 files", "1 file", "2 files")
 
 
 def test_the_newest_rounds_are_shown_on_a_terminal_with_fewer_lines_and_all_in_the_end() -> None:

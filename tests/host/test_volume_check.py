@@ -177,7 +177,7 @@ def test_people_see_all_of_it() -> None:
     info = VolumeReport("csd0", status, "somehow", 1000, 250, 5, AtRest("AES", ""), (mount,))
     text = " ".join(shown(info).split())
     for words in (
-        "4.1 kB in 1 files, 50% of a quota of 8.2 kB",
+        "4.1 kB in 1 file, 50% of a quota of 8.2 kB",
         "private 5 B, encrypted (AES)",
         "750 B of 1.0 kB free",
         "present, somehow",

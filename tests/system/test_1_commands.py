@@ -61,6 +61,14 @@ def test_devices_for_a_program_and_for_a_person(fleet: Emulation) -> None:
     assert [line.split()[0] for line in rows] == ["csd0", "csd1", "csd2"]
     assert note.startswith("csd0, csd1, csd2: private data are not encrypted on the flash: ")
     assert "\x1b" not in text.out
+    ledgers = document(fleet.millpond("devices", "--ledger", "--format", "json"))
+    assert all(ledger["sent"]["metrics"] > 0 for ledger in ledgers.values())
+    heading, *rows = fleet.millpond("devices", "--ledger").out.splitlines()
+    assert "parameters" in heading and [line.split()[0] for line in rows] == list(ledgers) == [
+        "csd0",
+        "csd1",
+        "csd2",
+    ]
 
 
 def test_topologies_are_predicted_and_measured(fleet: Emulation) -> None:

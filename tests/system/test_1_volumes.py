@@ -257,7 +257,7 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
     flash = fleet.fleet.device_directory("csd1") / "flash"
     assert (flash / "public" / "copied" / "deep" / "f").read_bytes() == data
     back = fleet.millpond("cp", "csd1:public/copied/deep/f", tmp_path / "back")
-    assert back.code == 0 and back.out.rstrip().endswith("1 files, 5.0 MB"), back
+    assert back.code == 0 and back.out.rstrip().endswith("1 file, 5.0 MB"), back
     assert (tmp_path / "back").read_bytes() == data
     assert os.getxattr(tmp_path / "back", "user.a") == b"of a user"
     (tmp_path / "latest").symlink_to("back")
@@ -306,7 +306,7 @@ def test_files_are_copied_to_several_devices_and_between_them(fleet: Emulation, 
     }
     assert (flash["csd2"] / "many/more").read_text() == "of csd1"
     said = fleet.millpond("cp", "-r", "--delete", tmp_path / "many", "csd0,csd2:public/")
-    assert said.out == "csd[0,2]: 1 files, 11 B; 2 were there already; 1 deleted\n"
+    assert said.out == "csd[0,2]: 1 file, 11 B; 2 were there already; 1 deleted\n"
     # One device fails, and the others have the file nevertheless.
     (flash["csd1"] / "many/skipped.tmp").mkdir()
     said = fleet.millpond("cp", tmp_path / "many/skipped.tmp", "csd[0-2]:public/many/")
@@ -327,7 +327,7 @@ def test_an_interrupted_copy_leaves_nothing_and_says_how_to_go_on(fleet: Emulati
         command.send_signal(signal.SIGINT)
         out, err = command.communicate(timeout=60)
     assert command.returncode == 130 and err.count("\n") == 1, err
-    assert "files were copied, nothing unfinished stays; the same command goes on with the others" in err
+    assert "copied, nothing unfinished stays; the same command copies the others" in err
     count = len(list(there.iterdir()))
     assert 0 < count < 2000 and not [path for path in there.iterdir() if path.name.endswith(".part")]
     assert out.startswith(f"{count} files, ")

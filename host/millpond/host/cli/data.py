@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from millpond.base.errors import LocalError, MillpondError
+from millpond.base.text import counted
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, JobArgument, new_app
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.records.data_costs import RECENT
@@ -172,7 +173,7 @@ def summarize(folder: Path, work: WorkSpec, code_dir: Path) -> DataSummary:
     try:
         from millpond.train.worker import error_reports, roles
     except ImportError as error:
-        raise LocalError(f"data is read with torch: install millpond[train] ({error})") from None
+        raise LocalError(f"data is read with torch: pip install torch ({error})") from None
     assert roles  # with it torch is there
     try:
         return _summarize(folder, work, code_dir)
@@ -213,7 +214,7 @@ def _classes(labels: Any, folder: Path, format_: str, classes: Sequence[str]) ->
 
 def lines(found: DataSummary) -> list[str]:
     """Return it as text."""
-    out = [f"{found.folder}: {found.samples} samples, {found.format}"]
+    out = [f"{found.folder}: {counted(found.samples, 'sample')}, {found.format}"]
     out += [f"  {place}: {shape}" for place, shape in found.batch.items()]
     if found.classes:
         most = max(found.classes.values())
@@ -230,7 +231,7 @@ def private_lines(found: PrivateSummary) -> list[str]:
     """Return it as text."""
     held = f", {found.held_out} held out" if found.held_out else ""
     groups = f" in groups of {found.group}" if found.group > 1 else ""
-    out = [f"{found.folder}: {found.samples} samples{groups}{held}"]
+    out = [f"{found.folder}: {counted(found.samples, 'sample')}{groups}{held}"]
     out += [f"  {place}: {shape}" for place, shape in found.batch.items()]
     if found.classes:
         out.append(f"  classes, all of the job's: {', '.join(found.classes)}")

@@ -38,9 +38,19 @@ _OFFLOADS = {CSUM: "checksums", TSO4: "TSO", TSO6: "TSO6"}
 
 
 @app.command()
-def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
+def devices(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Show instead how many bytes of each kind have left each device.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
     """List the devices: state, load and traffic."""
     with DaemonClient(fleet_directory) as client:
+        if ledger:
+            ledgers = client.ledgers()
+            printing.show(output, ledgers, lambda: tables.ledgers(ledgers))
+            return
         found = client.overview()
     printing.show(output, found, lambda: tables.devices(found.devices, tables.console().width))
     if output is Format.TEXT:

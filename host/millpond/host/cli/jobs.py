@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import LocalError, Refused
+from millpond.base.text import counted
 from millpond.host.api.daemon import MOST_LISTED, JobInfo, JobRecord
 from millpond.host.cli.exits import INTERRUPTED, JOB, fail
 from millpond.host.cli.options import (
@@ -147,7 +148,7 @@ def ending(info: JobInfo, rounds: Sequence[Round]) -> str:
     scored = "" if info.score is None else f"{info.metric} {info.score:.4f} "
     without = ", ".join(rounds[-1].missing) if rounds else ""
     lacking = f", the last one without {without}" if without else ""
-    return f"job {info.id} is done: {scored}after {info.round} {info.unit}s{lacking}"
+    return f"job {info.id} is done: {scored}after {counted(info.round, info.unit)}{lacking}"
 
 
 def _watch(client: DaemonClient, number: int, view: tables.JobView) -> tuple[JobInfo, list[Round]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millpond.base.errors import ConfigError
+from millpond.base.text import counted
 
 _EACH = 4
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -43,7 +44,8 @@ def assign(network: str, recorded: Mapping[str, str]) -> dict[str, Addresses]:
     free = (place for place in range(whole.num_addresses // _EACH) if place not in taken)
     for name in (name for name, address in recorded.items() if not address):
         if (place := next(free, -1)) < 0:
-            raise ConfigError(f"fleet.toml: network: {whole} is too small for {len(recorded)} devices")
+            many = counted(len(recorded), "device")
+            raise ConfigError(f"fleet.toml: network: {whole} is too small for {many}")
         taken[place] = name
     places = {name: place for place, name in taken.items()}
     return {name: _at(whole, places[name]) for name in recorded}

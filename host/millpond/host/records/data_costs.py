@@ -13,6 +13,8 @@ RECENT: Final = 5
 """The rounds of which the waiting of a running job is told."""
 CONSIDERABLE: Final = 0.05
 """The share of its time from which on a worker is said to wait for data."""
+BRIEF: Final = 0.5
+"""The seconds of waiting below which it is not told: its share says nothing about a job of a few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ def total(rounds: Iterable[Mapping[str, DataCosts]]) -> dict[str, DataCosts]:
 
 
 def shares(costs: Mapping[str, DataCosts]) -> dict[str, float]:
-    """Return the share of its time in which each worker waited for data."""
-    return {worker: own.share for worker, own in costs.items()}
+    """Return the share of its time in which each worker waited for data; 0 for less than BRIEF seconds."""
+    return {worker: own.share if own.waited >= BRIEF else 0.0 for worker, own in costs.items()}
 
 
 def waiting(waits: Mapping[str, float], named: int = 3) -> str:

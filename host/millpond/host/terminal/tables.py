@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import pwd
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +22,7 @@ from millpond.host.records.energy import per_image, rounded
 from millpond.host.records.jobs import Round
 from millpond.host.terminal.fitted_table import Cell, fitted
 from millpond.host.terminal.printing import size
+from millpond.wire.control_messages import Ledger
 
 WIDE = 160
 """Characters of a line that goes to no terminal."""
@@ -93,6 +94,17 @@ def devices(infos: Sequence[DeviceInfo], width: int = WIDE) -> Table:
     places = [headings.index(name) for name in kept]
     shown = [[row[place] for place in places] for row in rows]
     return fitted(kept, shown, width, dropped=_LESS_NEEDED, wrapped=("jobs", ""))
+
+
+def ledgers(found: Mapping[str, Ledger]) -> Table:
+    """Return the table of what has left each device by kind, and of its sightings of canaries and tracers."""
+    kinds = sorted({kind for ledger in found.values() for kind in ledger.sent})
+    table = figures("device", *kinds, "private", "canaries and tracers")
+    for name, ledger in found.items():
+        seen = ", ".join(f"{pattern} {count}" for pattern, count in sorted(ledger.canaries.items()))
+        sent = (size(ledger.sent.get(kind, 0)) for kind in kinds)
+        table.add_row(name, *sent, f"{size(ledger.private_bytes)} kept", seen or "-")
+    return table
 
 
 def plain(infos: Sequence[DeviceInfo]) -> list[str]:
@@ -261,7 +273,7 @@ class JobView:
         tunnels = ["tunnels"] if self._narrow else self._devices
         for name in tunnels:
             table.add_column(f"{name} to / from", justify="right", no_wrap=True)
-        table.add_column("missing")
+        table.add_column("")  # what a round went without; empty in most jobs
         return table
 
     def follow(self, progresses: Iterable[JobProgress]) -> tuple[JobInfo, list[Round]]:
@@ -332,7 +344,7 @@ class JobView:
             waiting(shares(result.data), named=1) or "-",
             *([_joules(per_image(result))] if self._metered else []),
             *(f"{size(to)} / {size(back)}" for to, back in tunnels),
-            ", ".join(result.missing),
+            f"without {', '.join(result.missing)}" if result.missing else "",
         ]
 
 

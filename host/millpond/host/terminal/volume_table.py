@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from millpond.base.text import counted
 from millpond.fs.proto.status import StatusIs
 from millpond.host.records.volume import Checked, MountInfo, VolumeReport
 from millpond.host.terminal.printing import size
@@ -40,7 +41,9 @@ def show_operations(info: VolumeReport) -> Group:
 
 def _about(info: VolumeReport) -> Table:
     status, table = info.status, Table(box=None, pad_edge=False, show_header=False)
-    used = "not counted" if status.used is None else f"{size(status.used)} in {status.files} files"
+    used = "not counted"
+    if status.used is not None and status.files is not None:
+        used = f"{size(status.used)} in {counted(status.files, 'file')}"
     table.add_row("public", f"{used}, {_quota(status)}")
     if info.private_bytes is not None:
         table.add_row("private", f"{size(info.private_bytes)}, {_cipher(info.at_rest)}")
@@ -49,7 +52,7 @@ def _about(info: VolumeReport) -> Table:
         table.add_row("flash", f"{size(free)} of {size(info.flash)} free")
     present = "present" if status.device else "has not reported"
     table.add_row("device's mount", f"{present}{f', {info.how}' if info.how else ''}")
-    table.add_row("", f"its kernel writes {status.written} files")
+    table.add_row("", f"its kernel writes {counted(status.written, 'file')}")
     table.add_row("server", status.sandbox or "no sandbox is known")
     return table
 
@@ -105,4 +108,4 @@ def lines(checked: Checked) -> list[str]:
         f"private data at rest: {_cipher(at_rest)}{why}",
     ]
     result = f"findings: {len(checked.findings)}" if checked.findings else "clean"
-    return [*checked.findings, *notes, f"{checked.device}: {checked.files} files, {result}"]
+    return [*checked.findings, *notes, f"{checked.device}: {counted(checked.files, 'file')}, {result}"]

@@ -19,7 +19,7 @@ from typing import NoReturn, Protocol
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.base.schema import dump
-from millpond.base.text import printable
+from millpond.base.text import counted, printable
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.bulk_files import BackingBulk
@@ -151,11 +151,9 @@ def _tell(copies: Sequence[TargetCopy], ended: int, *, keeps: bool, as_json: boo
     is_whole = not is_ended and not any(copy.failures for copy in copies)
     for copy in copies:
         if copy.copied.stripped:
-            told = (
-                "miss extended attributes of their sources: too many, too large, or the file system has none"
-            )
-            where = printable(copy.target.text)
-            print(f"millpond: {where}: {copy.copied.stripped} files {told}", file=sys.stderr)
+            files = f"{counted(copy.copied.stripped, 'file')} without extended attributes of the source"
+            why = "too many, too large, or the file system has none"
+            print(f"millpond: {printable(copy.target.text)}: {files}: {why}", file=sys.stderr)
     if as_json and (several or is_whole):
         print_json([_document(copy) for copy in copies] if several else copies[0].copied)
     if not as_json:
@@ -167,7 +165,7 @@ def _tell(copies: Sequence[TargetCopy], ended: int, *, keeps: bool, as_json: boo
             if keeps
             else "nothing unfinished stays"
         )
-        text = f"interrupted; {done} files were copied, {left}; the same command goes on with the others"
+        text = f"interrupted; {counted(done, 'file')} copied, {left}; the same command copies the others"
         fail(text, 128 + ended, document=not several)
     if not is_whole:
         _fail(copies, document=not several)
@@ -192,7 +190,7 @@ def _line(copied: Copied) -> str:
     resumed = f", {size(copied.resumed)} of them by an earlier copy" if copied.resumed else ""
     unchanged = f"; {copied.unchanged} were there already" if copied.unchanged else ""
     deleted = f"; {copied.deleted} deleted" if copied.deleted else ""
-    return f"{copied.files} files, {size(copied.bytes)}{resumed}{unchanged}{deleted}"
+    return f"{counted(copied.files, 'file')}, {size(copied.bytes)}{resumed}{unchanged}{deleted}"
 
 
 def _fail(copies: Sequence[TargetCopy], *, document: bool) -> NoReturn:

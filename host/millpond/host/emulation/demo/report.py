@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.base.schema import dump
+from millpond.base.text import counted
 from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.records.jobs import HOST, Round
 from millpond.host.terminal.printing import size
@@ -118,7 +119,7 @@ def _lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     crossed = ", ".join(f"{size(count)} {kind}" for kind, count in report["tunnel_bytes"].items() if count)
     privacy, metric = report["privacy"], report["metric"]
     return [
-        (metric, f"{report[metric]:.4f} after {report['rounds']} rounds"),
+        (metric, f"{report[metric]:.4f} after {counted(report['rounds'], 'round')}"),
         ("time", f"{report['seconds']:.1f} s in all, {report['training_seconds']:.1f} s of it in rounds"),
         ("private data", f"{size(report['private_bytes_kept'])} stayed on the devices"),
         ("left the devices", crossed),
