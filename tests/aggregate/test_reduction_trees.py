@@ -13,8 +13,8 @@ import pytest
 
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.messages import Advance, LinkProbed, ProbeLink
-from millpond.aggregate.node import ReductionNode, probe
+from millpond.aggregate.messages import Advance, FetchSums, LinkProbed, ProbeLink, Sums
+from millpond.aggregate.node import ReductionNode, probe, ranges
 from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
 from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.deadline import Deadline
@@ -152,6 +152,29 @@ def test_values_beyond_their_bound_are_refused_by_name(
     nodes.values["n5"][RANGE_VALUES + 3] = wrong
     with pytest.raises(RemoteError, match="n5: update refused: its values are beyond those"):
         reduced(nodes, sink, topology.candidates(NAMES, SIZE)[name])
+
+
+class LyingRoot:
+    """Answers any request for a mean with one that is ``wrong`` everywhere."""
+
+    def __init__(self, wrong: float) -> None:
+        self.wrong = wrong
+
+    def serve(self, parent: Channel) -> None:
+        request = parent.expect(FetchSums, Deadline.after(5))
+        for start, stop in ranges(request.start, request.stop):
+            values = np.full(stop - start, self.wrong, np.float32)
+            parent.send(Sums(start), Deadline.after(5), values.data)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1e9, 1.01])
+def test_a_mean_beyond_what_the_bounds_allow_is_refused_by_the_roots_name(
+    nodes: Nodes, sink: TreeReduction, wrong: float
+) -> None:
+    largest = sum(factor * bound for factor, bound in nodes.bounds.values()) / 7
+    nodes.nodes["n0"] = LyingRoot(wrong * largest)  # type: ignore[assignment]
+    with pytest.raises(RemoteError, match="n0: update refused: its mean is none"):
+        reduced(nodes, sink, topology.below_one(NAMES, SIZE)["star"])
 
 
 def test_a_node_answers_for_itself_and_its_own_vector_alone(nodes: Nodes, sink: TreeReduction) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from millpond.aggregate.kernels import Kernels, Totals, Vector, kernels
 from millpond.base.errors import RemoteError
 
 _LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST, _MEAN_ERROR = float(np.finfo(np.float32).smallest_subnormal), 1e-6
+"""What rounding adds to a mean at most, the second as a share of it."""
 _BITS = 51
 _MOST_BITS = 900
 """No float32 needs more, and with more than 1023 the scale would overflow."""
@@ -99,6 +101,18 @@ def scale_of(largest: float, terms: int) -> float:
 def shift_of(scale: float) -> float:
     """Return the number whose addition and subtraction round a value to a multiple of ``1 / scale``."""
     return 3 * 2.0**_BITS / scale
+
+
+def most_of_mean(bounds: Iterable[tuple[float, float]], divisor: float) -> float:
+    """Return the bound of a mean, as float32, of vectors with the bounds (factor, largest value)."""
+    most = sum(factor * largest for factor, largest in bounds) / divisor
+    return most * (1 + _MEAN_ERROR) + _SMALLEST
+
+
+def check_within(values: Vector, bound: float) -> None:
+    """Raise OutOfBounds if any of the values, of which there are some, is beyond ``bound`` or is no number."""
+    if not (-bound <= values.min() and values.max() <= bound):
+        raise OutOfBounds
 
 
 def all_finite(values: Vector) -> bool:

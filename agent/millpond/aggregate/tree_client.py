@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from millpond.aggregate.exact import scale_of
+from millpond.aggregate.exact import check_within, most_of_mean, refusing, scale_of
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Advance, FetchSums, GetState, NodeState, Spread, Sums, Values
 from millpond.aggregate.node import ChildConnections, Dial, SubtreeSum, below_of, ranges, receive_values
@@ -194,10 +194,12 @@ class TreeReduction:
 def _fetch_mean(
     request: FetchSums, root: str, connections: ChildConnections, divisor: float, mean: Vector
 ) -> None:
-    channel = connections[root]
+    channel, most = connections[root], most_of_mean(request.bounds.values(), divisor)
     channel.send(replace(below_of(request, root), divisor=divisor), Deadline.after(STALL_SECONDS))
     for start, stop in ranges(request.start, request.stop):
         receive_values(channel, Sums, start, mean[start:stop].data.cast("B"))
+        with refusing(root, "its mean is none"):
+            check_within(mean[start:stop], most)
 
 
 def _send_values(values: Vector, tree: ReductionTree, below: Sequence[Channel]) -> None:
