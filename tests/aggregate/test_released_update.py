@@ -42,7 +42,7 @@ class Kept:
         self.left.append(update)
         return update
 
-    def lead(self, _request: FetchSums, update: Vector, _below: object) -> Vector:
+    def lead(self, _request: FetchSums, update: Vector, _largest: float, _below: object) -> Vector:
         return self.join(JoinRound(3, "", 0, 0, b"", 0), update)
 
 

@@ -9,8 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import safetensors.numpy
 
 from ..effort import scaled
 from ..waiting import eventually
@@ -26,6 +28,7 @@ JOB = """\
 name = "nodes"
 aggregate = "{aggregate}"
 topology = "{topology}"
+repair = {repair}
 [data]
 private = "private/digits"
 test = "test"
@@ -71,6 +74,7 @@ def job(
     pause: float = 0.0,
     scored: bool = True,
     on: str = "",
+    repair: str = "true",
 ) -> Path:
     folder = fleet.base / "job-files" / "nodes"
     folder.mkdir(parents=True, exist_ok=True)
@@ -217,6 +221,23 @@ def test_on_a_lan_devices_add_by_datagrams_to_the_same_bits(lan_fleet: Emulation
     for round_ in traffic[1:]:
         assert size < round_["csd1"][1] < 1.5 * size
         assert all(found[0] < 0.2 * size for found in round_.values())
+
+
+@pytest.mark.full
+def test_datagrams_that_are_not_repaired_leave_each_device_its_own_state(lan_fleet: Emulation) -> None:
+    """Nothing is lost here; no state crosses the host's links, and the model is that of repair but for
+    rounding.
+    """
+    options: dict[str, Any] = {"rounds": 6, "scored": False}
+    expected, _, _ = train(lan_fleet, job(lan_fleet, "csd1", "udp", **options))
+    model, log, traffic = train(lan_fleet, job(lan_fleet, "csd1", "udp", repair="false", **options))
+    assert "WARNING" not in log, log
+    size = 4 * (64 * 9 + 64 + 4 * 64 + 40960 + 10)
+    for round_ in traffic[2:]:
+        assert max(max(way) for way in round_.values()) < 0.15 * size
+    found, wanted = safetensors.numpy.load(model), safetensors.numpy.load(expected)
+    assert found.keys() == wanted.keys()
+    assert all(np.allclose(found[name], wanted[name], atol=1e-3) for name in found)
 
 
 def test_datagrams_without_a_lan_end_the_job_by_name(shared_fleet: Emulation) -> None:

@@ -420,6 +420,20 @@ SYNCHRONOUS = [
     ('scaling = "square"', "scaling: "),
     ("host = 1", "host: expected "),
 ]
+UNREPAIRED = [
+    ("star", "", 'without topology = "udp" nothing is lost'),
+    ("udp", "[synchronous]", "workers of a [synchronous] job must have the same model"),
+    ("udp", "[federated]\nfraction = 0.5", "all devices must take part in all rounds"),
+    ("udp", '[federated]\nlate = "carry"', "all devices must take part in all rounds"),
+    ("udp", '[federated]\nstrategy = "median"', "the rule 'median' takes the votes of all devices"),
+    ("udp", '[federated]\nstrategy = "fednova"', "differences that are normalized by local steps are"),
+    ("udp", '[federated]\nstrategy = "fedadam"', "the server's step is more than the mean"),
+    ("udp", '[federated]\nstrategy = { name = "fedavg", learning_rate = 0.5 }', "the server's step is more"),
+]
+ERRORS += [
+    (f'topology = "{topology}"\nrepair = false{GOOD}{table}', f"job.toml: repair: {error}")
+    for topology, table, error in UNREPAIRED
+]
 ERRORS += [(f"{GOOD}[synchronous]\n{text}", f"job.toml: synchronous: {error}") for text, error in SYNCHRONOUS]
 ERRORS += [(f"{GOOD}[federated]\n{text}", f"job.toml: {error}") for text, error in ASYNCHRONOUS]
 

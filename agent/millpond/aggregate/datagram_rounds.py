@@ -2,15 +2,16 @@
 """Edge (sockets, threads): the reduction of a star by UDP on a LAN: the root is the aggregator, and the mean
 reaches all nodes with it. ``docs/explanation/udp-aggregation.md`` describes the datagrams.
 
-Lost datagrams are sent again, so the mean has the bits of the same reduction by TCP. All updates count, or
-the reduction fails. Each client has a key of its own for one round, which the root sends it over their
-authenticated channel.
+Lost datagrams are sent again, so the mean has the bits of the same reduction by TCP; a job without repair
+leaves them out instead (see ``unrepaired``). All updates count, or the reduction fails. Each client has a key
+of its own for one round, which the root sends it over their authenticated channel.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import secrets
 import socket
 import threading
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.messages import FetchSums, JoinRound
+from millpond.aggregate.messages import FetchSums, JoinRound, RoundJoined, Unrepaired
 from millpond.aggregate.progress import STALL_SECONDS, expect
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import KEY_SIZE, MOST_CLIENTS, VectorPlan, values_at
@@ -54,20 +55,28 @@ class DatagramRounds:
         self._network = ipaddress.ip_network(network)
         self._leading, self._joining_in = _Turn(), _Turn()
 
-    def lead(self, request: FetchSums, update: Vector, children: Mapping[str, Channel]) -> Vector:
-        """Return the sum of ``update`` and those of the children over the divisor of ``request``. All of
-        them keep it, too. Raises RemoteError if any is lost.
+    def lead(
+        self, request: FetchSums, update: Vector, largest: float, children: Mapping[str, Channel]
+    ) -> Vector:
+        """Return the sum of ``update``, whose values are up to ``largest``, and those of the children over
+        the divisor of ``request``; without repair over the weights that came. All of them keep it, too.
+        Raises RemoteError if any is lost.
         """
         joins = {
-            name: self._joining(request, number) for number, name in enumerate((request.node, *children))
+            name: self._joining(request, number, name)
+            for number, name in enumerate((request.node, *children))
         }
         for name, channel in children.items():
             channel.send(joins[name], Deadline.after(STALL_SECONDS))
-        for channel in children.values():
-            expect(channel, Ok)
+        bounds = {request.node: largest}
+        for name, channel in children.items():
+            announced = expect(channel, RoundJoined).largest
+            bounds[name] = announced if request.unrepaired else request.bounds[name][1]
+            if not 0 <= bounds[name] < math.inf:
+                raise ProtocolError(f"{name} has announced values without a bound")
         leaving = update  # until the mean is known: as many bytes
         try:
-            leaving = self._aggregate(request, joins, update)
+            leaving = self._aggregate(request, joins, bounds, update)
         finally:
             for _ in children:
                 self._passing(leaving.data.cast("B"))
@@ -75,12 +84,17 @@ class DatagramRounds:
             channel.expect(Ok, Deadline.after(round_seconds(update.nbytes)))
         return leaving
 
-    def _aggregate(self, request: FetchSums, joins: Mapping[str, JoinRound], update: Vector) -> Vector:
-        # All or none count, so one weight may be the whole divisor.
-        heads = [
-            ClientHead(join.key, request.divisor if name == request.node else 0.0, request.bounds[name][1])
-            for name, join in joins.items()
-        ]
+    def _aggregate(
+        self,
+        request: FetchSums,
+        joins: Mapping[str, JoinRound],
+        bounds: Mapping[str, float],
+        update: Vector,
+    ) -> Vector:
+        # With repair all or none count, so one weight may be the whole divisor.
+        whole = {request.node: request.divisor}
+        weights = request.unrepaired.weights if request.unrepaired else whole
+        heads = [ClientHead(join.key, weights.get(name, 0.0), bounds[name]) for name, join in joins.items()]
         plan, allowed = _plan(joins[request.node], update), round_seconds(update.nbytes)
         pool = ThreadPoolExecutor(1, "own update")
         try:
@@ -131,14 +145,16 @@ class DatagramRounds:
                 key,
                 update,
                 deadline=deadline,
+                weight=own_weight(request),
                 abandoned=abandoned,
                 repaired=self._repaired if leaves else ignore,
             )
         return done.mean
 
-    def _joining(self, request: FetchSums, client: int) -> JoinRound:
+    def _joining(self, request: FetchSums, client: int, name: str) -> JoinRound:
         address, port = self._hub.getsockname()[:2]
-        return JoinRound(request.exchange, address, port, client, secrets.token_bytes(KEY_SIZE), self._values)
+        key = secrets.token_bytes(KEY_SIZE)
+        return JoinRound(request.exchange, address, port, client, key, self._values, _own(request, name))
 
 
 class _Turn:
@@ -158,9 +174,26 @@ class _Turn:
 
 def _plan(request: JoinRound, update: Vector) -> VectorPlan:
     try:
-        return VectorPlan(request.exchange % _ROUNDS, len(update), request.values)
+        repair = request.unrepaired is None
+        return VectorPlan(request.exchange % _ROUNDS, len(update), request.values, repair=repair)
     except ValueError as error:
         raise ProtocolError(f"a round by datagrams: {error}") from None
+
+
+def _own(request: FetchSums, name: str) -> Unrepaired | None:
+    """Return the part of a request without repair that one client needs."""
+    given = request.unrepaired
+    return None if given is None else Unrepaired({name: given.weights[name]}, given.added)
+
+
+def own_weight(request: JoinRound) -> float:
+    """Return the weight of a round's client, 1 with repair. Raises ProtocolError if it is none."""
+    if request.unrepaired is None:
+        return 1.0
+    weights = tuple(request.unrepaired.weights.values())
+    if len(weights) != 1 or not 0 < weights[0] < math.inf:
+        raise ProtocolError("a round without repair is joined with a weight")
+    return weights[0]
 
 
 def round_seconds(size: int) -> float:

@@ -30,7 +30,8 @@ import numpy as np
 from millpond.aggregate.kernels import Kernels, Totals, Vector, kernels
 from millpond.base.errors import RemoteError
 
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest finite float32."""
 _SMALLEST, _MEAN_ERROR = float(np.finfo(np.float32).smallest_subnormal), 1e-6
 """What rounding adds to a mean at most, the second as a share of it."""
 _BITS = 51
@@ -71,9 +72,9 @@ class ExactSum:
         self._totals[:] = 0.0
         self._shift, self._bound = shift_of(scale), 2.0**_BITS / scale
 
-    def add(self, vector: Vector, factor: float = 1.0, bound: float = _LARGEST) -> None:
+    def add(self, vector: Vector, factor: float = 1.0, bound: float = LARGEST) -> None:
         """Add ``factor`` times a vector. Raises OutOfBounds for values beyond ``bound`` as a float32."""
-        bound = min(float(np.float32(bound)), _LARGEST)
+        bound = min(float(np.float32(bound)), LARGEST)
         if not self._kernels.add_rounded(self._totals[: len(vector)], vector, factor, self._shift, bound):
             raise OutOfBounds
 
@@ -110,7 +111,7 @@ def most_of_mean(bounds: Iterable[tuple[float, float]], divisor: float) -> float
 
 
 def check_within(values: Vector, bound: float) -> None:
-    """Raise OutOfBounds if any of the values, of which there are some, is beyond ``bound`` or is no number."""
+    """Raise OutOfBounds if any of the values, of which there are some, is beyond ``bound``, or NaN."""
     if not (-bound <= values.min() and values.max() <= bound):
         raise OutOfBounds
 

@@ -10,6 +10,20 @@ from dataclasses import dataclass
 
 from millpond.wire.messages import Kind, Message, message
 
+Ranges = tuple[tuple[int, int], ...]
+"""Places of a vector, from the first one of a pair to before the second one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unrepaired:
+    """Averages states, and sends no datagram again. ``weights`` are those of all nodes: each part of the mean
+    is over the weights that have come. A state after an update is the one before less the update over its
+    weight, but plus it in the places ``added``, which are buffers.
+    """
+
+    weights: dict[str, float]
+    added: Ranges = ()
+
 
 @message("sums.fetch")
 @dataclass(frozen=True, slots=True)
@@ -21,7 +35,8 @@ class FetchSums(Message):
 
     With a ``divisor`` the node divides its sums by it, keeps the mean, and answers with that. With
     ``datagrams`` it is the root of a star on a LAN, whose nodes send their values by UDP and keep the mean.
-    With ``keep`` it answers with Ok instead of the mean.
+    ``unrepaired`` says that lost datagrams are not sent again. With ``keep`` it answers with Ok instead of
+    the mean.
     """
 
     node: str
@@ -34,14 +49,16 @@ class FetchSums(Message):
     divisor: float = 0.0
     datagrams: bool = False
     keep: bool = False
+    unrepaired: Unrepaired | None = None
 
 
 @message("round.join")
 @dataclass(frozen=True, slots=True)
 class JoinRound(Message):
     """Send the update of ``exchange`` as ``client`` to the aggregator at ``address``, ``port``, in datagrams
-    of so many ``values``, authenticated by ``key``, and keep the mean that comes back; answered by Ok
-    at once, and by Ok when the mean is there.
+    of so many ``values``, authenticated by ``key``, and keep the mean that comes back; answered by
+    RoundJoined at once, and by Ok when the mean is there. ``unrepaired``, with the client's own weight, says
+    that lost datagrams are not sent again.
     """
 
     exchange: int
@@ -50,6 +67,15 @@ class JoinRound(Message):
     client: int
     key: bytes
     values: int
+    unrepaired: Unrepaired | None = None
+
+
+@message("round.joined")
+@dataclass(frozen=True, slots=True)
+class RoundJoined(Message):
+    """No value that is sent is beyond ``largest``."""
+
+    largest: float
 
 
 @message("progress")
@@ -72,7 +98,7 @@ class Advance:
     each of ``added``, which are buffers.
     """
 
-    added: tuple[tuple[int, int], ...] = ()
+    added: Ranges = ()
 
 
 @message("spread")

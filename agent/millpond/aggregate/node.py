@@ -12,15 +12,16 @@ exchange is still offered then: it was whole and unchanged as long as that was s
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from millpond.aggregate.datagram_rounds import DatagramRounds
+from millpond.aggregate.datagram_rounds import DatagramRounds, own_weight
 from millpond.aggregate.exact import ExactSum, all_finite, refusing
 from millpond.aggregate.kernels import Totals, Vector
 from millpond.aggregate.messages import (
@@ -32,12 +33,15 @@ from millpond.aggregate.messages import (
     LinkProbed,
     NodeState,
     ProbeLink,
+    RoundJoined,
     Spread,
     Sums,
+    Unrepaired,
     Values,
 )
 from millpond.aggregate.progress import STALL_SECONDS, ProgressTeller, expect
 from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
+from millpond.aggregate.unrepaired import difference, state_after
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import MillpondError, ProtocolError
 from millpond.wire.channel import Channel
@@ -148,8 +152,15 @@ class ReductionNode:
                 raise ProtocolError("only a root keeps what it adds")
             if missing := sorted({self.name, *below} - request.bounds.keys()):
                 raise ProtocolError(f"{self.name} is asked for sums without bounds of {missing[0]:.40}")
+            self._check_unrepaired(request.unrepaired, {self.name, *below})
         if request.node != self.name or not 0 <= request.start < request.stop <= len(self._update):
             raise ProtocolError(f"{self.name} is asked for what it does not have")
+
+    def _check_unrepaired(self, given: Unrepaired | None, names: Collection[str]) -> None:
+        """Check the weights of all nodes of a round without repair. Raises ProtocolError."""
+        weights = () if given is None else [given.weights.get(name, 0.0) for name in names]
+        if not all(0 < weight < math.inf for weight in weights):
+            raise ProtocolError(f"{self.name} is asked for a round without repair of nodes without weights")
 
     def _check_offered(self, exchange: int) -> None:
         if not self._offers(exchange):
@@ -175,10 +186,14 @@ class ReductionNode:
             self._rounds(),
             ProgressTeller(parent),
         )
+        given, largest = request.unrepaired, request.bounds[self.name][1]
         pool = ThreadPoolExecutor(1, "round by datagrams")
         try:
             update = self._offered(request.exchange, 0, len(self._update))
-            self._mean = progress.result(pool.submit(rounds.lead, request, update, below))
+            if given:
+                largest = state_after(update, self._state, given.weights[self.name], given.added)
+            mean = progress.result(pool.submit(rounds.lead, request, update, largest, below))
+            self._keep(mean, given)
         finally:
             pool.shutdown(wait=False)
         self._all_keep = True
@@ -191,10 +206,19 @@ class ReductionNode:
         """Take part in a round by UDP. Raises RemoteError."""
         self._check_offered(request.exchange)
         rounds, update = self._rounds(), self._offered(request.exchange, 0, len(self._update))
+        given, largest = request.unrepaired, 0.0
+        if given:
+            largest = state_after(update, self._state, own_weight(request), given.added)
         rounds.check(request, update)
+        parent.send(RoundJoined(largest), Deadline.after(STALL_SECONDS))
+        self._keep(rounds.join(request, update), given)
         parent.send(Ok(), Deadline.after(STALL_SECONDS))
-        self._mean = rounds.join(request, update)
-        parent.send(Ok(), Deadline.after(STALL_SECONDS))
+
+    def _keep(self, mean: Vector, given: Unrepaired | None) -> None:
+        """Keep the mean of a round by datagrams, as differences from this node's state."""
+        if given:
+            difference(mean, self._state, given.added)
+        self._mean = mean
 
     def _rounds(self) -> DatagramRounds:
         if self._datagrams is None:

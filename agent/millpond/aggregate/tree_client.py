@@ -8,9 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from millpond.aggregate.exact import check_within, most_of_mean, refusing, scale_of
+from millpond.aggregate.exact import LARGEST, check_within, most_of_mean, refusing, scale_of
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.messages import Advance, FetchSums, GetState, NodeState, Spread, Sums, Values
+from millpond.aggregate.messages import (
+    Advance,
+    FetchSums,
+    GetState,
+    NodeState,
+    Spread,
+    Sums,
+    Unrepaired,
+    Values,
+)
 from millpond.aggregate.node import ChildConnections, Dial, SubtreeSum, below_of, ranges, receive_values
 from millpond.aggregate.progress import STALL_SECONDS, expect
 from millpond.aggregate.topology import SINK, ReductionTree
@@ -36,15 +45,17 @@ class TreeReduction:
         exchange: int = 0,
         *,
         datagrams: bool = False,
+        unrepaired: Unrepaired | None = None,
     ) -> None:
         """Write the sums over ``divisor`` of the nodes' updates of ``exchange`` to ``mean``; ``bounds`` are
         the factor and the largest value of each node. The only root of a tree divides itself, and keeps the
-        mean: half the bytes. The root of a star can have the updates by ``datagrams``. Raises RemoteError if
-        a node is lost or refused; values that were not written yet are then as they were.
+        mean: half the bytes. The root of a star can have the updates by ``datagrams``, also ``unrepaired``.
+        Raises RemoteError if a node is lost or refused; values that were not written yet are then as they
+        were.
         """
 
         def reduce(number: int, tree: ReductionTree) -> None:
-            request = self._request(tree, bounds, exchange, datagrams=datagrams)
+            request = self._request(tree, bounds, exchange, datagrams, unrepaired)
             connections, roots = self._connections(number), tree.children[SINK]
             if len(roots) == 1:
                 _fetch_mean(request, roots[0], connections, divisor, mean)
@@ -66,6 +77,7 @@ class TreeReduction:
         exchange: int = 0,
         *,
         datagrams: bool = False,
+        unrepaired: Unrepaired | None = None,
     ) -> NodeState:
         """Have the only root of a tree keep the mean, as by ``run``, and make a step by it, as by
         ``advance``: no request waits for the answer to the other. Returns the description of the state that
@@ -75,7 +87,7 @@ class TreeReduction:
 
         def both(number: int, tree: ReductionTree) -> None:
             (channel,) = self._roots(number, tree)
-            request = self._request(tree, bounds, exchange, datagrams=datagrams)
+            request = self._request(tree, bounds, exchange, datagrams, unrepaired)
             root = tree.children[SINK][0]
             channel.send(
                 replace(below_of(request, root), divisor=divisor, keep=True), Deadline.after(STALL_SECONDS)
@@ -97,14 +109,21 @@ class TreeReduction:
         tree: ReductionTree,
         bounds: Mapping[str, tuple[float, float]],
         exchange: int,
-        *,
         datagrams: bool,
+        unrepaired: Unrepaired | None,
     ) -> FetchSums:
         largest = max((factor * largest for factor, largest in bounds.values()), default=0.0)
         scale = scale_of(largest, max(len(bounds), 1))
-        below = dict(tree.subtree(SINK))
+        place, below = (tree.start, tree.stop), dict(tree.subtree(SINK))
         return FetchSums(
-            SINK, exchange, tree.start, tree.stop, scale, below, dict(bounds), datagrams=datagrams
+            SINK,
+            exchange,
+            *place,
+            scale,
+            below,
+            dict(bounds),
+            datagrams=datagrams,
+            unrepaired=unrepaired,
         )
 
     def state(self, trees: tuple[ReductionTree, ...]) -> NodeState:
@@ -195,6 +214,8 @@ def _fetch_mean(
     request: FetchSums, root: str, connections: ChildConnections, divisor: float, mean: Vector
 ) -> None:
     channel, most = connections[root], most_of_mean(request.bounds.values(), divisor)
+    if request.unrepaired:  # it differs from the host's state by what was lost before, too
+        most = LARGEST
     channel.send(replace(below_of(request, root), divisor=divisor), Deadline.after(STALL_SECONDS))
     for start, stop in ranges(request.start, request.stop):
         receive_values(channel, Sums, start, mean[start:stop].data.cast("B"))

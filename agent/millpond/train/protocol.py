@@ -26,6 +26,8 @@ PART_VALUES: Final = 1 << 17
 """The most values of one part of an update."""
 SPREAD: Final = "spread"
 """The code of a refusal: the state has to be sent again."""
+OWN_STATE: Final = "own"
+"""Stands for the digest of a state where each device goes on from its own."""
 
 
 def state_digest(state: memoryview) -> str:
@@ -166,7 +168,8 @@ class Work(Message):
     ``held_out`` it scores the state on the samples that are held out, and the update has no values.
     ``seed`` is for the order in local training and for the model's random draws, unless the agent has set
     ``draws`` for these; ``state`` is the number of the state in shared memory. With ``spread``, its digest,
-    the state has come to an agent over the reduction nodes, and there is no payload. ``coming`` are the
+    or OWN_STATE for whatever state is there, the state has come to an agent over the reduction nodes, and
+    there is no payload. ``coming`` are the
     ranges of the exchanges after this one, if batches stay as they are: streamed samples are fetched ahead.
     If the host ``records`` the exchange, it may resume behind it: what the device keeps for itself is on its
     flash before the update is told. ``recorded`` is the last one before it that the host has, None for the

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 import random
 import socket
-from collections.abc import Hashable, Sequence
+import struct
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.aggregate.udp.aggregator import Aggregator, ClientHead
-from millpond.aggregate.udp.datagrams import RECEIVE_BUFFER, SEND_BUFFER, VectorPlan
+from millpond.aggregate.udp.datagrams import RECEIVE_BUFFER, SEND_BUFFER, DatagramKind, VectorPlan
 from millpond.aggregate.udp.outgoing import RoundSide, SealedDatagram, datagrams_of
 from millpond.aggregate.udp.participant import Participant
 from millpond.aggregate.udp.sums import BlockSums, ClientVectors
@@ -22,6 +24,9 @@ from millpond.linux.sockets import set_buffers
 
 HUB = "aggregator"
 DELAY = 0.0005
+_SO_ATTACH_FILTER, _UDP_HEADER = 26, 8
+_BYTE, _AND, _IF_EQUAL, _RETURN = 0x30, 0x54, 0x15, 0x06
+"""Instructions of a socket filter (BPF)."""
 Vector = NDArray[np.float32]
 
 
@@ -46,6 +51,22 @@ def open_socket(address: tuple[str, int], receive_buffer: int = RECEIVE_BUFFER) 
     set_buffers(connection, receive_buffer, SEND_BUFFER)
     connection.bind(address)
     return connection
+
+
+def lose_values(connection: socket.socket, places: Collection[tuple[int, int]]) -> None:
+    """Let the kernel drop datagrams with values before ``connection`` has them: those of a client and an
+    index, both below 256. Trains of the C engine are one packet on loopback: the peer must not be that.
+    """
+    left = 4 * len(places)
+    program = [(_BYTE, 0, 0, _UDP_HEADER), (_AND, 0, 0, 7), (_IF_EQUAL, 0, left, DatagramKind.DATA)]
+    for client, index in places:
+        left -= 4
+        program += [(_BYTE, 0, 0, _UDP_HEADER + 2), (_IF_EQUAL, 0, 2, client)]
+        program += [(_BYTE, 0, 0, _UDP_HEADER + 12), (_IF_EQUAL, left + 1, 0, index)]
+    program += [(_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
+    filter_ = struct.pack("@HP", len(program), ctypes.addressof(code))
+    connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
 
 
 def heads_of(vectors: Sequence[Vector]) -> list[ClientHead]:

@@ -108,6 +108,20 @@ def _check_aggregation(job: Job, where: str) -> None:
         key := 'aggregate = "host"' if job.aggregate == "host" else job.adds_on_host
     ):
         raise ConfigError(f"{where}: topology: with {key} no device adds, by datagrams or otherwise")
+    if not job.repair and (fault := _unfit_for_losses(job, where)):
+        raise ConfigError(f"{where}: repair: {fault}")
+
+
+def _unfit_for_losses(job: Job, where: str) -> str:
+    """Return why lost datagrams may not be left out of a job's means, "" if they may."""
+    if job.topology != "udp":
+        return 'without topology = "udp" nothing is lost'
+    if job.synchronous is not None:
+        return "workers of a [synchronous] job must have the same model, and a lost part would differ"
+    if job.averaging.fraction < 1 or job.averaging.late == "carry":
+        return 'all devices must take part in all rounds: no fraction below 1, no late = "carry"'
+    strategy = catalogue.check(job.strategy, f"{where}: strategy")
+    return catalogue.beyond_averaging(strategy) if strategy else ""
 
 
 def _check_evaluation(job: Job, where: str) -> None:

@@ -373,7 +373,9 @@ class Job:
 
     With ``aggregate = "auto"`` the devices add if they have a LAN of their own and if that is faster. With
     ``topology = "auto"`` it is the topology that takes the least time by the rates of the links. "udp" is a
-    star whose nodes exchange datagrams on their LAN.
+    star whose nodes exchange datagrams on their LAN. With ``repair = false`` lost ones are not sent again:
+    each part of the mean is over the devices whose part has come, and a device keeps its own values where no
+    part of the mean comes.
     """
 
     name: Annotated[str, Key("the job's name; files and memory are named after it", example='"mine"')]
@@ -394,6 +396,9 @@ class Job:
         str, Key('where updates are added: "host", or a device, such as "csd2", as the root of the devices')
     ] = "auto"
     topology: Annotated[Literal["auto", "star", "tree", "ring", "udp"], Key("how the devices add")] = "auto"
+    repair: Annotated[
+        bool, Key('whether datagrams of topology = "udp" that are lost are sent again; if not, left out')
+    ] = True
 
     @property
     def code(self) -> ModelSpec:

@@ -10,6 +10,7 @@ from millpond.base.errors import ConfigError
 from millpond.base.one_class import class_in, names_in
 from millpond.base.schema import load, nearest
 from millpond.train import strategies
+from millpond.train.strategies.fedavg import FedAvg
 from millpond.train.strategies.strategy import Combination, LocalRule, Strategy
 
 _COMMON = ("adaptive", "catalogue", "strategy")
@@ -54,6 +55,22 @@ def unfit_for_lateness(combine: Combination, local: LocalRule, *, repeats: bool)
         return f"the rule '{combine.rule}' takes votes of one round"
     if repeats and local.personal:
         return "personal models are trained from round to round"
+    return ""
+
+
+def beyond_averaging(strategy: Strategy) -> str:
+    """Return what a strategy does beyond replacing states by their mean, "" if nothing."""
+    if strategy.combine.votes:
+        return f"the rule '{strategy.combine.rule}' takes the votes of all devices"
+    if strategy.local.normalized:
+        return "differences that are normalized by local steps are averaged, not states"
+    if (
+        not isinstance(strategy, FedAvg)
+        or type(strategy).step is not FedAvg.step
+        or strategy.learning_rate != 1
+        or strategy.torch_optimizer
+    ):
+        return "the server's step is more than the mean, and devices cannot make that step"
     return ""
 
 

@@ -34,7 +34,7 @@ from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.private_state import PrivateState
-from millpond.train.strategies.catalogue import unfit_for_steps
+from millpond.train.strategies.catalogue import beyond_averaging, unfit_for_steps
 from millpond.train.strategies.fedavg import FedAvg
 from millpond.train.task import structure
 from millpond.train.task.sums import Sums
@@ -264,16 +264,11 @@ class ParameterServerRole:
     @property
     def _step(self) -> Advance | None:
         """The step from one state to the next, if it is that of FedAvg and no value is rounded."""
-        strategy, types = self._strategy, {tensor.dtype for tensor in self._tensors}
+        types = {tensor.dtype for tensor in self._tensors}
         subtracts = (
             self._work.passes > 0
             and types <= {"float32", *layout.INTEGERS}
-            and isinstance(strategy, FedAvg)
-            and type(strategy).step is FedAvg.step
-            and not strategy.torch_optimizer
-            and strategy.learning_rate == 1
-            and not strategy.combine.votes
-            and not strategy.local.normalized
+            and not beyond_averaging(self._strategy)
         )
         return Advance(self._parameters.added) if subtracts else None
 

@@ -11,6 +11,9 @@ state is sent. Where no process keeps anything else, and one device has the whol
 themselves once the digest of a state has shown that they make the same step: neither means nor states cross
 the host's links. The host knows the digest of the state that it does not have, and fetches it from any device
 when it needs it, or when a node fails.
+
+Without repair of lost datagrams (see ``aggregate.unrepaired``) each device has a state of its own: what has
+come of the mean, and its own values elsewhere. The root's is the job's.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from millpond.aggregate import topology
+from millpond.aggregate.exact import all_finite
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.messages import Advance, NodeState
+from millpond.aggregate.messages import Advance, NodeState, Unrepaired
 from millpond.aggregate.reduction import Addend
 from millpond.aggregate.topology import Network, Prediction
 from millpond.aggregate.tree_client import TreeReduction
@@ -30,7 +34,7 @@ from millpond.host.workers.node_control import NodeControl
 from millpond.host.workers.node_group import NodeGroup
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.host.workers.worker import DeviceWorker, ModelState, SpreadState
-from millpond.train.protocol import state_digest
+from millpond.train.protocol import OWN_STATE, state_digest
 
 LEAST_NODES = 2
 DATAGRAMS = "udp"
@@ -46,8 +50,8 @@ class StateLost(RemoteError):
 class NodeReduction:
     """Reduces and spreads states over the nodes of a job. ``root`` is the device that adds, "auto" for any,
     if that is faster than the host; ``shape`` is the topology. ``step`` makes a state of the last one and the
-    mean, if that can be. With a ``holder`` of the host's copy, the devices may be ahead of that. Call from
-    one thread.
+    mean, if that can be. With a ``holder`` of the host's copy, the devices may be ahead of that. Without
+    ``repair``, which takes a ``step`` and datagrams, lost ones are not sent again. Call from one thread.
     """
 
     def __init__(
@@ -57,7 +61,10 @@ class NodeReduction:
         log: logging.Logger,
         step: Advance | None = None,
         holder: ParameterServer | None = None,
+        *,
+        repair: bool = True,
     ) -> None:
+        self._repair, self._differ = repair, False  # whether devices have states of their own
         self._root, self._shape, self._log = root, shape, log
         self._step, self._holder = step, holder
         self._digest = ""  # of the state that the nodes have
@@ -100,8 +107,9 @@ class NodeReduction:
         digest = self._digest if self.ahead else state_digest(state.memory.data)
         if digest != self._digest:
             self._bring(state, digest)
+        told = OWN_STATE if self._differ else digest
         for worker in workers:
-            worker.spread = SpreadState(state, digest, self.ahead)
+            worker.spread = SpreadState(state, told, self.ahead or not self._repair)
 
     def _bring(self, state: ModelState, digest: str) -> None:
         """Have the nodes make the step to a state, or send it, if it does not follow from theirs."""
@@ -110,8 +118,10 @@ class NodeReduction:
         self._digest, self._has_mean = "", False
         if can_step and self._makes(digest):
             self._proven = self._holder is not None and len(trees) == 1
+            self._differ = not self._repair
         else:
             self._sink.spread(trees, state.values)
+            self._differ = False
         self._digest = digest
 
     def _makes(self, digest: str) -> bool:
@@ -128,6 +138,8 @@ class NodeReduction:
         """
         worker.spread = None
         self.catch_up()
+        if not self._repair:  # its node has another state than the one that its update begins from
+            self._forget()
 
     def reduce(self, addends: Mapping[str, Addend], mean: Vector, exchange: int) -> bool:
         """Have the devices write the mean of their updates of an exchange, or move their state by it: then
@@ -145,12 +157,26 @@ class NodeReduction:
         bounds = {name: (each.factor, max(each.largest, each.shift)) for name, each in addends.items()}
         divisor = sum(each.weight for each in addends.values()) or 1.0
         trees, datagrams, self._has_mean = self._chosen.trees, self._shape == DATAGRAMS, False
+        unrepaired = None
+        if not self._repair and self._step:
+            weights = {name: each.weight for name, each in addends.items()}
+            unrepaired = Unrepaired(weights, self._step.added)
         try:
             if self._proven and self._step:
-                found = self._sink.step(trees[0], bounds, divisor, self._step, exchange, datagrams=datagrams)
+                found = self._sink.step(
+                    trees[0],
+                    bounds,
+                    divisor,
+                    self._step,
+                    exchange,
+                    datagrams=datagrams,
+                    unrepaired=unrepaired,
+                )
                 self._go_ahead(found)
             else:
-                self._sink.run(trees, bounds, divisor, mean, exchange, datagrams=datagrams)
+                self._sink.run(
+                    trees, bounds, divisor, mean, exchange, datagrams=datagrams, unrepaired=unrepaired
+                )
                 self._has_mean = True
         except (MillpondError, OSError) as error:
             self._fail("the host adds the updates", error)
@@ -164,6 +190,7 @@ class NodeReduction:
         """
         assert self._sink and self._chosen
         self._digest, self.ahead, self.advanced = found.digest, True, True
+        self._differ = not self._repair
         self._sink.settle(self._chosen.trees[0])
         if not found.finite:
             self.catch_up()
@@ -180,11 +207,18 @@ class NodeReduction:
             except (MillpondError, OSError) as error:
                 self._log.warning("%s does not send the state: %s", name, error)
                 continue
-            if state_digest(values.data) == self._digest:
+            if state_digest(values.data) == self._digest or self._is_next_best(name, values):
                 self.ahead = False
                 self._holder.reload()
                 return
         raise StateLost("no device has the state of the last exchange any more")
+
+    def _is_next_best(self, name: str, values: Vector) -> bool:
+        """Return whether a state that is not the root's is the job's where devices have their own."""
+        if self._differ and all_finite(values):
+            self._log.warning("the job goes on from the state of %s: %s is lost", name, self._names[0])
+            return True
+        return False
 
     def _choose(self, controls: Mapping[str, NodeControl], size: int) -> None:
         """Have nodes on these devices, measure the links of new ones, and choose trees of them, or none where

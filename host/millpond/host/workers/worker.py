@@ -73,7 +73,7 @@ class ModelState:
 @dataclass(frozen=True, slots=True)
 class SpreadState:
     """A ``state`` that a device has from reduction nodes, and its ``digest``. If the nodes are ``ahead``, the
-    host has other values.
+    host has other values, and sends none in their place.
     """
 
     state: ModelState

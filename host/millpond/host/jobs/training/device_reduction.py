@@ -33,6 +33,8 @@ def node_reduction(
         raise JobFailed(f"aggregate: '{job.aggregate}': {reason or 'no device that takes part'}")
     if job.topology == DATAGRAMS and not have_lan:
         raise JobFailed("topology: 'udp' is for devices that have a LAN of their own")
+    if not job.repair and not server.ready.step:
+        raise JobFailed("repair: lost datagrams are left out where the mean alone is the step, as in FedAvg")
     if not have_lan:
         reachable = contextlib.ExitStack()
         reachable.enter_context(context.between(list(devices)))
@@ -41,6 +43,7 @@ def node_reduction(
     # The host needs each state: a late update has changed the buffers of an old one.
     in_rounds = job.synchronous is None and spec.fraction == 1 and spec.late != "carry"
     holder = server if in_rounds and server.ready.stateless else None
-    nodes = NodeReduction(job.aggregate, job.topology, log, server.ready.step, holder)
+    step = server.ready.step
+    nodes = NodeReduction(job.aggregate, job.topology, log, step, holder, repair=job.repair)
     closers.append(nodes.close)
     return nodes

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: means of states where lost datagrams are not sent again (Shibahara, Koibuchi, Matutani 2023,
+sections 3.1 and 3.2.2).
+
+Clients average their states, not what changed in them. Where a part of the mean does not come, a client keeps
+its own value, and the next mean replaces that. A mean of differences could not do so: a client that has
+missed one would be apart from all others for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.aggregate.messages import Ranges
+from millpond.aggregate.topology import RANGE_VALUES
+from millpond.base.errors import ProtocolError
+
+Vector = NDArray[np.float32]
+
+
+def state_after(update: Vector, state: Vector, weight: float, added: Ranges) -> float:
+    """Make of ``update``, the differences from ``state`` times ``weight``, the state after it times
+    ``weight``, in place. Differences are subtracted from a state, but those of ``added`` are added. Returns
+    the largest absolute value. Raises ProtocolError if a value is not finite.
+    """
+    np.negative(update, out=update)
+    for start, stop in added:
+        np.negative(update[start:stop], out=update[start:stop])
+    largest = 0.0
+    for part in _parts(len(update)):
+        update[part] += np.float32(weight) * state[part]
+        largest = max(largest, float(np.abs(update[part]).max()))
+    if not math.isfinite(largest):
+        raise ProtocolError("without repair a state has finite values alone")
+    return largest
+
+
+def difference(mean: Vector, state: Vector, added: Ranges) -> None:
+    """Make of a ``mean`` of states the difference of ``state`` from it, in place: the inverse of
+    ``state_after`` with a weight of 1.
+    """
+    np.subtract(state, mean, out=mean)
+    for start, stop in added:
+        np.negative(mean[start:stop], out=mean[start:stop])
+
+
+def _parts(size: int) -> Iterator[slice]:
+    for start in range(0, size, RANGE_VALUES):
+        yield slice(start, min(start + RANGE_VALUES, size))
