@@ -396,9 +396,7 @@ class Job:
         str, Key('where updates are added: "host", or a device, such as "csd2", as the root of the devices')
     ] = "auto"
     topology: Annotated[Literal["auto", "star", "tree", "ring", "udp"], Key("how the devices add")] = "auto"
-    repair: Annotated[
-        bool, Key('whether datagrams of topology = "udp" that are lost are sent again; if not, left out')
-    ] = True
+    repair: Annotated[bool, Key('topology = "udp": lost datagrams are sent again')] = True
 
     @property
     def code(self) -> ModelSpec:
