@@ -20,18 +20,30 @@ import torch
 from torch.utils.data import DataLoader
 
 import millpond.data
-from millpond.base.errors import Refused, RemoteError
+from millpond.base.errors import LocalError, Refused, RemoteError
 from millpond.data import streaming
 from millpond.data.streaming import connection
 from millpond.data.streaming.client import StreamClient, StreamSource, TcpAddress
 from millpond.data.streaming.dataset import StreamDataset
 from millpond.data.streaming.loader import StreamLoader
 from millpond.data.streaming.protocol.tuner import StreamTuner
+from millpond.data.streaming.served_set import open_set
+from millpond.data.streaming.transforms import functions_of
 from millpond.train.data import labelled_images
+from millpond.train.data.columns import Packed, unpack
 
 from ..forking import TRAINING, Command, server
 from .served import SAMPLES, double, images, service, tars
 
+TRANSFORMS = """\
+from pathlib import Path
+
+def inverted(sample):
+    return 1 - sample[0], -sample[1]
+
+def _hidden(sample):
+    return sample
+"""
 KNOWN = "what only consumers know"
 
 
@@ -230,11 +242,11 @@ def test_a_stream_is_closed_while_its_service_says_nothing() -> None:
     connection.close()
 
 
-def serve(root: Path, port: int, state: Path | None) -> tuple[Command, str]:
+def serve(root: Path, port: int, state: Path | None, *options: str) -> tuple[Command, str]:
     """Start a process that serves; returns it and its address."""
     kept = ["--state", str(state)] if state else []
     program = Path(streaming.__file__).with_name("__main__.py")
-    service = server(*TRAINING).start(program, root, "--listen", f"127.0.0.1:{port}", *kept)
+    service = server(*TRAINING).start(program, root, "--listen", f"127.0.0.1:{port}", *kept, *options)
     return service, service.stdout.readline().split()[-1]
 
 
@@ -258,6 +270,45 @@ def test_a_service_that_is_killed_goes_on_where_it_was(folder: Path, keeps: bool
             serving.send_signal(signal.SIGTERM)
             assert serving.wait(30) == 0
     assert not keeps or sorted(found) == list(range(SAMPLES))
+
+
+def test_a_file_of_the_command_has_the_transforms(folder: Path) -> None:
+    """The service changes the samples that a job's format names, too."""
+    (folder / "mine.py").write_text(TRANSFORMS)
+    serving, where = serve(folder, 0, None, "--transforms", str(folder / "mine.py"))
+    with serving:
+        for name, fails in (
+            ("inverted", ""),
+            ("_hidden", "no transform '_hidden'"),
+            ("Path", "no transform"),
+        ):
+            stream = millpond.data.stream(f"{where}/images", batch=8, transform=name)
+            if fails:
+                with pytest.raises(Refused, match=fails):
+                    list(stream)
+            else:
+                assert sorted(labels(stream)) == list(range(-SAMPLES + 1, 1))
+        serving.send_signal(signal.SIGTERM)
+    named = open_set(folder / "images", "worker", functions_of(folder / "mine.py")["inverted"], "npy")
+    (found,) = unpack(*_joined(named.read(np.array([5])))).batches(0, 1)
+    assert found[1].tolist() == [-5]
+
+
+def test_files_without_transforms_are_refused(tmp_path: Path) -> None:
+    for name, text, told in (
+        ("none.py", "from pathlib import Path\n", "defines no function"),
+        ("bad.py", "1 / 0\n", "ZeroDivisionError"),
+        ("no.txt", TRANSFORMS, "is no Python file of transforms"),
+        ("missing.py", None, "is no Python file of transforms"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(LocalError, match=told):
+            functions_of(tmp_path / name)
+
+
+def _joined(packed: Packed) -> tuple[bytes, memoryview]:
+    return packed.head, memoryview(bytearray().join(packed.pieces))
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.data.streaming.server import DataServer, ServiceSettings
+from millpond.data.streaming.transforms import functions_of
 
 
 def main() -> int:
@@ -38,6 +39,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="its sub-folders are data sets")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDRESS:PORT", help="127.0.0.1, any port")
     parser.add_argument("--secret-file", type=Path, metavar="FILE", help="consumers have to know its content")
+    parser.add_argument(
+        "--transforms", type=Path, metavar="FILE.py", help="its functions of a sample, by name"
+    )
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="where epochs outlive this process")
     parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS", help="for lost consumers: 10")
     parser.add_argument("--readers", type=int, default=4, metavar="N", help="threads that read: 4")
@@ -50,9 +54,9 @@ def _settings(arguments: argparse.Namespace) -> ServiceSettings:
     if not (arguments.grace > 0 and arguments.readers > 0):
         raise LocalError("--grace and --readers are positive")
     secret = arguments.secret_file.read_text().strip() if arguments.secret_file else ""
-    return ServiceSettings(
-        arguments.folder, secret, arguments.state, grace=arguments.grace, readers=arguments.readers
-    )
+    transforms = functions_of(arguments.transforms) if arguments.transforms else {}
+    root, state = arguments.folder, arguments.state
+    return ServiceSettings(root, secret, state, transforms, arguments.grace, arguments.readers)
 
 
 def _listening(where: str, secret: str) -> socket.socket:

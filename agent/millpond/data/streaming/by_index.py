@@ -24,13 +24,15 @@ _MOST_AHEAD = 32
 
 
 class IndexedStream:
-    """Samples of a data service in batches of about ``batch``, as ``ReadAhead``. Raises RemoteError."""
+    """Samples of a data service in batches of about ``batch``, as ``ReadAhead``. ``tuner`` chooses the bytes
+    on the way. Raises RemoteError.
+    """
 
     def __init__(
-        self, source: StreamSource, memory: int, shuffle: int, batch: int, apply: Decode | None
+        self, source: StreamSource, tuner: StreamTuner, shuffle: int, batch: int, apply: Decode | None
     ) -> None:
-        self._tuner = StreamTuner(batch, memory, batch)
-        self._client = StreamClient(source, None, self._tuner)
+        self._tuner = tuner
+        self._client = StreamClient(source, None, tuner)
         weakref.finalize(self, self._client.close)
         opened = self._client.description()
         self._shards, self._shuffle, self._batch = opened.shards, shuffle, batch

@@ -10,6 +10,7 @@ from millpond.base.errors import LocalError
 from millpond.base.sizes import bytes_of
 from millpond.data.streaming.client import Connect, StreamSource, TcpAddress
 from millpond.data.streaming.dataset import StreamDataset, StreamOptions
+from millpond.data.streaming.even import EvenStream
 from millpond.data.streaming.protocol.messages import At
 from millpond.fs.store.layout import PUBLIC
 from millpond.train.distributed.data_services import find_data_service
@@ -21,6 +22,7 @@ def stream(
     batch: int | None = None,
     secret: str = "",
     run: str = "",
+    even: bool = False,
     seed: int = 0,
     shuffle: int = 0,
     memory: str | int = "256 MiB",
@@ -32,7 +34,8 @@ def stream(
 ) -> StreamDataset:
     """Return a data set that a data service serves at ``where``, such as "host:port/folder", as a torch
     IterableDataset: an iteration is an epoch, in which each sample comes once, over all processes that give
-    the same ``run``.
+    the same ``run``. If ``even``, an epoch has the same number of batches on each rank of torch.distributed,
+    as DistributedDataParallel needs it; the samples that do not divide by the ranks are left out.
 
     It yields samples, or batches of ``batch`` as views of what was received, ``apply`` being called on either
     a batch or, where there is no ``batch``, a batch of one. The order follows from ``seed`` and the epoch: a
@@ -44,7 +47,8 @@ def stream(
     if at not in ("server", "worker"):
         raise LocalError(f"data is decoded at 'server' or 'worker', not '{at}'")
     source = StreamSource(*located(where, secret), at, transform, patience)
-    return StreamDataset(source, StreamOptions(batch, bytes_of(memory), seed, shuffle, run, chunk, apply))
+    options = StreamOptions(batch, bytes_of(memory), seed, shuffle, run, chunk, apply)
+    return EvenStream(source, options) if even else StreamDataset(source, options)
 
 
 def located(where: str, secret: str) -> tuple[Connect, str, str]:

@@ -85,16 +85,14 @@ def open_set(
     DataError.
     """
     found: Any
-    if format_:
-        return _images(labelled_images.load(folder.parent, folder.name, format_, classes), at)
-    if next(folder.glob("*.tar"), None):
+    if not format_ and next(folder.glob("*.tar"), None):
         found = TarSamples(folder)
         shards = found.shards
-    elif next(folder.glob("*.parquet"), None):
+    elif not format_ and next(folder.glob("*.parquet"), None):
         found = ParquetRows(folder)
         shards = found.groups
     else:
-        found = labelled_images.load(folder.parent, folder.name, format_of(folder))
+        found = labelled_images.load(folder.parent, folder.name, format_ or format_of(folder), classes)
         if transform is None:
             return _images(found, at)
         shards = (len(found),)

@@ -10,13 +10,14 @@ ahead is soon used up.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from millpond.base.errors import LocalError
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import order
+from millpond.train.balance.ranges import Ranges, count, split
 
 
 def epoch_order(shards: Sequence[int], seed: int, epoch: int, window: int = 0) -> Ints:
@@ -33,6 +34,16 @@ def epoch_order(shards: Sequence[int], seed: int, epoch: int, window: int = 0) -
     stored = np.concatenate([np.empty(0, np.int64), *parts])
     places = np.arange(len(stored)) + window * random.random(len(stored))
     return stored[np.argsort(places, kind="stable")]
+
+
+def even_steps(left: Ranges, batch: int, rank: int, ranks: int) -> Iterator[tuple[Ranges, Ranges]]:
+    """Yield for each step the positions that a rank takes of those ``left`` in an epoch, and what is left
+    behind the step. Each rank takes ``batch`` positions, in the last step as many as the others: up to
+    ``ranks`` - 1 positions are left at the end (Ember, section 4.1: the set is cut to a size that divides).
+    """
+    while wanted := min(batch, count(left) // ranks):
+        taken, left = split(left, ranks * wanted)
+        yield split(split(taken, rank * wanted)[1], wanted)[0], left
 
 
 def _generator(text: str) -> np.random.Generator:
