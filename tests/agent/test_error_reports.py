@@ -28,6 +28,7 @@ from millpond.train.local.mini_epochs import MiniEpochReader
 from millpond.train.local.prefetch import ReadingMeter
 from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, Work
+from millpond.train.repeats import FixedRepeats
 from millpond.train.state import flat
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import Task
@@ -111,7 +112,8 @@ def exchange_errors() -> Iterator[DataError]:
         yield caught.value
     with pytest.raises(DataError) as caught:
         one_group = Selection(task, [part], [np.arange(9)], np.array([9]))
-        next(MiniEpochReader(9, 2, ReadingMeter()).slices(one_group, torch.Generator()))
+        reader = MiniEpochReader(9, 2, FixedRepeats(1), ReadingMeter())
+        next(reader.repetitions(one_group, torch.Generator(), lambda _: (0.0, None, None)))
     yield caught.value
     for error in (Refused("", "data", "no folder"), Refused("", "protocol", "x"), ConnectionLost("away")):
         with pytest.raises(DataError) as caught:

@@ -114,6 +114,14 @@ def test_the_stall_of_mini_epochs_is_that_of_the_tiers(repeats: int, waited: int
     assert found.waited == pytest.approx(5.0 / own.seconds)
 
 
+def test_repeats_by_a_rule_are_those_of_the_worker() -> None:
+    own = costs(0.0, seconds=40.0, reading=16.0, samples=100, mini_epochs=4)
+    for told, repeats in ((0, 16), (10, 2.5)):
+        found = worker_data(replace(own, repeats=told), 0, 16)
+        assert found.mini_epochs is not None and found.mini_epochs.repeats == repeats
+        assert found.training == pytest.approx(40.0 / (100 * repeats))
+
+
 def test_figures_of_nothing_are_no_division_by_zero() -> None:
     bare = DataCosts(seconds=1.0, exchanges=1, trained=1, samples=1)
     for threads in (0, 3):

@@ -157,13 +157,15 @@ def test_known_limit_what_its_data_cost_is_told_in_two_digits(
     with device(volume, zygote, model(FORGE_WHAT_DATA_COST)) as csd0, csd0.host() as host:
         told = host.ask(RANGES).data
         assert told == told.rounded() and not told.fault and told != DataTiming()
-        assert not (told.stream or told.stalled or told.mini_epochs or told.fitting)  # the job has none
+        others = told.stream, told.stalled, told.mini_epochs, told.fitting, told.repeats
+        assert not any(others), "the job has none"
     figures = math.log2(1 + 90 * (15 + 6))  # of two digits, from 1e-6 to 1e15
     bits = math.log2(101) + 4 * figures
     more = math.log2(101) + 2 * figures
     with capsys.disabled():
-        print(f"\nand {bits:.0f} bits in what its data cost, {bits + more:.0f} in a job with mini-epochs")
-    assert bits + more < 80
+        also = f"{bits + more:.0f} in a job with mini-epochs, {bits + more + figures:.0f} with a rule"
+        print(f"\nand {bits:.0f} bits in what its data cost, {also}")
+    assert bits + more < 80 and bits + more + figures < 96
 
 
 def test_known_limit_so_are_the_metrics_of_a_score(

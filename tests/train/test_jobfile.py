@@ -339,6 +339,18 @@ ERRORS = [
         "job.toml: evaluate: without a place in 'on' there is nothing to end the job early",
     ),
     (f'{GOOD}[evaluate]\nmode = "most"', "job.toml: evaluate: mode: "),
+    (
+        f'{GOOD}[train]\nrepeat = "score"',
+        "job.toml: train: repeat: it is for mini-epochs: set train.mini_epoch, too",
+    ),
+    (
+        f'{GOOD}[train]\nmini_epoch = 64\nrepeat = "auto"',
+        "job.toml: train: repeat: there is no rule 'auto' in jobs; it goes by the clock",
+    ),
+    (
+        f'{GOOD}[train]\nmini_epoch = 64\nrepeat = {{ name = "score", weights = [1, 0, 1] }}',
+        "job.toml: train: repeat: weights: a validation error needs samples that are held out: evaluate.on",
+    ),
     (f"{GOOD}[evaluate]\ntarget = nan", "job.toml: evaluate: target: nan is never reached"),
     (GOOD + "[limits]\nclips = 1", "job.toml: limits: unknown key 'clips'; did you mean 'clip'?"),
     (GOOD + "[train]\nbatch = 'x'", "job.toml: train: batch: expected a whole number, got text ('x')"),

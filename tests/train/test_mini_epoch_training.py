@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from millpond.train.local.mini_epochs import MiniEpochReader
 from millpond.train.local.prefetch import ReadingMeter
 from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import Folder, Work
+from millpond.train.repeats import FixedRepeats, RepeatSpec
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import Task
 
@@ -97,6 +98,13 @@ def trained(
     return user, one
 
 
+def slices(samples: int, fast: int, chosen: Selection) -> Iterator[Selection]:
+    """Return the mini-epochs of a selection, each once."""
+    reader = MiniEpochReader(samples, fast, FixedRepeats(1), ReadingMeter())
+    found = reader.repetitions(chosen, torch.Generator().manual_seed(1), lambda _: (0.0, None, None))
+    return (mini_epoch for mini_epoch, _ in found)
+
+
 @pytest.mark.parametrize("kind", [Flash, InBatches, InArrays])
 def test_each_sample_is_read_once_and_trained_on_in_each_epoch(kind: type[Flash]) -> None:
     parts = [kind(100), kind(53, first=1000)]
@@ -131,7 +139,7 @@ def test_a_small_fast_tier_has_smaller_mini_epochs() -> None:
     every = np.arange(120)
     chosen = Selection(task, [part], [every], np.full(120, 1))
     found = []
-    for each in MiniEpochReader(40, fast, ReadingMeter()).slices(chosen, torch.Generator().manual_seed(1)):
+    for each in slices(40, fast, chosen):
         found.append(len(each))
         begun = part.reads.total() - sum(found) - 8
         assert begun <= 16, "no more than the next mini-epoch is read ahead"
@@ -143,12 +151,10 @@ def test_a_small_fast_tier_has_smaller_mini_epochs() -> None:
 def test_mini_epochs_are_even_and_a_group_has_to_fit() -> None:
     task, part, every = Task(Recorded()), Flash(1000), np.arange(1000)
     chosen = Selection(task, [part], [every], np.full(10, 100))
-    shuffle = torch.Generator().manual_seed(1)
-    reader = MiniEpochReader(350, 1 << 20, ReadingMeter())
-    assert [len(each) for each in reader.slices(chosen, shuffle)] == [300, 300, 200, 200]
+    assert [len(each) for each in slices(350, 1 << 20, chosen)] == [300, 300, 200, 200]
     told = r"\[tier\] fast holds [0-9]+ samples twice, and a group of them is 100"
     with pytest.raises(DataError, match=told):
-        next(MiniEpochReader(350, 2 * 50 * 4 * WIDTH, ReadingMeter()).slices(chosen, shuffle))
+        next(slices(350, 2 * 50 * 4 * WIDTH, chosen))
 
 
 class Pictures(Flash):
@@ -186,7 +192,7 @@ def test_views_of_what_lies_on_the_flash_are_read_when_they_are_fetched(batched:
             return flash[: len(wanted)] if batched else [flash[index] for index in wanted]
 
     chosen = Selection(Task(Recorded()), [Mapped()], [np.arange(16)], np.full(2, 8))
-    for each in MiniEpochReader(16, 1 << 20, ReadingMeter()).slices(chosen, torch.Generator()):
+    for each in slices(16, 1 << 20, chosen):
         flash += 1
         assert not each.batch(np.arange(16)).any()
 
@@ -194,3 +200,45 @@ def test_views_of_what_lies_on_the_flash_are_read_when_they_are_fetched(batched:
 def test_errors_of_the_data_set_are_raised() -> None:
     with pytest.raises(DataError, match="a sample is torn"):
         trained([Flash(120, broken=100)])
+
+
+class Rated(Recorded):
+    """A task with an accuracy, whose samples of one class are hard."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[float, float]]:
+        inputs, labels = batch
+        return {"accuracy": (float((model(inputs / 100).argmax(1) == labels).sum()), len(labels))}
+
+
+ADAPTIVE = replace(WORK, passes=12, repeat=RepeatSpec("score", {"patience": 2}))
+
+
+def test_a_rule_ends_the_repetitions_of_each_mini_epoch_and_repeats_alike_when_it_is_done_again() -> None:
+    user, one = trained([Flash(120)], work=ADAPTIVE)
+    visits = Counter(value for batch in user.batches for value in batch)
+    assert len(visits) == 120 and max(visits.values()) <= 12 and min(visits.values()) < 12
+    again, other = trained([Flash(120)], work=ADAPTIVE)
+    assert again.batches == user.batches and np.array_equal(one.parameters.sums, other.parameters.sums)
+    every, _ = trained([Flash(120)], work=replace(ADAPTIVE, repeat=RepeatSpec()))
+    assert len(every.batches) > len(user.batches)
+
+
+@pytest.mark.parametrize("name", ["score", "bands", "bollinger"])
+def test_errors_of_training_and_of_what_is_held_out_are_weighed(name: str) -> None:
+    work = replace(WORK, held_out=0.2, repeat=RepeatSpec(name, {"weights": (0.0, 1.0, 1.0)}))
+    part, user = Flash(120), Rated()
+    task = Task(user)
+    folders = SampleFolders(task, 0, [Folder("p", "csd0", group=GROUP)], [part], 0.2)
+    one = LocalTrainer(FlatParameters(user.model()), task, folders, work, fast=1 << 20)
+    update = one.run(Work(0, 3, 1, (((0, folders.counts[0]),),)), one.parameters.state.copy())
+    assert update.data.mini_epochs == 3 and 3 <= update.data.repeats <= 3 * WORK.passes
+    counted = update.metrics["loss"][1]
+    assert counted == pytest.approx(folders.counts[0]), "the loss is the mean of all repetitions"
+    with pytest.raises(DataError, match=r"weighs an error, which is 1 - accuracy; the task has no such"):
+        trained([Flash(120)], work=replace(work, held_out=0.0))
+
+
+def test_a_loss_that_is_not_finite_repeats_as_often_as_the_job_has_epochs() -> None:
+    work = replace(ADAPTIVE, passes=3, optimizer=OptimizerSpec("sgd", 1e38))
+    user, _ = trained([Flash(40)], work=work)
+    assert set(Counter(value for batch in user.batches for value in batch).values()) == {3}

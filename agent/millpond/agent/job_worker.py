@@ -273,9 +273,10 @@ class JobWorker:
         data = data.rounded()
         if not self._streams:
             data = replace(data, stream=None)
-        if not self._request.work.mini_epoch:
+        work = self._request.work
+        if not work.mini_epoch:
             data = replace(data, stalled=0, mini_epochs=0, fitting=0)
-        return data
+        return data if work.mini_epoch and work.repeat.name else replace(data, repeats=0)
 
     def _fault_of_state(self) -> str:
         """Return what is wrong with the state that the task keeps, "" if nothing is."""

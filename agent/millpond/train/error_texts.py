@@ -65,6 +65,7 @@ OTHER_FOLDERS = ErrorText("samples of {number} folders are wanted; there are {nu
 OTHER_SAMPLES = ErrorText("samples {number} to {number} are wanted; there are {number}")
 EMPTY_EXCHANGE = ErrorText("an exchange without samples is wanted")
 SMALL_TIER = ErrorText("[tier] fast holds {number} samples twice, and a group of them is {number}")
+NO_ACCURACY = ErrorText("train.repeat weighs an error, which is 1 - accuracy; the task has no such metric")
 OTHER_SHAPES = ErrorText("{name} holds samples of {shape}, {name} of {shape}")
 NOT_IMAGES = ErrorText("{name} holds {dtype} of shape {tuple}, not images")
 OTHER_TYPE = ErrorText(

@@ -227,7 +227,8 @@ class DataTiming:
     training thread was blocked for its next batch or mini-epoch, ``stalled`` that for mini-epochs alone.
     ``reading`` are the seconds in which ``samples`` samples, of ``size`` bytes together, were read from where
     they lie, in all threads together; ``batches`` the parts of batches that were trained on. There were
-    ``mini_epochs`` of them, and ``[tier] fast`` holds two of ``fitting`` samples.
+    ``mini_epochs`` of them, and ``[tier] fast`` holds two of ``fitting`` samples. Where a rule repeats them,
+    they were repeated ``repeats`` times together.
 
     They leave a device ``rounded`` to whole percentages and two decimal digits: enough to judge a data set's
     speed, and a malicious model can hide little in them.
@@ -242,6 +243,7 @@ class DataTiming:
     mini_epochs: int = 0
     fitting: int = 0
     stream: StreamTiming | None = None
+    repeats: int = 0
 
     def rounded(self) -> DataTiming:
         """Return it as it may leave: what is out of range is moved into it."""
@@ -255,13 +257,14 @@ class DataTiming:
             _whole(self.mini_epochs),
             _whole(self.fitting),
             self.stream.rounded() if self.stream else None,
+            _whole(self.repeats),
         )
 
     @property
     def fault(self) -> str:
         """The reason for which a coordinator refuses it, "" if there is none."""
         stream, found = self.stream, [self.reading, self.samples, self.size, self.batches]
-        found += [self.mini_epochs, self.fitting]
+        found += [self.mini_epochs, self.fitting, self.repeats]
         if stream:
             found += [stream.chunk, stream.window, stream.bandwidth, stream.latency, stream.step]
         if not 0 <= self.stalled <= self.waited <= 100 or (stream and not 0 <= stream.idle <= 100):

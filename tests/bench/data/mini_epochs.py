@@ -16,7 +16,7 @@ import millpond.data
 from bench.experiment import Run
 from bench.rows import Row, summary
 from millpond.data.tier.mini_epochs import MiniEpoch
-from millpond.data.tier.repeats import RepeatRule, rule_of
+from millpond.train.repeats import RepeatRule, rule_of
 
 TITLE = "accuracy of repeated mini-epochs"
 SEEDS = range(5)

@@ -12,9 +12,7 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,10 +22,10 @@ from torch.utils.data import Dataset
 from millpond.base.errors import LocalError
 from millpond.base.sizes import bytes_of
 from millpond.data.tier.remembered import RememberedRepeats
-from millpond.data.tier.repeats import RepeatHistory, RepeatRule, rule_of
 from millpond.train.local.fast_tier import FastTier, FetchedSlice
-from millpond.train.local.prefetch import timed
-from millpond.train.local.slices import PassOrder, Place, SinglePasses, following
+from millpond.train.local.repeated_slices import RepeatedSlices
+from millpond.train.local.slices import SinglePasses
+from millpond.train.repeats import RepeatRule, rule_of
 from millpond.train.task.task import SampleSet
 
 log = logging.getLogger(__name__)
@@ -54,7 +52,7 @@ class MiniEpoch(Dataset[Any]):
 
 
 class MiniEpochs:
-    """Iterates over the mini-epochs of ``passes`` passes, each as often as ``rule`` says; see
+    """Iterates over the mini-epochs of some passes, each as often as a rule says; see
     ``millpond.data.mini_epochs``. ``waited`` are the seconds without a mini-epoch, ``repeats`` the
     repetitions of those that are done.
     """
@@ -62,70 +60,49 @@ class MiniEpochs:
     def __init__(
         self,
         tier: FastTier,
-        order: PassOrder,
-        size: int,
-        rule: RepeatRule,
-        passes: int,
+        slices: RepeatedSlices,
         augment: Augment | None,
         remembered: RememberedRepeats | None = None,
     ) -> None:
-        self._tier, self._order, self._size = tier, order, size
-        self._rule, self._passes, self._augment, self._remembered = rule, passes, augment, remembered
-        self._place: Place | None = None
-        self._scores: list[float] = []
-        self._before: list[float] = []
-        self.waited, self.repeats = 0.0, list[int]()
+        self._tier, self._slices, self._augment, self._remembered = tier, slices, augment, remembered
+
+    @property
+    def waited(self) -> float:
+        """The seconds without a mini-epoch."""
+        return self._slices.waited
+
+    @property
+    def repeats(self) -> list[int]:
+        """The repetitions of the mini-epochs that are done."""
+        return self._slices.repeats
 
     @property
     def read_bytes(self) -> int:
         """The bytes of samples that were fetched from the slow tier."""
         return self._tier.fetched_bytes
 
-    def report(self, score: float) -> None:
-        """Report the score of the repetition that has just ended: a loss or an error, lower is better. Raises
-        LocalError for one that is not finite.
+    def report(
+        self, score: float, train_error: float | None = None, validation_error: float | None = None
+    ) -> None:
+        """Report the score of the repetition that has just ended: a loss or an error, lower is better; for a
+        rule with ``weights`` the training loss, and the errors that it weighs. Raises LocalError for a score
+        that is not finite, and for an error that is missing.
         """
-        if not math.isfinite(score):
-            raise LocalError(f"a score of {score} says nothing: the training has diverged")
-        self._scores.append(float(score))
+        self._slices.report(score, train_error, validation_error)
 
     def __iter__(self) -> Iterator[MiniEpoch]:
-        unfinished = self._place is not None and self._place.done
-        place = self._place if unfinished else following(self._order, self._place, self._size)
-        assert place
-        for seconds, fetched in timed(self._tier.slices(place, self._size, self._passes)):
-            self.waited += seconds
-            yield from self._repetitions(fetched)
-
-    def _repetitions(self, fetched: FetchedSlice) -> Iterator[MiniEpoch]:
-        """Yield a mini-epoch as often as the rule says. The state is that after the repetition."""
-        done = fetched.place.done
-        while not done or self._goes_on(done):
-            done += 1
-            self._place = replace(fetched.place, done=done)
-            yield MiniEpoch(fetched, done, self._augment)
-        self._before += self._scores
-        self._scores.clear()
-        self.repeats.append(done)
-        self._place = replace(fetched.place, done=0)
-
-    def _goes_on(self, done: int) -> bool:
-        progress = RepeatHistory(done, self._tier.is_there, self._scores, self._before)
-        return self._rule.goes_on(progress)
+        for fetched, repeat in self._slices:
+            yield MiniEpoch(fetched, repeat, self._augment)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two repetitions, of numbers alone."""
-        place = asdict(self._place) if self._place else None
-        return {"place": place, "size": self._size, "scores": self._scores[:], "before": self._before[:]}
+        return self._slices.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the repetition at which the state was taken. Raises LocalError for that of another
         size of mini-epochs.
         """
-        if state["size"] != self._size:
-            raise LocalError(f"the state is of mini-epochs of {state['size']} samples, not {self._size}")
-        self._place = Place(**state["place"]) if state["place"] else None
-        self._scores, self._before = list(state["scores"]), list(state["before"])
+        self._slices.load_state_dict(state)
 
     def callback(self, monitor: str) -> MiniEpochCallback:
         """Return a callback for trainers like Lightning's that reports the metric ``monitor``."""
@@ -134,8 +111,9 @@ class MiniEpochs:
     def close(self) -> None:
         """End the fetch that is under way, and remember what worked."""
         self._tier.close()
-        if self._remembered and self.repeats and self._before:
-            self._remembered.keep(self.repeats, min(self._before))
+        scores = self._slices.scores
+        if self._remembered and self.repeats and scores:
+            self._remembered.keep(self.repeats, min(scores))
 
     def __enter__(self) -> Self:
         return self
@@ -182,10 +160,10 @@ def mini_epochs(
 
     The fast tier takes at most ``fast`` bytes, of the file system of ``folder`` (a flash, or a file system in
     memory) or of this process's memory. Half of it is one mini-epoch, of ``size`` samples if that is less.
-    Each is repeated ``repeat`` times, or by a rule: "auto" until the next one is there, "score" and "bands"
-    by the scores that are reported, see ``tier.repeats``. There are ``passes`` over the data set, composed
-    anew each time if ``recompose``. ``remember`` is a file and a name of data set and model: what worked best
-    is used the next time.
+    Each is repeated ``repeat`` times, or by a rule: "auto" until the next one is there, "score", "bands" and
+    "bollinger" by the scores that are reported, see ``train.repeats``. There are ``passes`` over the data
+    set, composed anew each time if ``recompose``. ``remember`` is a file and a name of data set and model:
+    what worked best is used the next time.
 
     What ``dataset`` returns is kept, with all that it has decoded; ``augment`` is called whenever a sample is
     read, and so may be random. Raises LocalError, and ValueError for a rule that does not exist. A context
@@ -201,7 +179,7 @@ def mini_epochs(
         wanted = min(size or fits, fits, len(dataset))
         if size and wanted < min(size, len(dataset)):
             log.info("mini-epochs have %d samples instead of %d: two fit into the fast tier", wanted, size)
-        return MiniEpochs(tier, order, wanted, rule, passes, augment, remembered)
+        return MiniEpochs(tier, RepeatedSlices(tier, order, wanted, rule, passes), augment, remembered)
     except BaseException:
         tier.close()
         raise

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from millpond.base.errors import LocalError
-from millpond.data.tier.repeats import FixedRepeats
 from millpond.linux.files import write_durably
+from millpond.train.repeats import FixedRepeats
 
 
 class RememberedRepeats:

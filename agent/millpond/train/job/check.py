@@ -11,6 +11,7 @@ from millpond.base.errors import ConfigError
 from millpond.base.keys import MOST, check_keys
 from millpond.train.job.encodings import encoding_of
 from millpond.train.job.spec import Job, SynchronousSpec, WorkSpec, scheduler_of
+from millpond.train.repeats import weights_of
 from millpond.train.strategies import catalogue
 from millpond.train.strategies.catalogue import unfit_for_lateness, unfit_for_steps
 
@@ -59,8 +60,9 @@ def _check_training(job: Job, where: str) -> None:
         raise ConfigError(f'{where}: scheduler: each: \'{each}\' is neither "epoch" nor "step"')
     if each == "step" and job.exchanges_differences:
         raise ConfigError(f'{where}: scheduler: each = "step" is for [synchronous] with local_steps 1')
-    if job.synchronous and job.train.mini_epoch:
-        raise ConfigError(f"{where}: mini_epoch: it is for [federated], whose workers have epochs")
+    if job.synchronous and (job.train.mini_epoch or job.train.repeat):
+        key = "mini_epoch" if job.train.mini_epoch else "repeat"
+        raise ConfigError(f"{where}: {key}: it is for [federated], whose workers have epochs")
 
 
 def _check_data(job: Job, where: str) -> None:
@@ -173,6 +175,8 @@ def check_work(work: WorkSpec, where: str) -> None:
     if work.mini_epoch and not work.batch <= work.mini_epoch:
         least = f"train.batch, {work.batch}"
         raise ConfigError(f"{where}: train: mini_epoch: {work.mini_epoch} is not at least {least}")
+    if work.repeat.name:
+        _check_repeat(work, f"{where}: train: repeat")
     if work.held_out == 1:
         raise ConfigError(f"{where}: held_out: all samples are held out")
     if not 0 < work.encoding.share <= MOST_SHARE:
@@ -180,6 +184,15 @@ def check_work(work: WorkSpec, where: str) -> None:
         raise ConfigError(f"{where}: train: encoding: share: {share} is not above 0 and at most {MOST_SHARE}")
     if not all(work.local_layers):
         raise ConfigError(f"{where}: federated: local: a pattern is empty")
+
+
+def _check_repeat(work: WorkSpec, where: str) -> None:
+    if not work.mini_epoch:
+        raise ConfigError(f"{where}: it is for mini-epochs: set train.mini_epoch, too")
+    rule = work.repeat.rule(work.passes, where)
+    if weights_of(rule)[2] and not work.held_out:
+        devices = 'evaluate.on = ["devices"]'
+        raise ConfigError(f"{where}: weights: a validation error needs samples that are held out: {devices}")
 
 
 def _check_name(name: str, where: str) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
 from millpond.base.keys import MOST, Key
 from millpond.train.job.encodings import encoding_of
+from millpond.train.repeats import RepeatSpec
 from millpond.train.strategies.catalogue import as_table
 from millpond.train.strategies.strategy import LocalRule
 
@@ -154,7 +155,7 @@ class TrainingSpec(WorkerKeys):
 
     With ``mini_epoch`` a worker takes that many samples at a time, keeps them in memory, and trains on them
     in all ``epochs`` of the round. It takes fewer if the device lacks the memory. So each round reads each
-    sample once.
+    sample once. With ``repeat`` a rule ends the repetitions of a mini-epoch before.
     """
 
     optimizer: Annotated[
@@ -179,6 +180,7 @@ class TrainingSpec(WorkerKeys):
     mini_epoch: Annotated[
         int, Key("above 0: a round trains on this many samples at a time, kept in memory", 0)
     ] = 0
+    repeat: Annotated[Named, Key('"score", "bands", "bollinger": a rule repeats a mini-epoch')] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +358,7 @@ class WorkSpec(WorkerKeys):
     local: LocalRule = field(default_factory=LocalRule)
     local_layers: tuple[str, ...] = ()
     mini_epoch: Annotated[int, Key(least=0)] = 0
+    repeat: RepeatSpec = field(default_factory=RepeatSpec)
 
     def most_local_steps(self, samples: int) -> int:
         """Return the most local steps over so many samples: a batch is half full at least, or one group."""
@@ -446,6 +449,7 @@ class Job:
         local: dict[str, Any] = {}
         if synchronous is None:
             local = {"passes": train.epochs, "batch": train.batch, "mini_epoch": train.mini_epoch}
+            local["repeat"] = RepeatSpec(*_named(train.repeat))
         if synchronous is not None and synchronous.local_steps > 1:
             local = {"passes": 1, "steps": synchronous.local_steps}
         return WorkSpec(

@@ -13,14 +13,17 @@ from typing import Any
 import psutil
 import torch
 
+from millpond.train import error_texts
+from millpond.train.data.errors import DataError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
 from millpond.train.local.evaluation import evaluate
-from millpond.train.local.mini_epochs import MiniEpochReader
+from millpond.train.local.mini_epochs import MiniEpochReader, Scored
 from millpond.train.local.optimizers import Schedule, make_optimizer, set_mode
 from millpond.train.local.personal import PersonalPart, loop_of
 from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
+from millpond.train.repeats import weights_of
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies.fednova import accumulated
@@ -156,31 +159,58 @@ class LocalTrainer:
         """Train locally. Returns the summed loss of one pass and its count, the means over all passes. The
         optimizer is new each time: momentum that a worker kept would pull it away from the average.
         """
-        work, total, counted = self._work, 0.0, 0.0
+        work, means = self._work, _Means()
         shuffle = torch.Generator().manual_seed(request.seed)
         optimizer = self._optimizer(self.parameters.model, request.epoch)
         self._loop.begin(lambda model: self._optimizer(model, request.epoch))
         before = self._loop.steps
-        for part in self._parts_of(chosen, shuffle):
-            for _ in range(work.passes):
-                loss, count = self._loop.run(optimizer, part, shuffle)
-                total, counted = total + loss, counted + count
+        for part, repeat in self._repetitions(chosen, shuffle, optimizer, means):
+            means.add(repeat, *self._loop.run(optimizer, part, shuffle))
         self._loop.end(optimizer)
         if work.local.normalized:
             self._local_steps = local_steps(optimizer, self._loop.steps - before, work.local.proximal)
         self.parameters.check_bound()
-        return total / work.passes, counted / work.passes
+        return means.total()
 
-    def _parts_of(
-        self, chosen: Selection | Synthetic, shuffle: torch.Generator
-    ) -> Iterable[Selection | Synthetic]:
-        """Return what is trained on one after the other: all at once, or mini-epochs."""
-        if not self._work.mini_epoch or isinstance(chosen, Synthetic):
-            return [chosen]
-        meter = self._loop.meter
-        return meter.mini_epochs(
-            MiniEpochReader(self._work.mini_epoch, self._fast, meter).slices(chosen, shuffle)
-        )
+    def _repetitions(
+        self,
+        chosen: Selection | Synthetic,
+        shuffle: torch.Generator,
+        optimizer: torch.optim.Optimizer,
+        means: _Means,
+    ) -> Iterable[tuple[Selection | Synthetic, int]]:
+        """Return what is trained on one after the other, all at once or in mini-epochs, each with the number
+        of its repetition.
+        """
+        work, meter = self._work, self._loop.meter
+        if not work.mini_epoch or isinstance(chosen, Synthetic):
+            return ((chosen, repeat + 1) for repeat in range(work.passes))
+        rule = work.repeat.rule(work.passes)
+        _, of_training, of_held_out = weights_of(rule)
+
+        def score(mini_epoch: Selection) -> Scored:
+            set_mode(optimizer, training=False)
+            found = means.last, self._error(mini_epoch, of_training), self._error(None, of_held_out)
+            set_mode(optimizer, training=True)
+            self.parameters.model.train()
+            return found
+
+        return MiniEpochReader(work.mini_epoch, self._fast, rule, meter).repetitions(chosen, shuffle, score)
+
+    def _error(self, samples: Selection | None, weight: float) -> float | None:
+        """Return 1 - accuracy over some samples, or those that are held out; None without a ``weight``, and
+        where no sample is held out, as on a host, 0.
+        """
+        if not weight:
+            return None
+        if samples is None and not any(self._samples.held):
+            return 0.0
+        samples = samples or self._samples.held_out()
+        sums = evaluate(self.parameters.model, self._task, samples, self._work)
+        if "accuracy" not in sums:
+            raise DataError(error_texts.NO_ACCURACY())
+        right, count = sums["accuracy"]
+        return 1 - right / count
 
     def _optimizer(self, model: torch.nn.Module, epoch: int) -> torch.optim.Optimizer:
         work = self._work
@@ -193,6 +223,28 @@ class LocalTrainer:
     def _used(self) -> float:
         times = self._process.cpu_times()
         return times.user + times.system
+
+
+class _Means:
+    """The summed loss of one pass and its count, means over the repetitions of each part of it; ``last`` is
+    the mean loss of the last repetition.
+    """
+
+    def __init__(self) -> None:
+        self._before, self._own, self._repeat = (0.0, 0.0), (0.0, 0.0), 1
+        self.last = 0.0
+
+    def add(self, repeat: int, loss: float, count: float) -> None:
+        """Add a repetition; the first one begins a part."""
+        if repeat == 1:
+            self._before, self._own = self.total(), (0.0, 0.0)
+        self._own, self._repeat = (self._own[0] + loss, self._own[1] + count), repeat
+        self.last = loss / count if count else 0.0
+
+    def total(self) -> tuple[float, float]:
+        """Return the sums over all parts."""
+        loss, count = self._own
+        return self._before[0] + loss / self._repeat, self._before[1] + count / self._repeat
 
 
 def local_steps(optimizer: torch.optim.Optimizer, steps: int, proximal: float) -> float:

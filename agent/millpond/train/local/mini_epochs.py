@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge (a thread): local training in mini-epochs: random slices of a worker's samples, each trained on in
-memory as often as the job has epochs, while the next one is read from the flash.
+memory in all epochs of a job, or as often as a rule says, while the next one is read from the flash.
 
 Without them each of ``epochs`` passes reads all samples from the flash; with them a round reads each sample
 once (Xu et al., *Data-Aware Storage Tiering for Deep Learning*). A slice is of whole groups of samples, as is
@@ -10,7 +10,8 @@ each batch in it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +23,17 @@ from millpond.train.balance.curve import Ints
 from millpond.train.data.errors import DataError
 from millpond.train.local.fast_tier import FastTier
 from millpond.train.local.prefetch import ReadingMeter
+from millpond.train.local.repeated_slices import RepeatedSlices
 from millpond.train.local.selection import Selection, places_of
-from millpond.train.local.slices import Place, following
+from millpond.train.local.slices import Place
+from millpond.train.repeats import FixedRepeats, RepeatRule
 from millpond.train.task.task import SampleSet, items_of
 
 if TYPE_CHECKING:
     from millpond.train.local.slices import Wanted
 
+Scored = tuple[float, float | None, float | None]
+"""The training loss of a repetition, the training error and the validation error, None where not known."""
 _TRIED = 8
 """Samples whose size in memory is taken for that of all; of whole groups, as a device tells what follows."""
 
@@ -55,14 +60,18 @@ class _ShuffledGroups:
 
 class MiniEpochReader:
     """Divides selections into mini-epochs of up to ``samples`` samples, of which two take at most ``room``
-    bytes of memory. ``meter`` measures what they take.
+    bytes of memory, and repeats each as ``rule`` says. ``meter`` measures what they take.
     """
 
-    def __init__(self, samples: int, room: int, meter: ReadingMeter) -> None:
-        self._samples, self._room, self._meter = samples, room, meter
+    def __init__(self, samples: int, room: int, rule: RepeatRule, meter: ReadingMeter) -> None:
+        self._samples, self._room, self._rule, self._meter = samples, room, rule, meter
 
-    def slices(self, chosen: Selection, shuffle: torch.Generator) -> Iterator[Selection]:
-        """Yield the mini-epochs of a selection, in memory, each valid until the next one. Raises DataError,
+    def repetitions(
+        self, chosen: Selection, shuffle: torch.Generator, score: Callable[[Selection], Scored]
+    ) -> Iterator[tuple[Selection, int]]:
+        """Yield the mini-epochs of a selection, in memory, with the number of the repetition; each is valid
+        until the next mini-epoch. After a repetition ``score`` returns what the rule looks at. The scores are
+        those of this selection alone, so whoever does an exchange again repeats as often. Raises DataError,
         LocalError, and any exception of the data set.
         """
         order = _ShuffledGroups(chosen, shuffle)
@@ -70,11 +79,21 @@ class MiniEpochReader:
             fitting = self._meter.fitting = tier.fitting(_TRIED)
             if (largest := int(chosen.groups.max())) > fitting:
                 raise DataError(error_texts.SMALL_TIER(fitting, largest))
-            most = min(self._samples, fitting)
-            for fetched in tier.slices(following(order, None, most), most, passes=1):
+            slices = RepeatedSlices(tier, order, min(self._samples, fitting), self._rule)
+            for fetched, repeat in slices:
                 slot, groups = fetched.slot, order.groups(fetched.place)
-                yield Selection(chosen.task, [slot], [np.arange(len(slot))], groups, in_memory=True)
+                mini_epoch = Selection(chosen.task, [slot], [np.arange(len(slot))], groups, in_memory=True)
+                yield mini_epoch, repeat
+                if not isinstance(self._rule, FixedRepeats):
+                    _report(slices, score(mini_epoch))
+            self._meter.add_mini_epochs(slices.waited, slices.repeats)
 
     def _read(self, part: SampleSet, indices: Ints) -> Any:
         with reading():
             return self._meter.read(lambda: items_of(part, indices), len(indices))
+
+
+def _report(slices: RepeatedSlices, scored: Scored) -> None:
+    """Report what is finite: a host refuses the update of a training that has diverged."""
+    if all(math.isfinite(value) for value in scored if value is not None):
+        slices.report(*scored)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -52,7 +52,7 @@ class ReadingMeter:
     def begin(self) -> None:
         """Begin an exchange: forget what was measured."""
         self._waited = self._stalled = self._reading = 0.0
-        self._samples = self._size = self._batches = self._mini_epochs = 0
+        self._samples = self._size = self._batches = self._mini_epochs = self._repeats = 0
         self.fitting = 0
 
     def batches(self, awaited: Iterator[V]) -> Iterator[V]:
@@ -62,13 +62,12 @@ class ReadingMeter:
             self._batches += 1
             yield batch
 
-    def mini_epochs(self, awaited: Iterator[V]) -> Iterator[V]:
-        """Yield mini-epochs, and count them and the seconds until each is there."""
-        for seconds, mini_epoch in timed(awaited):
-            self._waited += seconds
-            self._stalled += seconds
-            self._mini_epochs += 1
-            yield mini_epoch
+    def add_mini_epochs(self, waited: float, repeats: Sequence[int]) -> None:
+        """Count mini-epochs, the repetitions of each, and the seconds in which there was none."""
+        self._waited += waited
+        self._stalled += waited
+        self._mini_epochs += len(repeats)
+        self._repeats += sum(repeats)
 
     def read(self, fetch: Callable[[], V], samples: int) -> V:
         """Return what ``fetch`` reads, so many samples, and count its seconds and bytes; in any thread."""
@@ -94,6 +93,7 @@ class ReadingMeter:
             self._mini_epochs,
             self.fitting,
             stream,
+            self._repeats,
         ).rounded()
 
 

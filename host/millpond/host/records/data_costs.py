@@ -23,8 +23,8 @@ class DataCosts:
     and whose local computation took ``seconds``. In ``waited`` of them it was blocked for its next batch or
     mini-epoch, in ``stalled`` for a mini-epoch. ``reading`` are the seconds of reading ``samples`` samples,
     of ``size`` bytes together, in all threads; ``batches`` those that were trained on, or parts of them.
-    ``mini_epochs`` is their number, and ``[tier] fast`` last held two of ``fitting`` samples. ``stream`` is
-    what was last chosen for a stream.
+    ``mini_epochs`` is their number, and ``[tier] fast`` last held two of ``fitting`` samples; a rule repeated
+    them ``repeats`` times together, 0 without one. ``stream`` is what was last chosen for a stream.
     """
 
     seconds: float = 0.0
@@ -39,6 +39,7 @@ class DataCosts:
     mini_epochs: int = 0
     fitting: int = 0
     stream: StreamTiming | None = None
+    repeats: int = 0
 
     @classmethod
     def of(cls, update: Update, trained: int, most: float) -> DataCosts:
@@ -57,6 +58,7 @@ class DataCosts:
             data.mini_epochs,
             data.fitting,
             data.stream,
+            data.repeats,
         )
 
     def __add__(self, later: DataCosts) -> DataCosts:
@@ -73,6 +75,7 @@ class DataCosts:
             self.mini_epochs + later.mini_epochs,
             later.fitting or self.fitting,
             later.stream or self.stream,
+            self.repeats + later.repeats,
         )
 
     @property

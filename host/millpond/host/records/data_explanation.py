@@ -33,13 +33,13 @@ _MOST_SIMULATED = 1000  # mini-epochs: a device may claim any number
 @dataclass(frozen=True, slots=True)
 class MiniEpochChoice:
     """Each exchange has ``count`` mini-epochs of ``size`` samples, of which ``[tier] fast`` holds two of
-    ``fitting``. Each is repeated ``repeats`` times; ``hiding`` repeats hide its fetch.
+    ``fitting``. Each is repeated ``repeats`` times on average; ``hiding`` repeats hide its fetch.
     """
 
     count: float
     size: float
     fitting: int
-    repeats: int
+    repeats: float
     hiding: float
 
 
@@ -105,10 +105,10 @@ def worker_data(costs: DataCosts, threads: int, passes: int) -> WorkerData:
     """Return what is known of a worker's data: ``threads`` read ahead, and ``passes`` passes are made over
     the samples of an exchange.
     """
-    visits = passes * costs.trained
     tiered = bool(costs.mini_epochs)
     waited = costs.stalled if tiered else costs.waited
     choice = _mini_epochs(costs, passes) if tiered else None
+    visits = (choice.repeats if choice else passes) * costs.trained
     if costs.stream:
         predicted = costs.stream.idle / 100
     elif choice:
@@ -141,9 +141,10 @@ def batch_wait(costs: DataCosts, threads: int, passes: int) -> float:
 
 def _mini_epochs(costs: DataCosts, passes: int) -> MiniEpochChoice:
     count = costs.mini_epochs / costs.exchanges
+    repeats = costs.repeats / costs.mini_epochs if costs.repeats else float(passes)
     fetch, train = costs.reading / costs.samples, (costs.seconds - costs.stalled) / costs.trained
-    hiding = _share(fetch, train / passes)
-    return MiniEpochChoice(count, costs.trained / costs.mini_epochs, costs.fitting, passes, hiding)
+    hiding = _share(fetch, train / repeats)
+    return MiniEpochChoice(count, costs.trained / costs.mini_epochs, costs.fitting, repeats, hiding)
 
 
 def _stall(costs: DataCosts, choice: MiniEpochChoice) -> float:
@@ -155,7 +156,7 @@ def _stall(costs: DataCosts, choice: MiniEpochChoice) -> float:
     size = max(costs.size / costs.samples, 1.0)
     slow = size * costs.samples / costs.reading
     system = TieredSystem(peak, size, slow, fast=float("inf"))
-    repeats = [float(choice.repeats)] * min(max(round(choice.count), 1), _MOST_SIMULATED)
+    repeats = [choice.repeats] * min(max(round(choice.count), 1), _MOST_SIMULATED)
     return simulated(system, repeats, choice.size, cold=True).stall
 
 

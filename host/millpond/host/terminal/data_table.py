@@ -60,7 +60,7 @@ def _mini_epochs(found: dict[str, MiniEpochChoice]) -> Table:
             f"{own.count:.3g}",
             f"{own.size:.0f}",
             f"2 x {own.fitting}",
-            str(own.repeats),
+            f"{own.repeats:.3g}",
             f"{own.hiding:.2g} repeats",
         )
     return table
