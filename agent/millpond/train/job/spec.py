@@ -153,9 +153,8 @@ class TrainingSpec(WorkerKeys):
     """The training of one worker. Without a ``learning_rate`` it is SGD_RATE for SGD, else the optimizer's
     own.
 
-    With ``mini_epoch`` a worker takes that many samples at a time, keeps them in memory, and trains on them
-    in all ``epochs`` of the round. It takes fewer if the device lacks the memory. So each round reads each
-    sample once. With ``repeat`` a rule ends the repetitions of a mini-epoch before.
+    With ``mini_epoch`` a worker takes that many samples at a time (fewer if the device lacks the memory) and
+    trains on them in all ``epochs`` of the round, or as a rule ``repeat`` says. So it reads each sample once.
     """
 
     optimizer: Annotated[
@@ -177,9 +176,7 @@ class TrainingSpec(WorkerKeys):
     encoding: Annotated[
         Named, Key('encoding of updates: "float32", "bfloat16", "int8", { name = "top-k", share = 0.01 }')
     ] = "float32"
-    mini_epoch: Annotated[
-        int, Key("above 0: a round trains on this many samples at a time, kept in memory", 0)
-    ] = 0
+    mini_epoch: Annotated[int, Key("above 0: a round trains on so many samples at a time, in memory", 0)] = 0
     repeat: Annotated[Named, Key('"score", "bands", "bollinger": a rule repeats a mini-epoch')] = ""
 
 
