@@ -78,6 +78,17 @@ def test_the_shortest_form_of_an_experiment_has_rows(benchmark: str, names: str,
         assert row["repeats"] and row["low"] <= row["value"] <= row["high"]
 
 
+@pytest.mark.full
+@pytest.mark.timeout(SECONDS + 20)
+@pytest.mark.parametrize("paper", ["dpu-server"])
+def test_the_shortest_form_of_a_paper_has_rows(paper: str, tmp_path: Path) -> None:
+    done = bench("papers", "--quick", "--only", paper, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, result in json.loads((tmp_path / "papers.json").read_text()).items():
+        assert result["rows"] or result["difference"].startswith("Not measured"), name
+        assert not result["picture"] or (tmp_path / result["picture"]).stat().st_size, name
+
+
 def _lacks_a_peer(row: dict[str, Any]) -> bool:
     """Return whether this machine lacks what `row` measures, or compares with, and the row says so."""
     says_so = row["what"].startswith("not measured: ") or row["what"].endswith(" is not installed")

@@ -1,8 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: all tables and figures with data of the paper Federated-learning server on a DPU, in its order."""
+"""Edge (this machine): all tables and figures with data of the paper Federated-learning server on a DPU, in
+its order.
+"""
 
 from __future__ import annotations
 
-from bench.papers.exhibit import Paper
+import os
+import platform
+from pathlib import Path
 
-PAPER = Paper("dpu-server", "Federated-learning server on a DPU", ())
+import psutil
+
+from bench.experiment import Run
+from bench.papers.dpu_server import convergence, timing
+from bench.papers.exhibit import Exhibit, Paper, Shown, computed
+
+_MACHINES = {
+    "server machine": ("Ubuntu 20.04", "Intel Core i7-11700", "16 GB", "NVIDIA BF-2 DPU"),
+    "DPU": ("Ubuntu 20.04", "ARM Cortex-A72, 8 cores", "16 GB", None),
+    "client machine": ("Ubuntu 20.04", "Intel Core i7-10700", "32 GB", "Intel XXV710-DA2"),
+}
+
+
+def measure_machines(_run: Run) -> Shown:
+    """Table 1: the three machines, all of which are this one here."""
+    memory = f"{psutil.virtual_memory().total / 2**30:.0f} GB"
+    ours = (f"Linux {platform.release().split('-')[0]}", _processor(), memory, "loopback")
+    rows = [
+        computed(f"{machine}: {part}", "", paper, own)
+        for machine, cells in _MACHINES.items()
+        for part, paper, own in zip(("OS", "CPU", "RAM", "NIC"), cells, ours, strict=True)
+    ]
+    text = "No such card is here: one machine is all three, and a part of a core stands for the DPU."
+    return Shown(tuple(rows), "server, DPU and clients are processes of one machine", text)
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+PAPER = Paper(
+    "dpu-server",
+    "Federated-learning server on a DPU",
+    (
+        Exhibit("table-1", "Table 1: specification of the machines", measure_machines),
+        Exhibit("fig-6", "Fig. 6: server response time at the client", timing.measure_response),
+        Exhibit("fig-7", "Fig. 7: server execution time at the server", timing.measure_parts),
+        Exhibit("fig-8", "Fig. 8: training convergence", convergence.measure),
+    ),
+)
