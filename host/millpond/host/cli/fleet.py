@@ -36,12 +36,12 @@ def init(
     devices: Annotated[int, typer.Option(min=1, max=99, help="The number of emulated devices.")] = 3,
     name: Annotated[str, typer.Option(help="The fleet's name.")] = "fleet",
     lan: Annotated[
-        bool, typer.Option("--lan", help="Give the devices a network (LAN) of their own.")
+        bool, typer.Option("--lan", help="Connect the devices by a network (LAN) of their own.")
     ] = False,
     authority: AuthorityOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Make a fleet: its certificate authority, SSH keys, and devices."""
+    """Create a fleet: its authority, SSH keys and emulated devices. 'millpond add' adds boards."""
     from millpond.host.fleet import provisioning
 
     names = [f"csd{number}" for number in range(devices)]
@@ -55,13 +55,13 @@ def add(
     device: DeviceArgument,
     board: Annotated[
         str,
-        typer.Option(help="The kind of board. Then flash the board's disk with 'millpond flash --device'."),
+        typer.Option(help="The kind of board. Then write the board's disk with 'millpond flash --device'."),
     ],
     authority: AuthorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Add a device to the fleet, and make its identity. A running host daemon takes the device at once."""
+    """Add a device to the fleet, and create its identity. A running host daemon uses the device at once."""
     from millpond.host.fleet import provisioning
 
     provisioning.add(directory.read(fleet_directory, authority), DeviceConfig(device, board=board))
@@ -89,7 +89,7 @@ def remove(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Remove a device from the fleet and from a running daemon, unless a job or a launch uses the device."""
+    """Remove a device from the fleet and a running daemon. Fails while a job or launch uses the device."""
     from millpond.host.daemon import removal
     from millpond.host.fleet import provisioning, revocation
 

@@ -22,10 +22,10 @@ app = new_app()
 def host(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     group: Annotated[
-        str, typer.Option(metavar="GROUP", help="Let members of this group use the daemon, too.")
+        str, typer.Option(metavar="GROUP", help="Members of this group may use the daemon.")
     ] = "",
 ) -> None:
-    """Run the host daemon in the foreground (systemd runs it so)."""
+    """Run the host daemon in the foreground, as the systemd unit millpond-host does."""
     from millpond.host.daemon import main as daemon
 
     daemon.run(fleet_directory, group)
@@ -35,22 +35,20 @@ def host(
 def emulate(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     group: Annotated[
-        str, typer.Option(metavar="GROUP", help="Let members of this group use the daemon, too.")
+        str, typer.Option(metavar="GROUP", help="Members of this group may use the daemon.")
     ] = "",
     qemu: Annotated[
         int, typer.Option(min=0, max=16, metavar="N", help="Add this many devices in QEMU: qemu0, qemu1, ...")
     ] = 0,
     image: Annotated[
-        Path, typer.Option(metavar="IMAGE", help="The image that 'make image' made, for new devices in QEMU.")
+        Path, typer.Option(metavar="IMAGE", help="The image for new devices in QEMU, built by 'make image'.")
     ] = Path(".image/qemu-virt"),
     command: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[-- COMMAND]", help="Run this command when all devices are ready, then shut down."
-        ),
+        typer.Argument(metavar="[-- COMMAND]", help="Run this command when all devices are ready, then end."),
     ] = None,
 ) -> None:
-    """Run a host daemon and the fleet's emulated devices, until Ctrl-C. Makes the fleet if there is none."""
+    """Run a host daemon and the fleet's emulated devices until Ctrl-C. Create the fleet if there is none."""
     with loading():
         from millpond.host.emulation import machine, qemu_devices
         from millpond.host.fleet import provisioning
@@ -70,13 +68,17 @@ def emulate(
 @app.command("demo")
 def demonstrate(
     place: Annotated[
-        Path, typer.Option("--in", metavar="DIR", help="The directory in which the demo keeps its files.")
+        Path, typer.Option("--in", metavar="DIR", help="The directory for the demo's files.")
     ] = Path(".demo"),
     devices: Annotated[int, typer.Option(min=1, max=16, help="The number of emulated devices.")] = 3,
     rounds: Annotated[
-        int, typer.Option(min=0, help="The most rounds, or epochs of a synchronous job; 0: as the job says.")
+        int,
+        typer.Option(
+            min=0,
+            help="The greatest number of rounds, or of epochs of a synchronous job; 0: that of the job.",
+        ),
     ] = 0,
-    seed: Annotated[int, typer.Option(help="The seed of the division of the data, and of the training.")] = 7,
+    seed: Annotated[int, typer.Option(help="The seed for dividing the data and for training.")] = 7,
     job: Annotated[
         Path | None,
         typer.Option(
@@ -84,10 +86,10 @@ def demonstrate(
         ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the fleet on until Ctrl-C, and print what to try next.")
+        bool, typer.Option("--keep", help="Keep the fleet running until Ctrl-C, and print commands to try.")
     ] = False,
 ) -> None:
-    """Emulate a fleet and train on its private data: the whole of millpond in a minute."""
+    """Emulate a fleet and train on its private data, in about a minute."""
     with loading():
         from millpond.host.emulation.demo import prepare
 

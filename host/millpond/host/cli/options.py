@@ -74,7 +74,7 @@ AuthorityOption = Annotated[
     typer.Option(
         "--authority",
         metavar="DIR",
-        help="The directory of ca.key, update.key and admin_key, if not the fleet's.",
+        help="The directory of ca.key, update.key and admin_key, if it is not in the fleet's.",
         show_default=False,
     ),
 ]

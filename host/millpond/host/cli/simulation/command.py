@@ -23,13 +23,15 @@ def simulate(
         Path,
         typer.Argument(
             metavar="FLEET.toml",
-            help="Workers, their curves and loads, as in agent/examples/fleet-36.toml; or [tiers].",
+            help="A file such as agent/examples/fleet-36.toml or agent/examples/tiers.toml.",
         ),
     ],
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Simulate synchronous training on a fleet whose devices are busy now and then, or, with a table [tiers],
-    mini-epochs over a slow and a fast tier; nothing is trained.
+    """Predict how fast a fleet trains, without training.
+
+    The file describes workers by their speed at each batch size and their other load, for synchronous
+    training. A file with a table [tiers] describes a slow and a fast tier of storage, for mini-epochs.
     """
     from millpond.host.cli.simulation import fleet, tiers  # load numpy
 
