@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from millpond.aggregate import topology
-from millpond.aggregate.exact import all_finite
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Advance, NodeState, Unrepaired
 from millpond.aggregate.reduction import Addend
@@ -207,18 +206,11 @@ class NodeReduction:
             except (MillpondError, OSError) as error:
                 self._log.warning("%s does not send the state: %s", name, error)
                 continue
-            if state_digest(values.data) == self._digest or self._is_next_best(name, values):
+            if state_digest(values.data) == self._digest:
                 self.ahead = False
                 self._holder.reload()
                 return
         raise StateLost("no device has the state of the last exchange any more")
-
-    def _is_next_best(self, name: str, values: Vector) -> bool:
-        """Return whether a state that is not the root's is the job's where devices have their own."""
-        if self._differ and all_finite(values):
-            self._log.warning("the job goes on from the state of %s: %s is lost", name, self._names[0])
-            return True
-        return False
 
     def _choose(self, controls: Mapping[str, NodeControl], size: int) -> None:
         """Have nodes on these devices, measure the links of new ones, and choose trees of them, or none where
