@@ -90,3 +90,24 @@ def test_what_makes_no_sense_is_told(tmp_path: Path, old: str, new: str, told: s
     path.write_text(TIERS.read_text().replace(old, new, 1))
     with pytest.raises(ConfigError, match=told):
         tiers.read(path)
+
+
+ROOFLINE = TIERS.with_name("roofline.toml")
+
+
+def test_a_roofline_says_which_networks_reading_limits(command: Command) -> None:
+    results = json.loads(command("simulate", "--format", "json", ROOFLINE).out)["results"]
+    points = {row["network"]: row["point"] for row in results}
+    assert next(iter(points)) == "AlexNet"
+    assert points["AlexNet"]["needed"] == pytest.approx(130e9, rel=0.02)  # the paper: up to 130 GB/s
+    for own in points.values():
+        assert own["needed"] * own["intensity"] == pytest.approx(2.496e15)
+        assert own["reached"] == pytest.approx(min(2.496e15, 10e9 * own["intensity"]))
+    lines = {line.split("  ")[0]: line.split()[-1] for line in command("simulate", ROOFLINE).out.splitlines()}
+    assert (lines["AlexNet"], lines["VGG-19"]) == ("reading", "computing")
+
+
+def test_a_roofline_without_networks_is_told(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "roofline.toml"
+    path.write_text("[roofline]\npeak = 1e15\nbandwidth = 1e9\nnetworks = []\n")
+    assert command("simulate", path).err == "millpond: roofline.toml: roofline: networks: there are none\n"

@@ -134,6 +134,7 @@ def test_what_workers_and_the_server_do_follows_from_the_kind_of_job(folder: Pat
     prox = '[synchronous]\nlocal_steps = 4\nstrategy = "fedprox"'
     assert shown(prox) == (True, 1, 0, 4, {"name": "fedprox"})
     assert shown("[synchronous]\nlocal_steps = 4") == (True, 1, 0, 4, average)
+    assert shown("mini_epoch = 64\n[synchronous]\nlocal_steps = 4") == (True, 3, 0, 4, average)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +351,13 @@ ERRORS = [
     (
         f'{GOOD}[train]\nmini_epoch = 64\nrepeat = {{ name = "score", weights = [1, 0, 1] }}',
         "job.toml: train: repeat: weights: a validation error needs samples that are held out: evaluate.on",
+    ),
+    *(
+        (
+            f"{GOOD}[train]\n{key} = {value}\n[synchronous]",
+            f"job.toml: train: {key}: a step of one gradient has no epochs: set synchronous.local_steps",
+        )
+        for key, value in (("mini_epoch", "64"), ("repeat", "'score'"))
     ),
     (f"{GOOD}[evaluate]\ntarget = nan", "job.toml: evaluate: target: nan is never reached"),
     (GOOD + "[limits]\nclips = 1", "job.toml: limits: unknown key 'clips'; did you mean 'clip'?"),

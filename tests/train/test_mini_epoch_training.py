@@ -238,6 +238,17 @@ def test_errors_of_training_and_of_what_is_held_out_are_weighed(name: str) -> No
         trained([Flash(120)], work=replace(work, held_out=0.0))
 
 
+def test_the_samples_of_a_local_sgd_exchange_are_read_once_and_repeated_in_its_steps() -> None:
+    part = Flash(96)
+    user, _ = trained([part], work=replace(WORK, batch=0, steps=4, mini_epoch=96))
+    assert set(Counter(value for batch in user.batches for value in batch).values()) == {WORK.passes}
+    assert len(user.batches) == 4 * WORK.passes and set(map(len, user.batches)) == {24}
+    assert part.reads.total() - 96 <= 8
+    twice = RepeatSpec("bands", {"first": 2})
+    again, _ = trained([Flash(96)], work=replace(WORK, batch=0, steps=4, mini_epoch=96, repeat=twice))
+    assert len(again.batches) == 2 * 4
+
+
 def test_a_loss_that_is_not_finite_repeats_as_often_as_the_job_has_epochs() -> None:
     work = replace(ADAPTIVE, passes=3, optimizer=OptimizerSpec("sgd", 1e38))
     user, _ = trained([Flash(40)], work=work)

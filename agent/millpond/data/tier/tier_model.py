@@ -6,8 +6,9 @@ second; a mini-epoch that is repeated ``rf`` times needs new samples at ``peak /
 Storage Tiering for Deep Learning*, equation 1) give the bandwidth that is read as the mean over time of
 ``MAX(need / rf, B2)``. As printed it is never below ``B2``, against their own 30.4 GB/s for ``rf = 128``; a
 tier cannot give more than it has, so it is ``MIN`` here, with which that figure follows (3.8 TB/s / 128 =
-29.7 GB/s). Their 90.7 and 147 GB/s for means of 55 and 35 do not: the mean over time of ``need / rf`` is
-``need`` over the mean of ``rf``, 69 and 109 GB/s.
+29.7 GB/s; they count 1024 GB in a TB). Their 90.7 and 147 GB/s for means of 55 and 35 are means over
+mini-epochs, as if all times ``t_i`` were equal; the mean over time of ``need / rf`` is ``need`` over the mean
+of ``rf``, 69 and 109 GB/s.
 """
 
 from __future__ import annotations

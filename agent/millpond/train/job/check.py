@@ -60,9 +60,10 @@ def _check_training(job: Job, where: str) -> None:
         raise ConfigError(f'{where}: scheduler: each: \'{each}\' is neither "epoch" nor "step"')
     if each == "step" and job.exchanges_differences:
         raise ConfigError(f'{where}: scheduler: each = "step" is for [synchronous] with local_steps 1')
-    if job.synchronous and (job.train.mini_epoch or job.train.repeat):
+    if not job.exchanges_differences and (job.train.mini_epoch or job.train.repeat):
         key = "mini_epoch" if job.train.mini_epoch else "repeat"
-        raise ConfigError(f"{where}: {key}: it is for [federated], whose workers have epochs")
+        told = "a step of one gradient has no epochs: set synchronous.local_steps above 1"
+        raise ConfigError(f"{where}: {key}: {told}")
 
 
 def _check_data(job: Job, where: str) -> None:

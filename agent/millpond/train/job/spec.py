@@ -444,11 +444,10 @@ class Job:
         """The part that workers need."""
         train, synchronous = self.train, self.synchronous
         local: dict[str, Any] = {}
-        if synchronous is None:
-            local = {"passes": train.epochs, "batch": train.batch, "mini_epoch": train.mini_epoch}
-            local["repeat"] = RepeatSpec(*_named(train.repeat))
-        if synchronous is not None and synchronous.local_steps > 1:
-            local = {"passes": 1, "steps": synchronous.local_steps}
+        if self.exchanges_differences:
+            local = {"mini_epoch": train.mini_epoch, "repeat": RepeatSpec(*_named(train.repeat))}
+            local["passes"] = train.epochs if train.mini_epoch or not synchronous else 1
+            local |= {"steps": synchronous.local_steps} if synchronous else {"batch": train.batch}
         return WorkSpec(
             self.name,
             self.code,

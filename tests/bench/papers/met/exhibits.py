@@ -3,6 +3,50 @@
 
 from __future__ import annotations
 
-from bench.papers.exhibit import Paper
+from bench.papers.exhibit import Exhibit, Paper
+from bench.papers.met import models
+from bench.papers.met.sweeps import accuracy, distributions
 
-PAPER = Paper("met", "MET", ())
+_MORE = "Little data overfits at smaller (nm, rf) than ImageNet does; the shape is the paper's."
+
+PAPER = Paper(
+    "met",
+    "MET",
+    (
+        Exhibit("fig-1", "Fig. 1: bandwidth to feed eight A100", models.bandwidth),
+        Exhibit("fig-2", "Fig. 2: roofline of reading at 126 PF/s", models.under_the_roofline),
+        Exhibit("fig-4", "Fig. 4: what DeepCAM reads, and what tiers give", models.mismatch),
+        Exhibit(
+            "fig-7",
+            "Fig. 7: accuracy with fixed repeats, larger batches",
+            accuracy("fig-7", {"fixed 64": "about 1; more than 7 at nm above 300"}, _MORE),
+        ),
+        Exhibit(
+            "fig-8",
+            "Fig. 8: accuracy with fixed repeats, smaller batches",
+            accuracy("fig-8", {"fixed 16": "within 1", "fixed 32": "within 1", "fixed 64": 6}, _MORE),
+        ),
+        Exhibit(
+            "fig-9",
+            "Fig. 9: accuracy with repeats by score",
+            accuracy("fig-9", {"fixed 64": 7, "score": 2, "score regains": 5, "regains": 5}, _MORE),
+        ),
+        Exhibit(
+            "fig-10",
+            "Fig. 10: accuracy with repeats by score and by bands",
+            accuracy(
+                "fig-10",
+                {
+                    "fixed 64": "more than 10 at nm = 128",
+                    "score regains": "about 4",
+                    "bollinger": "less than 3",
+                    "bollinger regains": "more than 7",
+                    "regains": "4 to 8",
+                },
+                _MORE,
+            ),
+        ),
+        Exhibit("fig-11", "Fig. 11: distribution of repeats", distributions),
+        Exhibit("fig-12", "Fig. 12: throughput and bandwidth on Summit", models.throughput),
+    ),
+)

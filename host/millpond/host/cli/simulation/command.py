@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ def simulate(
         Path,
         typer.Argument(
             metavar="FLEET.toml",
-            help="A file such as agent/examples/fleet-36.toml or agent/examples/tiers.toml.",
+            help="A file such as agent/examples/fleet-36.toml, tiers.toml or roofline.toml there.",
         ),
     ],
     output: FormatOption = Format.TEXT,
@@ -31,17 +32,31 @@ def simulate(
     """Predict how fast a fleet trains, without training.
 
     The file describes workers by their speed at each batch size and their other load, for synchronous
-    training. A file with a table [tiers] describes a slow and a fast tier of storage, for mini-epochs.
+    training. A file with a table [tiers] describes a slow and a fast tier of storage, for mini-epochs; one
+    with a table [roofline] describes networks, and the bandwidth that feeds them.
     """
-    from millpond.host.cli.simulation import fleet, tiers  # load numpy
+    from millpond.host.cli.simulation import fleet, roofline, tiers  # load numpy
 
-    if tiers.is_of_tiers(file):
+    kinds = _tables(file)
+    if "tiers" in kinds:
         by_repeats = tiers.run(tiers.read(file))
         printing.show(output, _document(by_repeats), lambda: tiers.show(by_repeats))
+        return
+    if "roofline" in kinds:
+        points = roofline.run(roofline.read(file))
+        printing.show(output, _document(points), lambda: roofline.show(points))
         return
     found = fleet.read(file)
     results = fleet.run(found, fleet.cohort_of(found, file.name))
     printing.show(output, _document(results), lambda: fleet.show(results))
+
+
+def _tables(path: Path) -> Collection[str]:
+    """Return the tables of a file; none of one that cannot be read, of which its reader tells."""
+    try:
+        return tomllib.loads(path.read_text()).keys()
+    except (OSError, ValueError):
+        return ()
 
 
 def _document(results: Sequence[object]) -> dict[str, object]:

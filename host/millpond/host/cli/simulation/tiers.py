@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -60,14 +59,6 @@ class TiersResult:
     repeats: str
     predicted: TieredTraining
     simulated: TieredTraining
-
-
-def is_of_tiers(path: Path) -> bool:
-    """Return whether a file simulates tiers. A file that cannot be read does not."""
-    try:
-        return "tiers" in tomllib.loads(path.read_text())
-    except (OSError, ValueError):
-        return False
 
 
 def read(path: Path) -> TiersSpec:
