@@ -29,11 +29,12 @@ make_common() {
     rm -rf "common/$place/$site/bin" "common/$place/$site/share"
     printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$minor" >"common/$place/pyvenv.cfg"
     ln -s /usr/bin/python3 "common/$place/bin/python"
-    for program in millpond:host.main millpond-agent:agent.daemon; do
-        printf '#!/%s/bin/python\nimport sys\n\nfrom millpond.%s import main\n\nsys.exit(main())\n' \
-            "$place" "${program#*:}" >"common/$place/bin/${program%:*}"
-        chmod 755 "common/$place/bin/${program%:*}"
-    done
+    sed -n '/^\[project.scripts\]/,/^$/s/^"\?\([^" ]*\)"\? = "\(.*\):main"$/\1 \2/p' "$root/pyproject.toml" |
+        while read -r program module; do
+            printf '#!/%s/bin/python\nimport sys\n\nfrom %s import main\n\nsys.exit(main())\n' \
+                "$place" "$module" >"common/$place/bin/$program"
+            chmod 755 "common/$place/bin/$program"
+        done
 }
 
 # torch and what it needs, but for what millpond-common has. A build for GPUs has gigabytes: it is left out.
@@ -57,8 +58,7 @@ cp -r "$root/images/packages/debian" debian
 make_common
 make_torch
 "$root/.venv/bin/python" "$root/images/packages/manual.py" manual >/dev/null
-(cd manual/man/man1 && ls millpond.1 millpond-*.1) | grep -v '^millpond-agent' | sed 's|^|manual/man/man1/|' \
-    >debian/millpond-host.manpages
+find manual/man -name '*.[18]' ! -name millpond-agent.1 | sort >debian/millpond-host.manpages
 for unit in host agent; do
     sed -e "s|@PREFIX@|/$place|g" -e "s|@CONFDIR@|/etc/millpond|g" "$root/$unit/millpond-$unit.service" \
         >"debian/millpond-$unit.service"

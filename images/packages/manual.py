@@ -20,7 +20,20 @@ from typer.main import get_group
 from millpond.base.version import VERSION
 from millpond.host.cli.app import app
 
-AGENT = "millpond-agent"
+OTHERS = {
+    "millpond-agent.1": (
+        "millpond.agent.daemon",
+        "the daemon on a millpond device",
+        "It reads agent.toml, which the host's \\fBmillpond init\\fR and \\fBmillpond add\\fR write.",
+    ),
+    "mount.millpond.8": (
+        "millpond.host.cli.volumes.mount_helper",
+        "mounts the public part of a device's volume",
+        "mount(8) and systemd run it for the type millpond: \\fBmount \\-t millpond csd0 DIR\\fR, or "
+        "a line of /etc/fstab. For the mounts of one user there is millpond\\-mount(1).",
+    ),
+}
+"""The pages of programs that are not typer's: their modules, summaries and descriptions."""
 COMPLETIONS = {
     "bash": "bash-completion/completions/millpond",
     "zsh": "zsh/site-functions/_millpond",
@@ -36,9 +49,9 @@ def escaped(text: str) -> str:
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in plain.splitlines())
 
 
-def page(name: str, summary: str, sections: dict[str, str]) -> str:
+def page(name: str, summary: str, sections: dict[str, str], section: str = "1") -> str:
     """Return a man page; the texts of the sections are roff."""
-    head = f'.TH "{name.upper()}" "1" "" "millpond {VERSION}" "millpond"\n'
+    head = f'.TH "{name.upper()}" "{section}" "" "millpond {VERSION}" "millpond"\n'
     body = f".SH NAME\n{escaped(name)} \\- {escaped(summary)}\n"
     return head + body + "".join(f".SH {title}\n{text}\n" for title, text in sections.items() if text)
 
@@ -77,12 +90,12 @@ def pages(command: Any, context: Any) -> Iterator[tuple[str, str]]:
         yield from pages(one, type(context)(one, info_name=sub, parent=context))
 
 
-def agent_page() -> str:
-    """Return the page of the agent, whose help is preformatted."""
-    text = said("-m", "millpond.agent.daemon", "--help")
-    more = "It reads agent.toml, which the host's \\fBmillpond init\\fR and \\fBmillpond add\\fR write."
-    sections = {"DESCRIPTION": more, "OPTIONS": f".nf\n{escaped(text)}\n.fi"}
-    return page(AGENT, "the daemon on a millpond device", sections)
+def other_page(file: str) -> str:
+    """Return the page of a program whose help is preformatted."""
+    module, summary, description = OTHERS[file]
+    name, _, section = file.rpartition(".")
+    options = f".nf\n{escaped(said('-m', module, '--help'))}\n.fi"
+    return page(name, summary, {"DESCRIPTION": description, "OPTIONS": options}, section)
 
 
 def said(*arguments: str, **environment: str) -> str:
@@ -96,7 +109,8 @@ def files() -> Iterator[tuple[str, str]]:
     group: Any = get_group(app)
     for name, text in pages(group, group.make_context("millpond", [], resilient_parsing=True)):
         yield f"man/man1/{name}.1", text
-    yield f"man/man1/{AGENT}.1", agent_page()
+    for file in OTHERS:
+        yield f"man/man{file[-1]}/{file}", other_page(file)
     for shell, place in COMPLETIONS.items():
         script = said("-m", "millpond.host.main", _MILLPOND_COMPLETE=f"source_{shell}")
         yield place, script + (ZSH_FIRST_USE if shell == "zsh" else "")

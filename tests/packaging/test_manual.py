@@ -39,6 +39,7 @@ def test_every_command_has_a_page_with_all_its_options(share: Path) -> None:
     assert len(commands) > 20 and {f"millpond-{name}" for name in commands} < pages.keys()
     assert {"millpond", "millpond-agent", "millpond-jobs-prune"} < pages.keys()
     assert "millpond-demo-inside" not in pages
+    assert "-o OPTIONS" in (share / "man/man8/mount.millpond.8").read_text().replace("\\-", "-")
     for words in (("demo",), ("jobs", "prune")):
         text = pages["-".join(("millpond", *words))].replace("\\-", "-")
         assert all(option in text for option in re.findall(r"--[a-z]+", helped(*words)))
@@ -46,7 +47,7 @@ def test_every_command_has_a_page_with_all_its_options(share: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 def test_the_pages_are_sound_roff(share: Path) -> None:
-    for path in (share / "man/man1").iterdir():
+    for path in (share / "man").glob("*/*"):
         argv = ["groff", "-man", "-Tutf8", "-ww", "-z", path]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), path.name

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,24 @@ def test_the_group_is_made_by_systemd(tmp_path: Path) -> None:
     argv = ["systemd-sysusers", f"--root={tmp_path}", DEBIAN / "millpond-host.sysusers"]
     subprocess.run(argv, check=True, capture_output=True)
     assert re.search(r"^millpond:", (tmp_path / "etc/group").read_text(), re.M)
+
+
+def test_the_packages_have_every_command_where_it_is_looked_for() -> None:
+    """Before: no package had mount.millpond, which mount(8) runs from /sbin for a line of /etc/fstab."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    links = "".join(path.read_text() for path in DEBIAN.glob("*.links")).splitlines()
+    places = {name: "usr/sbin" if name.startswith("mount.") else "usr/bin" for name in scripts}
+    assert sorted(links) == sorted(
+        f"usr/lib/millpond/bin/{name} {place}/{name}" for name, place in places.items()
+    )
+
+
+def test_all_that_make_the_state_directory_give_it_the_same_mode() -> None:
+    """Before: a start of the agent shut the group out of the fleet of a host on the same machine."""
+    units = (path.read_text() for path in ROOT.glob("*/millpond-*.service"))
+    modes = [re.findall(r"^StateDirectoryMode=(\d+)$", text, re.M) for text in units]
+    line = (DEBIAN / "millpond-host.tmpfiles").read_text().split()
+    assert modes == [[line[2]], [line[2]]] and line[1] == "/var/lib/millpond"
 
 
 def test_what_is_bundled_has_the_version_that_was_tested() -> None:
