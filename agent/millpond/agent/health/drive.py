@@ -1,32 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (sysfs): the health of the drive below the flash, as far as the kernel tells it to everybody.
+"""Edge (sysfs, ioctl): the health of the drive below the flash.
 
-Wear of eMMC and UFS is in sysfs. That of NVMe takes a command of the drive's administrator, which the agent's
-unit does not allow.
+Wear of eMMC and UFS is in sysfs. That of NVMe is in the drive's SMART log, which a command of the drive's
+administrator reads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
+from millpond.agent.health import smart
+from millpond.base.errors import ConnectionLost
+from millpond.tunnel.transports.nvme.ioctl import NvmeDevice, VendorCommand
 from millpond.wire.control_messages import DriveHealth
 
 _LIFE_STEP = 0.1
 _NEARLY_USED = {2: "its spare blocks run out", 3: "its spare blocks are used up"}
 
 
-def health(flash: Path, sysfs: Path = Path("/sys")) -> DriveHealth:
-    """Return the health of the drive that a folder lies on."""
+def health(flash: Path, sysfs: Path = Path("/sys"), devices: Path = Path("/dev")) -> DriveHealth:
+    """Return the health of the drive that a folder lies on. ``devices`` has the drives' device files."""
     with contextlib.suppress(OSError, ValueError):
         number = flash.stat().st_dev
         block = (sysfs / "dev/block" / f"{os.major(number)}:{os.minor(number)}").resolve(strict=True)
         for place in (block, *block.parents):
             if found := _of_emmc(place / "device") or _of_ufs(place / "health_descriptor"):
                 return found
-            if place.name.startswith("nvme"):
-                return DriveHealth("nvme")
+            if namespace := re.fullmatch(r"nvme(\d+n\d+)", place.name):
+                return _of_nvme(devices / f"ng{namespace[1]}")
     return DriveHealth("unknown")
 
 
@@ -46,6 +50,18 @@ def _of_ufs(folder: Path) -> DriveHealth | None:
     except FileNotFoundError:
         return None
     return DriveHealth("ufs", _wear(used), _NEARLY_USED.get(spare, ""))
+
+
+def _of_nvme(path: Path) -> DriveHealth:
+    """Ask a drive by the generic device file of a namespace; without an answer its wear is not known."""
+    try:
+        with contextlib.closing(NvmeDevice(path)) as device:
+            log = device.buffer(smart.SIZE)
+            read = VendorCommand(smart.GET_LOG_PAGE, log, smart.SELECTOR)
+            status, _ = device.admin(read, smart.WHOLE_DRIVE)
+    except ConnectionLost:
+        return DriveHealth("nvme")
+    return DriveHealth("nvme") if status else smart.parsed(bytes(log))
 
 
 def _wear(steps: list[int]) -> float | None:

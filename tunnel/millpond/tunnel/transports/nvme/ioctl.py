@@ -64,9 +64,9 @@ class NvmeDevice:
         """Allocate zeroed memory for data, aligned to a page."""
         return memoryview(mmap.mmap(-1, size))
 
-    def admin(self, command: VendorCommand) -> CommandOutcome:
+    def admin(self, command: VendorCommand, namespace: int = 0) -> CommandOutcome:
         """Submit to the admin queue and wait. Raises ConnectionLost."""
-        return self._submit(_ADMIN64, 0, command, _ADMIN_TIMEOUT_MS)
+        return self._submit(_ADMIN64, namespace, command, _ADMIN_TIMEOUT_MS)
 
     def io(self, command: VendorCommand) -> CommandOutcome:
         """Submit to an I/O queue of the kernel's choice and wait. Raises ConnectionLost."""
