@@ -18,7 +18,7 @@ USAGE, FAILED = 1, 32
 def main() -> None:
     """Mount the device that is named as a line of /etc/fstab does: DEVICE DIR -o OPTIONS."""
     parser = argparse.ArgumentParser(prog="mount.millpond", description="mounts the public part of a device")
-    parser.add_argument("device", help="such as csd0")
+    parser.add_argument("device", help="such as csd0, or csd0:/ as NFS writes it")
     parser.add_argument("mountpoint", type=Path)
     parser.add_argument(
         "-o", dest="options", default="", help="ro, uid=UID, fleet=DIR, wait=SECONDS and others"
@@ -35,7 +35,7 @@ def _mount(asked: argparse.Namespace) -> None:
     options = mounting.parsed(asked.options)
     fleet = Path(options.fleet) if options.fleet else directory.default_directory()
     if not asked.is_fake:
-        mounting.mount(fleet, asked.device, asked.mountpoint, options)
+        mounting.mount(fleet, asked.device.removesuffix("/").removesuffix(":"), asked.mountpoint, options)
 
 
 def _code_of(error: MillpondError) -> int:
