@@ -47,7 +47,12 @@ make_torch() {
     mkdir -p "torch/$place/$site"
     pip_install --target "torch/$place/$site" torch
     rm -rf "torch/$place/$site/bin" "torch/$place/$site/share"
-    rm "torch/$place/$site/torch/testing/_internal/py312_intrinsics.py" # Debian's compiler of modules ends at it
+    (
+        cd "torch/$place/$site/torch"
+        rm testing/_internal/py312_intrinsics.py # Debian's compiler of modules ends at it
+        rm -r test                               # programs that test its C++ code
+        find bin -type f ! -name torch_shm_manager -delete
+    )
     for path in "common/$place/$site"/*; do rm -rf "torch/$place/$site/$(basename "$path")"; done
 }
 

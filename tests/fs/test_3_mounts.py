@@ -66,7 +66,7 @@ def test_read_ahead_can_be_set_of_what_is_mounted_alone(tmp_path: Path) -> None:
 def test_a_place_that_is_mounted_on_demand_is_not_listed(
     fuse_usable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before: a listing of the directory of systemd's automount waited for the very mount that asked for it."""
+    """Before: a listing of the directory of systemd's automount waited for the mount that asked for it."""
     table = tmp_path / "mountinfo"
     table.write_text(f"36 1 0:40 / {tmp_path} rw - autofs systemd-1 rw\n")
     monkeypatch.setattr(mounts, "_TABLE", table)
