@@ -63,16 +63,6 @@ def test_read_ahead_can_be_set_of_what_is_mounted_alone(tmp_path: Path) -> None:
     assert not read_ahead(Path("/proc"), 1 << 20)  # it has none
 
 
-def test_a_place_that_is_mounted_on_demand_is_not_listed(
-    fuse_usable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before: a listing of the directory of systemd's automount waited for the mount that asked for it."""
-    table = tmp_path / "mountinfo"
-    table.write_text(f"36 1 0:40 / {tmp_path} rw - autofs systemd-1 rw\n")
-    monkeypatch.setattr(mounts, "_TABLE", table)
-    mounts.require_mountable(tmp_path, "csd0")
-
-
 def test_errors_of_mounting(fuse_usable: None, tmp_path: Path) -> None:
     volume = PathAdapter(BackingFs(os.open("/", os.O_PATH)))
 

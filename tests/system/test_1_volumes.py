@@ -187,6 +187,18 @@ def test_a_line_of_fstab_mounts_a_volume(fleet: Emulation, mounted: Mounted, tmp
         assert (result.code, result.err.count("\n")) == (code, 1) and told in result.err, result
 
 
+def test_a_volume_is_mounted_when_its_directory_is_first_listed(
+    fleet: Emulation, mounted: Mounted, tmp_path: Path
+) -> None:
+    """Before: the mounter had a session of its own, and waited for the very mount that it was to make."""
+    if os.geteuid():
+        pytest.skip("mount(8) needs root")
+    automount = (sys.executable, Path(__file__).with_name("automount.py"), tmp_path)
+    helper = (sys.executable, "-m", "millpond.host.cli.volumes.mount_helper", "csd0:/", tmp_path)
+    assert mounted.output(mounted.any(*automount, *helper, "-o", f"fleet={fleet.directory}")) == "public\n"
+    mounted.sh(f"umount {tmp_path}")
+
+
 def test_a_mount_ends_though_another_namespace_has_a_copy_of_it(
     fleet: Emulation, mounted: Mounted, tmp_path: Path
 ) -> None:

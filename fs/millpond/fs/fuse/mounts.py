@@ -30,8 +30,6 @@ def require_mountable(mountpoint: Path, name: str) -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise LocalError("/dev/fuse is missing or closed to this user: load the fuse module, or pass it in")
     require_no_volume(mountpoint)
-    if top_mount(mountpoint)[0] == "autofs":  # its listing would wait for this mount
-        return
     try:
         if any(mountpoint.iterdir()):
             raise LocalError(f"{mountpoint}: a mount point must be an empty directory")

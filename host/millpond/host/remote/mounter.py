@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import os
 import signal
 import sys
 from logging.handlers import RotatingFileHandler
@@ -51,6 +53,12 @@ def main(argv: list[str] | None = None) -> int:
         with DaemonClient(arguments.fleet) as daemon:
             return daemon.volume(arguments.device, deadline)
 
+    def ready(how: str) -> None:
+        if not arguments.die_with_parent:  # it outlives the terminal of its command
+            with contextlib.suppress(PermissionError):  # it leads a session
+                os.setsid()
+        print(f"ready: {how}", flush=True)
+
     try:
         dial(Deadline.after(10)).close()  # a wrong name or an absent device fails now, not at the first ls
         fleet = directory.read(arguments.fleet)
@@ -66,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
             numbers=fleet.mount_stats,
             uid=arguments.uid,
             gid=arguments.gid,
-            on_ready=lambda how: print(f"ready: {how}", flush=True),
+            on_ready=ready,
         )
     except (MillpondError, OSError) as error:
         print(error, file=sys.stderr)

@@ -130,7 +130,9 @@ def _mount(fleet: Path, device: str, place: Path, options: MountOptions) -> bool
 
 
 def _started(argv: list[str]) -> LocalError | RemoteError | None:
-    """Start a mounter. Returns why it has not mounted, None if it has."""
+    """Start a mounter, which leaves this process's session once it has mounted: an automount lets the process
+    group of systemd alone pass until then. Returns why it has not mounted, None if it has.
+    """
     from millpond.host.fleet import mounts as volume_mounts
 
     process = subprocess.Popen(
@@ -139,7 +141,6 @@ def _started(argv: list[str]) -> LocalError | RemoteError | None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     if fault := volume_mounts.fault_of(process):
         return (LocalError if process.returncode == LOCAL else RemoteError)(fault)
