@@ -196,7 +196,7 @@ def test_a_volume_is_mounted_when_its_directory_is_first_listed(
     automount = (sys.executable, Path(__file__).with_name("automount.py"), tmp_path)
     helper = (sys.executable, "-m", "millpond.host.cli.volumes.mount_helper", "csd0:/", tmp_path)
     assert mounted.output(mounted.any(*automount, *helper, "-o", f"fleet={fleet.directory}")) == "public\n"
-    mounted.sh(f"umount {tmp_path}")
+    mounted.sh(f"umount -l {tmp_path}")
 
 
 def test_a_mount_ends_though_another_namespace_has_a_copy_of_it(
