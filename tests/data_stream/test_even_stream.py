@@ -99,7 +99,7 @@ def test_the_samples_left_out_are_others_in_each_epoch_and_states_are_those_of_l
     assert labels(leased) == whole[1]
     leased.load_state_dict({"epoch": 0, "cursor": 5, "samples": 9})
     even.load_state_dict({"epoch": 0, "cursor": 5, "samples": 9})
-    with pytest.raises(LocalError, match="is of 9 samples; there are 200"):
+    with pytest.raises(LocalError, match="is of 9 samples; the data set has 200"):
         labels(even)
 
 

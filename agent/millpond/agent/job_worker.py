@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_address, ip_interface, ip_network
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import Gate
@@ -31,8 +31,7 @@ from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.sizes import SLOWEST, bytes_of
-from millpond.data.streaming.protocol.messages import OpenData
-from millpond.data.streaming.relay import StreamRelay
+from millpond.data.streaming.relay import StreamRelay, relay_of
 from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
@@ -380,10 +379,7 @@ def _relay(config: AgentConfig, request: PrepareWorker, gate: Gate) -> StreamRel
         raise Refused("", "policy", 'privacy.encrypt is "always", and streams are not encrypted yet')
     if not _is_served_by_peer(config, place):
         raise Refused("", "data", f"{streamed.source} has an address on no network of the fleet")
-    name = PurePosixPath(streamed.path).relative_to(PUBLIC).as_posix()
-    work = request.work
-    wish = OpenData(name, place.secret, format=work.format, classes=work.classes)
-    return StreamRelay((place.address, place.port), wish, gate.outlet)
+    return relay_of(place, streamed, request.work, gate.outlet)
 
 
 def _log(config: AgentConfig, job: str, run: str) -> Path:

@@ -24,9 +24,8 @@ from millpond.base.schema import dump
 from millpond.data.streaming.by_index import IndexedStream
 from millpond.data.streaming.client import StreamSource
 from millpond.data.streaming.dataset import StreamDataset, StreamOptions
-from millpond.data.streaming.protocol.epoch_order import even_steps
-from millpond.data.streaming.protocol.leases import EpochState
-from millpond.train.balance.curve import Ints
+from millpond.data.streaming.protocol.epoch_order import even_steps, samples_at
+from millpond.data.streaming.protocol.leases import EpochState, state_of
 from millpond.train.balance.ranges import Ranges, count
 
 
@@ -62,8 +61,10 @@ class EvenStream(StreamDataset):
         order = samples.order(self._options.seed, state.epoch)
         steps = list(even_steps(left, self._size, rank, ranks))
         for number, (own, rest) in enumerate(steps):
-            samples.expect([_of(order, each) for each, _ in steps[number : number + 1 + samples.ahead]])
-            batch = samples.batch(_of(order, own))
+            samples.expect(
+                [samples_at(order, each).tolist() for each, _ in steps[number : number + 1 + samples.ahead]]
+            )
+            batch = samples.batch(samples_at(order, own).tolist())
             self._state = _saved(state, rest)
             began = time.monotonic()
             yield batch
@@ -81,9 +82,7 @@ class EvenStream(StreamDataset):
 
     def _begun(self, samples: int, ranks: int) -> tuple[EpochState, Ranges]:
         """Return the state to go on from, and the positions left: of the next epoch if too few are."""
-        state = replace(self._state, samples=self._state.samples or samples)
-        if state.samples != samples or state.cursor > samples:
-            raise LocalError(f"the state of the stream is of {state.samples} samples; there are {samples}")
+        state = state_of(self._state, samples)
         if samples < ranks:
             raise LocalError(f"{samples} samples are too few for {ranks} ranks")
         left = (*state.returned, (state.cursor, samples))
@@ -124,10 +123,6 @@ def _require_alike(what: object, ranks: int) -> None:
     if int(ends.sum()):
         text = "the ranks' streams differ in data set, seed, batch, shuffle or state"
         raise LocalError(f"{text}: give all of them the same, and end an epoch on all at the same batch")
-
-
-def _of(order: Ints, ranges: Ranges) -> list[int]:
-    return [int(index) for start, stop in ranges for index in order[start:stop]]
 
 
 def _saved(state: EpochState, left: Ranges) -> EpochState:

@@ -12,11 +12,15 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import PurePosixPath
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 from millpond.data.streaming.protocol.messages import OpenData
+from millpond.fs.store.layout import PUBLIC
 from millpond.linux.sockets import send_descriptors
+from millpond.train.job.spec import WorkSpec
+from millpond.train.protocol import DataServicePlace, Folder
 from millpond.wire.channel import Channel, Outlet
 from millpond.wire.messages import Kind
 
@@ -35,7 +39,7 @@ class StreamRelay:
     at a time.
     """
 
-    def __init__(self, place: tuple[str, int], wish: OpenData, outlets: Outlets = lambda: None) -> None:
+    def __init__(self, place: tuple[str, int], wish: OpenData, outlets: Outlets) -> None:
         self._place, self._wish, self._outlets = place, wish, outlets
         self._ours, self.asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock, self._places = threading.Lock(), threading.BoundedSemaphore(_MOST)
@@ -105,6 +109,13 @@ class StreamRelay:
         back.start()
         _copy(near, service, outlet)
         back.join()
+
+
+def relay_of(place: DataServicePlace, folder: Folder, work: WorkSpec, outlets: Outlets) -> StreamRelay:
+    """Return the relay of a job's worker to the data service at ``place``, which opens a streamed folder."""
+    name = PurePosixPath(folder.path).relative_to(PUBLIC).as_posix()
+    wish = OpenData(name, place.secret, format=work.format, classes=work.classes)
+    return StreamRelay((place.address, place.port), wish, outlets)
 
 
 def _copy(source: socket.socket, sink: socket.socket, outlet: Outlet | None) -> None:

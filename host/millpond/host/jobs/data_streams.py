@@ -6,11 +6,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
-from millpond.data.streaming.protocol.messages import OpenData
-from millpond.data.streaming.relay import StreamRelay
-from millpond.fs.store.layout import PUBLIC
+from millpond.data.streaming.relay import StreamRelay, relay_of
 from millpond.host.jobs.context import JobContext, JobFailed
 from millpond.host.records.jobs import HOST
 from millpond.host.workers.data_services import DataServices
@@ -61,10 +58,7 @@ class DataStreams:
         place = self.place(HOST, folders)
         if place is None:
             return None
-        path, work = PurePosixPath(folders[0].path), self._job.work
-        name = path.relative_to(PUBLIC).as_posix()
-        wish = OpenData(name, place.secret, format=work.format, classes=work.classes)
-        return StreamRelay((place.address, place.port), wish)
+        return relay_of(place, folders[0], self._job.work, lambda: None)
 
     def close(self) -> None:
         """End the data service, and what devices reach of each other."""

@@ -36,6 +36,11 @@ def epoch_order(shards: Sequence[int], seed: int, epoch: int, window: int = 0) -
     return stored[np.argsort(places, kind="stable")]
 
 
+def samples_at(order: Ints, ranges: Ranges) -> Ints:
+    """Return the indices of the samples at positions of an order."""
+    return np.concatenate([order[start:stop] for start, stop in ranges])
+
+
 def even_steps(left: Ranges, batch: int, rank: int, ranks: int) -> Iterator[tuple[Ranges, Ranges]]:
     """Yield for each step the positions that a rank takes of those ``left`` in an epoch, and what is left
     behind the step. Each rank takes ``batch`` positions, in the last step as many as the others: up to

@@ -55,11 +55,7 @@ class EpochLeases:
     _held: dict[str, _Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        cursor, edges = self.state.cursor, [edge for each in self.state.returned for edge in each]
-        rising = edges == sorted(set(edges)) and (not edges or edges[0] >= 0)
-        if self.state.epoch < 0 or not max([0, *edges]) <= cursor <= self.samples or not rising:
-            raise LocalError(f"the state of the stream is not one of {self.samples} samples")
-        self.state = replace(self.state, samples=self.samples)
+        self.state = state_of(self.state, self.samples)
 
     @property
     def epoch(self) -> int:
@@ -168,6 +164,17 @@ class EpochLeases:
 
     def _give_back(self, ranges: Ranges) -> None:
         self.state = replace(self.state, returned=merged((*self.state.returned, *ranges)))
+
+
+def state_of(state: EpochState, samples: int) -> EpochState:
+    """Return a state with the number of samples of its data set. Raises LocalError for that of another."""
+    if state.samples not in (0, samples):
+        raise LocalError(f"the state of the stream is of {state.samples} samples; the data set has {samples}")
+    edges = [edge for each in state.returned for edge in each]
+    rising = edges == sorted(set(edges)) and (not edges or edges[0] >= 0)
+    if state.epoch < 0 or not max([0, *edges]) <= state.cursor <= samples or not rising:
+        raise LocalError(f"the state of the stream is not one of {samples} samples")
+    return replace(state, samples=samples)
 
 
 def merged(ranges: Ranges) -> Ranges:

@@ -17,8 +17,8 @@ import numpy as np
 from millpond.base.errors import LocalError, ProtocolError
 from millpond.data.streaming.protocol import messages
 from millpond.data.streaming.protocol.credit import ByteCredit
-from millpond.data.streaming.protocol.epoch_order import epoch_order
-from millpond.data.streaming.protocol.leases import EpochLeases, EpochState
+from millpond.data.streaming.protocol.epoch_order import epoch_order, samples_at
+from millpond.data.streaming.protocol.leases import EpochLeases, EpochState, state_of
 from millpond.data.streaming.protocol.messages import LEASED
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.ranges import Ranges, split
@@ -113,8 +113,7 @@ class StreamRun:
         epoch = self.leases.epoch
         if self._order[0] != epoch:
             self._order = (epoch, epoch_order(self._shards, self._seed, epoch, self._window))
-        order = self._order[1]
-        return np.concatenate([order[start:stop] for start, stop in ranges])
+        return samples_at(self._order[1], ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +155,8 @@ class Runs:
         Raises LocalError for a state, or a run, of another data set.
         """
         samples = sum(shards)
-        if wish.samples not in (0, samples):
-            text = f"the state of the stream is of {wish.samples} samples"
-            raise LocalError(f"{text}; the data set '{data}' has {samples}")
         state = EpochState(wish.epoch, wish.cursor, wish.returned, wish.samples)
+        state_of(state, samples)
         text = repr((data, wish.run, wish.seed, wish.window, state))
         key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         run = self._runs.get(key)
