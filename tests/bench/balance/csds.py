@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from bench.balance.paper import CSD, CSD_SPEED, CURVES, HOST, HOST_LEFT, HOST_SPEED, LIMIT, SPEEDS_36
+from bench.balance.paper import CSD_SPEED, CURVES, HOST_LEFT, HOST_SPEED, LIMIT, MOBILENET, SPEEDS_36, Server
 from bench.balance.team import LABELS, POLICIES, ROLES, emulation, side_by_side, speed, team
 from bench.experiment import Experiment, Findings, Line, Panel, Run
 from bench.rows import Row, summary
@@ -34,11 +34,11 @@ class Lengths:
     @property
     def factor(self) -> float:
         """Of time."""
-        return self.planned / HOST.curve.seconds[-1]
+        return self.planned / MOBILENET.host.curve.seconds[-1]
 
 
 FULL = Lengths(2, 2, 6, 10, 10, 1.0, (0, 1, 2, 4, 8, 16, 24, ALL))
-QUICK = Lengths(1, 1, 2, 2, 2, 0.1, (0, 2, ALL))
+QUICK = Lengths(1, 1, 2, 6, 2, 0.1, (0, 2, ALL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,7 @@ Found = Mapping[Key, Sequence[Speeds]]
 def measure(run: Run) -> Findings:
     """Row ``b_speedup_36``, and those of each number of CSDs."""
     lengths = QUICK if run.quick else FULL
-    found: dict[Key, list[Speeds]] = {(n, policy): [] for n in lengths.counts for policy in POLICIES}
-    for repeat in range(lengths.repeats):
-        run.say(f"Stannis B: repeat {repeat + 1} of {lengths.repeats}")
-        for key, speeds in side_by_side({key: partial(_interrupt, key, lengths) for key in found}).items():
-            found[key].append(speeds)
+    found = interrupt(run, MOBILENET, [(n, policy) for n in lengths.counts for policy in POLICIES], lengths)
     note = f"{emulation(lengths.factor, lengths.planned)}; {CURVES}"
     rows = [_speedup(found, note)]
     rows += [_share(found, count, note) for count in lengths.counts]
@@ -75,44 +71,52 @@ EXPERIMENT = Experiment(
 )
 
 
-def _interrupt(key: Key, lengths: Lengths) -> Speeds:
+def interrupt(run: Run, server: Server, keys: Sequence[Key], lengths: Lengths) -> dict[Key, list[Speeds]]:
+    """Run a server with all numbers of CSDs and policies side by side, as often as there are repeats."""
+    found: dict[Key, list[Speeds]] = {key: [] for key in keys}
+    for repeat in range(lengths.repeats):
+        run.say(f"Stannis B: {server.network}, repeat {repeat + 1} of {lengths.repeats}")
+        speeds = side_by_side({key: partial(_interrupt, server, key, lengths) for key in keys})
+        for key, one in speeds.items():
+            found[key].append(one)
+    return found
+
+
+def _interrupt(server: Server, key: Key, lengths: Lengths) -> Speeds:
     count, policy = key
-    machines = [HOST.scaled(lengths.factor), *count * [CSD.scaled(lengths.factor)]]
-    with team(machines, policy) as made:
+    machines = [server.host.scaled(lengths.factor), *count * [server.csd.scaled(lengths.factor)]]
+    with team(machines, policy, tells=policy == "stannis-cpu") as made:
         made.run(lengths.begin)
         normal = made.run(lengths.normal)
-        made.workers[0].slowness = 1 / HOST_LEFT
+        made.workers[0].slowness = 1 / server.left
         made.run(lengths.tuning)
         interrupted = made.run(lengths.measured)
     return Speeds(lengths.factor * speed(normal), lengths.factor * speed(interrupted))
-
-
-def _limit(count: int, left: float = 1.0) -> float:
-    return left * HOST_SPEED + count * CSD_SPEED
 
 
 def _of(count: int, left: float = 1.0) -> str:
     host, machines = f"{HOST_SPEED}", "host"
     if left != 1:
         host, machines = f"{left:.3f} x {HOST_SPEED}", f"host at {left:.3f}, untold,"
-    limit = f"limit {host} + {count} x {CSD_SPEED} = {_limit(count, left):.1f} img/s"
+    limit = f"limit {host} + {count} x {CSD_SPEED} = {MOBILENET.limit(count, left):.1f} img/s"
     return f"{machines} + {count} CSD; {limit}"
 
 
 def _speedup(found: Found, note: str) -> Row:
     pairs = zip(found[ALL, "balance"], found[0, "balance"], strict=True)
     values = [together.normal / alone.normal for together, alone in pairs]
-    what = f"millpond, host + {ALL} CSD; limit {_limit(ALL) / HOST_SPEED:.2f}, the paper has 3.1"
+    limit = MOBILENET.limit(ALL) / HOST_SPEED
+    what = f"millpond, host + {ALL} CSD that sleep and send nothing; limit {limit:.2f}"
     return summary("b_speedup_36", what, values, "x", peer="the host alone", emulation=note)
 
 
 def _shares(found: Found, key: Key) -> list[float]:
     """Of the limit, with the host interrupted."""
-    return [speeds.interrupted / _limit(key[0], HOST_LEFT) for speeds in found[key]]
+    return [speeds.interrupted / MOBILENET.limit(key[0], HOST_LEFT) for speeds in found[key]]
 
 
 def _share(found: Found, count: int, note: str) -> Row:
-    values = [speeds.normal / _limit(count) for speeds in found[count, "balance"]]
+    values = [speeds.normal / MOBILENET.limit(count) for speeds in found[count, "balance"]]
     return summary(f"b_share.{count}", f"millpond, {_of(count)}", values, "x", peer=LIMIT, emulation=note)
 
 
@@ -141,9 +145,14 @@ def _panel(found: Found, lengths: Lengths) -> Panel:
     counts = lengths.counts
     normal = [median(speeds.normal for speeds in found[count, "balance"]) for count in counts]
     lines = [
-        Line("limit", "limit", counts, [_limit(count) for count in counts], faint=True),
+        Line("limit", "limit", counts, [MOBILENET.limit(count) for count in counts], faint=True),
         Line("millpond", "millpond", counts, normal, faint=True),
-        Line("limit", "limit, host interrupted", counts, [_limit(count, HOST_LEFT) for count in counts]),
+        Line(
+            "limit",
+            "limit, host interrupted",
+            counts,
+            [MOBILENET.limit(count, HOST_LEFT) for count in counts],
+        ),
     ]
     for policy in POLICIES:
         speeds = [median(one.interrupted for one in found[count, policy]) for count in counts]

@@ -15,6 +15,15 @@ CURVES = (
     "the paper's speeds at batch 180 and 15; a host with 100 has 0.973 of its speed, since at 0.57 of it, "
     "100 kept step with 180; CSDs with 2 and 5 are a guess: 1.7 and 2.3 img/s"
 )
+THREE = 93.4
+"""Images per second of three equal nodes in one job (section V-A)."""
+NODE_SPEED = THREE / 3
+LEFT = {50: 75.6 / THREE, 75: 53.3 / THREE}
+"""The part of its speed that a node keeps while so many percent of its cores are taken: untuned, everyone
+waits for it.
+"""
+TUNED = {50: (140, 85.8), 75: (100, 83.7)}
+"""What HyperTune reached in these cases: the node's batch, and images per second of all three."""
 HOST_LEFT = 49.26 / 99.83
 """The part of its speed that the host keeps while 6 of its 8 cores are taken: untuned, everyone waits for it,
 and the speed of host and 36 CSDs fell from 99.83 to 49.26 img/s (section V-B).
@@ -60,3 +69,36 @@ _FIXED, _EACH = 0.19, (HOST_BATCH / HOST_SPEED - 0.19) / HOST_BATCH
 _HOST_BATCHES = (20, 60, 100, HOST_BATCH)
 HOST = Machine("host", Curve(_HOST_BATCHES, tuple(_FIXED + _EACH * batch for batch in _HOST_BATCHES)))
 CSD = Machine("csd", Curve((2, 5, CSD_BATCH), (1.2, 2.2, CSD_BATCH / CSD_SPEED)))
+NODE = HOST.scaled(HOST_SPEED / NODE_SPEED)
+"""One of three equal nodes of section V-A, whose exchange is part of its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A host and its CSDs of section V-B with some network: images per second of each, ``left`` the part of
+    its speed that the host keeps while 6 of its 8 cores are taken.
+    """
+
+    network: str
+    host: Machine
+    csd: Machine
+    left: float
+
+    def limit(self, count: int, left: float = 1.0) -> float:
+        """Return the images per second that are there with so many CSDs."""
+        return left * self.host.speed + count * self.csd.speed
+
+
+MOBILENET = Server("MobileNetV2", HOST, CSD, HOST_LEFT)
+
+
+def _for_batches(machine: Machine, factor: float) -> Machine:
+    """Return a machine that does ``factor`` times as many samples in the same time."""
+    batches = tuple(round(factor * batch) for batch in machine.curve.batches)
+    return Machine(machine.kind, Curve(batches, machine.curve.seconds))
+
+
+SHUFFLENET = Server(
+    "ShuffleNet", _for_batches(HOST, 300 / HOST_BATCH), _for_batches(CSD, 25 / CSD_BATCH), HOST_LEFT
+)
+"""The paper has its batches, 300 and 25, and no speed: here a step takes as long as with MobileNetV2."""

@@ -82,6 +82,7 @@ class Processes:
         names = [f"worker{rank}" for rank in range(count)]
         self.planner = Planner(work.how, names, None if work.endless else self.shards.spread)
         self.steps = 0
+        self._profiles: dict[int, Profile] = {}
         self.shards.begin(1)
         for rank in range(count):
             self.shards.add(rank, self._shards(rank))
@@ -109,8 +110,19 @@ class Processes:
             self.roster.wait(1.0)
 
     def _measured(self, dispatcher: Dispatcher, profile: Profile) -> None:
-        self.planner.join(dispatcher.rank, profile, 1 << 20, self.shards.samples)
+        self._profiles[dispatcher.rank] = profile
+        self._plan(dispatcher.rank)
         self.roster.join(dispatcher.rank, dispatcher)
+
+    def _plan(self, rank: int) -> None:
+        self.planner.join(rank, self._profiles[rank], 1 << 20, self.shards.samples)
+
+    def restart_plan(self) -> None:
+        """Let the planner forget all that it has seen since the workers were measured."""
+        for rank in self._profiles:
+            self.planner.leave(rank)
+        for rank in self._profiles:
+            self._plan(rank)
 
     def step(self) -> tuple[float, ExchangeOutcome]:
         """One step, and all the seconds that it took."""

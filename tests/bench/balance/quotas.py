@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from bench.balance.cgroups import cgroup
+from bench.balance.cgroups import Cgroup, cgroup
 from bench.balance.load import count_for, gzip
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
@@ -27,6 +29,18 @@ workers are measured.
 _LIMIT = "the limit: two whole workers and what gzip leaves of the third, by the speed without it just before"
 
 
+@dataclass(frozen=True, slots=True)
+class Squeeze:
+    """Images per second before gzip and beside it, of each step until it was measured, and the part of its
+    group's time that the worker had.
+    """
+
+    usual: float
+    beside: float
+    course: tuple[float, ...]
+    left: float
+
+
 def measure(run: Run) -> Findings:
     """Rows ``a_real_75``, ``a_real_50``, ``a_real_back``."""
     before, tuning, measured, after_it, seconds = _QUICK if run.quick else _FULL
@@ -34,34 +48,22 @@ def measure(run: Run) -> Findings:
     back: list[float] = []
     left: dict[int, list[float]] = defaultdict(list)
     course: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name, ExitStack() as stack:
-        groups = [stack.enter_context(cgroup(f"millpond-bench-{rank}")) for rank in range(WORKERS)]
-        counts = {f"private{rank}": 2 for rank in range(WORKERS)} | {"public": 1000, "test": 10}
-        work = random_work(Path(name), counts, SynchronousSpec(), 1, measure_seconds=seconds, endless=True)
-        team = stack.enter_context(processes(work, Path(name)))
-        for group, worker in zip(groups, team.locals, strict=True):
-            group.limit(QUOTA)
-            group.add(worker.pid)
-        team.measure()
+    with limited_groups() as groups, ExitStack() as stack:
+        team = stack.enter_context(workers(groups, SynchronousSpec(), seconds))
         run.say(f"measured: {team.planner.description}")
         for repeat in range(1 if run.quick else 5):
             for percent in LOADS:
-                usual = speed(team, before)
-                with gzip(count_for(percent / 100), groups[-1]) as load:
-                    began, spent = _cpu(team), load.cpu_seconds()
-                    loaded = [speed(team, 1) for _ in range(tuning)]
-                    found = speed(team, measured)
-                    own = _cpu(team) - began
-                    left[percent].append(own / (own + load.cpu_seconds() - spent))
+                squeezed = squeeze(team, groups[-1], percent, before, tuning, measured)
+                left[percent].append(squeezed.left)
                 recovering = [speed(team, 1) for _ in range(after_it)]
                 after = speed(team, measured)
-                limit = usual * (WORKERS - percent / 100) / WORKERS
-                shares[percent].append(found / limit)
-                back.append(after / usual)
+                limit = squeezed.usual * (WORKERS - percent / 100) / WORKERS
+                shares[percent].append(squeezed.beside / limit)
+                back.append(after / squeezed.usual)
                 if not repeat and percent == LOADS[0]:
-                    course = [usual, *loaded, found, *recovering, after]
-                told = f"{usual:.1f} img/s, {found:.1f} beside gzip (limit {limit:.1f}), then {after:.1f}"
-                run.say(f"{percent} %: {told}")
+                    course = [squeezed.usual, *squeezed.course, squeezed.beside, *recovering, after]
+                told = f"{squeezed.usual:.1f} img/s, {squeezed.beside:.1f} beside gzip (limit {limit:.1f})"
+                run.say(f"{percent} %: {told}, then {after:.1f}")
     rows = []
     for percent in LOADS:
         had = sum(left[percent]) / len(left[percent])
@@ -80,6 +82,42 @@ def measure(run: Run) -> Findings:
         event=(0.5, "gzip begins"),
     )
     return Findings(tuple(rows), (panel,))
+
+
+@contextmanager
+def limited_groups() -> Iterator[list[Cgroup]]:
+    """A group with QUOTA of a processor for each worker. Raises Unmeasured."""
+    with ExitStack() as stack:
+        groups = [stack.enter_context(cgroup(f"millpond-bench-{rank}")) for rank in range(WORKERS)]
+        for group in groups:
+            group.limit(QUOTA)
+        yield groups
+
+
+@contextmanager
+def workers(groups: Sequence[Cgroup], how: SynchronousSpec, seconds: float) -> Iterator[Processes]:
+    """Three workers, one in each group, that have been measured for so many ``seconds``."""
+    counts = {f"private{rank}": 2 for rank in range(WORKERS)} | {"public": 1000, "test": 10}
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
+        work = random_work(Path(name), counts, how, 1, measure_seconds=seconds, endless=True)
+        with processes(work, Path(name)) as team:
+            for group, worker in zip(groups, team.locals, strict=True):
+                group.add(worker.pid)
+            team.measure()
+            yield team
+
+
+def squeeze(team: Processes, group: Cgroup, percent: int, before: int, tuning: int, measured: int) -> Squeeze:
+    """Run steps ``before`` gzip takes ``percent`` of the last worker's quota, and beside it: ``tuning`` ones,
+    and those that are ``measured``.
+    """
+    usual = speed(team, before)
+    with gzip(count_for(percent / 100), group) as load:
+        began, spent = _cpu(team), load.cpu_seconds()
+        course = tuple(speed(team, 1) for _ in range(tuning))
+        beside = speed(team, measured)
+        own = _cpu(team) - began
+        return Squeeze(usual, beside, course, own / (own + load.cpu_seconds() - spent))
 
 
 EXPERIMENT = Experiment(

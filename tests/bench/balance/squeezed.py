@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import quantiles
 
-from bench.balance.paper import CURVES, HOST, HOST_SPEED, LIMIT
+from bench.balance.paper import CURVES, LEFT, LIMIT, NODE, NODE_SPEED, THREE
 from bench.balance.team import LABELS, POLICIES, ROLES, Step, emulation, side_by_side, speed, team
 from bench.experiment import Experiment, Findings, Line, Panel, Run
 from bench.rows import Row, summary
 from millpond.train.balance.policy import PolicyName
 
-LEFT = {57: 0.57, 81: 0.81}
-"""The part of its speed that the squeezed worker keeps: what the paper's untuned figures show for 75 and 50 %
-of other work (53.3 and 75.6 of 93.4 img/s).
-"""
 _WORKERS = 3
 
 
@@ -35,14 +31,16 @@ class Lengths:
     short: float
 
 
-FULL, QUICK = Lengths(3, 3, 10, 10, 1.0, 0.5), Lengths(1, 1, 2, 2, 0.1, 0.05)
+FULL, QUICK = Lengths(3, 3, 10, 10, 1.0, 0.5), Lengths(1, 1, 6, 2, 0.1, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is left to the squeezed worker in percent, under which policy, and the seconds of a step."""
+    """What other work takes of the squeezed worker's cores in percent, under which policy, and the seconds of
+    a step.
+    """
 
-    percent: int
+    taken: int
     policy: PolicyName
     planned: float
     suffix: str
@@ -50,41 +48,43 @@ class Case:
     @property
     def figure(self) -> str:
         """The key of its row."""
-        return f"a_virtual_{self.percent}{self.suffix}"
+        return f"a_virtual_{100 * self.left:.0f}{self.suffix}"
 
     @property
     def left(self) -> float:
         """Of the squeezed worker's speed."""
-        return LEFT[self.percent]
+        return LEFT[self.taken]
 
     @property
     def limit(self) -> float:
         """Images per second that are there after the squeeze."""
-        return (_WORKERS - 1 + self.left) * HOST_SPEED
+        return (_WORKERS - 1 + self.left) * NODE_SPEED
 
     @property
     def factor(self) -> float:
         """Of time."""
-        return self.planned / HOST.curve.seconds[-1]
+        return self.planned / NODE.curve.seconds[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """All steps of a team, and by how many seconds its workers woke up later than they wanted to."""
+    """All steps of a team, by how many seconds its workers woke up later than they wanted to, and the batch
+    of the squeezed worker at the end.
+    """
 
     steps: tuple[Step, ...]
     late: tuple[float, ...]
+    batch: int
+
+    def speed(self, case: Case, last: int) -> float:
+        """Return the images per second of the ``last`` steps, in the time of the paper."""
+        return case.factor * speed(self.steps[-last:])
 
 
 def measure(run: Run) -> Findings:
     """Rows ``a_virtual_57``, ``a_virtual_81``, also for the paper's rule, untuned, and shorter steps."""
     lengths = QUICK if run.quick else FULL
-    courses: dict[Case, list[Course]] = {case: [] for case in _cases(lengths)}
-    for repeat in range(lengths.repeats):
-        run.say(f"Stannis A: repeat {repeat + 1} of {lengths.repeats}")
-        found = side_by_side({case: partial(_squeeze, case, lengths) for case in courses})
-        for case, course in found.items():
-            courses[case].append(course)
+    courses = squeeze(run, _cases(lengths), lengths)
     rows = [_row(case, found, lengths) for case, found in courses.items()]
     panels = [_panel(percent, courses, lengths) for percent in LEFT]
     return Findings((*rows, _lateness(courses, lengths)), tuple(panels))
@@ -103,20 +103,34 @@ def _cases(lengths: Lengths) -> list[Case]:
     return found
 
 
+def squeeze(run: Run, cases: Sequence[Case], lengths: Lengths) -> dict[Case, list[Course]]:
+    """Run all cases side by side, as often as there are repeats."""
+    courses: dict[Case, list[Course]] = {case: [] for case in cases}
+    for repeat in range(lengths.repeats):
+        run.say(f"Stannis A: repeat {repeat + 1} of {lengths.repeats}")
+        found = side_by_side({case: partial(_squeeze, case, lengths) for case in cases})
+        for case, course in found.items():
+            courses[case].append(course)
+    return courses
+
+
 def _squeeze(case: Case, lengths: Lengths) -> Course:
-    with team(_WORKERS * [HOST.scaled(case.factor)], case.policy) as made:
+    nodes = _WORKERS * [NODE.scaled(case.factor)]
+    with team(nodes, case.policy, tells=case.policy == "stannis-cpu") as made:
         before = made.run(lengths.before)
         made.workers[-1].slowness = 1 / case.left
         steps = [*before, *made.run(lengths.tuning + lengths.measured)]
-        return Course(tuple(steps), tuple(late for worker in made.workers for late in worker.late))
+        late = tuple(late for worker in made.workers for late in worker.late)
+        return Course(tuple(steps), late, made.batches[-1])
 
 
 def _row(case: Case, courses: Sequence[Course], lengths: Lengths) -> Row:
-    speeds = [case.factor * speed(course.steps[-lengths.measured :]) for course in courses]
+    speeds = [course.speed(case, lengths.measured) for course in courses]
     first, last = lengths.tuning + 1, lengths.tuning + lengths.measured
+    limit = f"{_WORKERS - 1 + case.left:.2f} x {NODE_SPEED:.2f} = {case.limit:.1f} img/s"
     what = (
-        f"{LABELS[case.policy]}, one at {case.left}, untold: steps {first} to {last} after, "
-        f"of {case.planned:g} s; limit {_WORKERS - 1 + case.left:.2f} x {HOST_SPEED} = {case.limit:.1f} img/s"
+        f"{LABELS[case.policy]}, one at {case.left:.2f}, untold: steps {first} to {last} after, of "
+        f"{case.planned:g} s; limit {limit}"
     )
     shares = [found / case.limit for found in speeds]
     return summary(case.figure, what, shares, "x", peer=LIMIT, emulation=_note(case.factor, case.planned))
@@ -131,18 +145,18 @@ def _lateness(courses: Mapping[Case, Sequence[Course]], lengths: Lengths) -> Row
     late = [[1e3 * moment for moment in course.late] for found in courses.values() for course in found]
     values = [quantiles(moments, n=10)[-1] for moments in late]
     what = "how much later than they wanted workers woke up, 90th percentile of each run"
-    note = _note(lengths.planned / HOST.curve.seconds[-1], lengths.planned)
+    note = _note(lengths.planned / NODE.curve.seconds[-1], lengths.planned)
     return summary("a_virtual_late_ms", what, values, "ms", emulation=note)
 
 
 def _panel(percent: int, courses: Mapping[Case, Sequence[Course]], lengths: Lengths) -> Panel:
-    cases = [case for case in courses if case.percent == percent and case.planned == lengths.planned]
+    cases = [case for case in courses if case.taken == percent and case.planned == lengths.planned]
     numbers = list(range(1, lengths.before + lengths.tuning + lengths.measured + 1))
-    whole, left = _WORKERS * HOST_SPEED, cases[0].limit
+    whole, left = THREE, cases[0].limit
     limit = [whole if number <= lengths.before else left for number in numbers]
     lines = [Line("limit", "limit: available speeds", numbers, limit)]
     for case in cases:
         speeds = [case.factor * speed([step]) for step in courses[case][0].steps]
         lines.append(Line(ROLES[case.policy], LABELS[case.policy], numbers, speeds))
-    title = f"A: 3 equal virtual workers, one at {cases[0].left} of its speed"
+    title = f"A: 3 equal virtual workers, one at {cases[0].left:.2f} of its speed"
     return Panel(title, "step", "img/s", tuple(lines), event=(lengths.before + 0.5, "squeezed"))

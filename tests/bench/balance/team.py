@@ -29,8 +29,20 @@ from millpond.train.job.spec import SynchronousSpec
 
 POLICIES: Mapping[PolicyName, str] = {"balance": "", "stannis": "_stannis", "fixed": "_untuned"}
 """What the keys of figures end with."""
-LABELS: Mapping[PolicyName, str] = {"balance": "millpond", "stannis": "the paper's rule", "fixed": "untuned"}
-ROLES: Mapping[PolicyName, Role] = {"balance": "millpond", "stannis": "stannis", "fixed": "untuned"}
+LABELS: Mapping[PolicyName, str] = {
+    "balance": "millpond",
+    "stannis": "the paper's rule",
+    "stannis-inverse": "the paper's first method",
+    "stannis-cpu": "the paper's third method",
+    "fixed": "untuned",
+}
+ROLES: Mapping[PolicyName, Role] = {
+    "balance": "millpond",
+    "stannis": "stannis",
+    "stannis-inverse": "stannis",
+    "stannis-cpu": "peer",
+    "fixed": "untuned",
+}
 _PLENTY = 1 << 40  # samples of an epoch
 
 Key = TypeVar("Key")
@@ -92,6 +104,12 @@ class Team:
         for rank, (worker, machine) in enumerate(zip(self.workers, machines, strict=True)):
             self._roster.join(rank, Dispatcher(rank, worker, self._roster.events))
             self._planner.join(rank, _profile(worker.name, machine), machine.most, _PLENTY)
+
+    @property
+    def batches(self) -> list[int]:
+        """The batches of the plan by rank."""
+        found: list[int] = self._planner.plan.batches.tolist()
+        return found
 
     def run(self, steps: int) -> list[Step]:
         """So many steps. Raises RuntimeError if a sample was not counted, or not as it should be."""

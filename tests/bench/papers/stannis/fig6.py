@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (the clock, processes, cgroups): Fig. 6: three equal nodes, of which one loses cores to gzip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from bench.balance.paper import CURVES, LEFT, THREE, TUNED
+from bench.balance.quotas import QUOTA, Squeeze, limited_groups, speed, squeeze, workers
+from bench.balance.squeezed import FULL, QUICK, Case, Course, Lengths
+from bench.balance.squeezed import squeeze as squeeze_virtual
+from bench.balance.team import LABELS, ROLES, emulation
+from bench.experiment import Line, Panel, Run, Unmeasured
+from bench.papers.exhibit import Exhibit, Shown, Value, measured
+from millpond.train.balance.policy import PolicyName
+from millpond.train.job.spec import SynchronousSpec
+
+POLICIES: tuple[PolicyName, ...] = ("fixed", "stannis", "stannis-inverse", "stannis-cpu", "balance")
+REAL: tuple[PolicyName, ...] = ("fixed", "stannis", "stannis-cpu", "balance")
+QUICK_REAL: tuple[PolicyName, ...] = ("fixed", "balance")
+_REAL, _QUICK_REAL = (3, 7, 5, 5.0), (1, 2, 1, 1.0)
+"""Steps before gzip, beside it until they are measured, and measured; seconds in which the workers are
+measured.
+"""
+Courses = Mapping[Case, Sequence[Course]]
+
+
+def measure(run: Run) -> Shown:
+    """Run virtual nodes at the paper's speeds under all rules, then real processes beside gzip."""
+    lengths = QUICK if run.quick else FULL
+    cases = [Case(taken, policy, lengths.planned, "") for taken in LEFT for policy in POLICIES]
+    courses = squeeze_virtual(run, cases, lengths)
+    rows = [row for case, found in courses.items() for row in _virtual(case, found, lengths)]
+    real, why = _real(run)
+    factor = cases[0].factor
+    return Shown(
+        (*rows, *real),
+        f"{emulation(factor, lengths.planned)}; {CURVES}; real workers: three processes of one machine with "
+        f"{QUOTA} of a processor each (cgroup quota), that train a CNN on noise, gzip beside one{why}",
+        "The paper's 83.7 img/s is more than is there; its equations as printed make the busy node's batch "
+        "smaller every five steps; our gzip takes 50 and 75 % of a worker's time, the paper's, on half and "
+        "three quarters of the cores, 19 and 43 %.",
+        tuple(_panel(taken, courses, lengths) for taken in LEFT),
+    )
+
+
+def _paper(policy: PolicyName, taken: int) -> float:
+    return LEFT[taken] * THREE if policy == "fixed" else TUNED[taken][1]
+
+
+def _virtual(case: Case, found: Sequence[Course], lengths: Lengths) -> list[Value]:
+    ours = case.policy == "balance"
+    where = f"{case.taken} % of one node's cores taken, {LABELS[case.policy]}"
+    paper = round(_paper(case.policy, case.taken), 1)
+    speeds = [course.speed(case, lengths.measured) for course in found]
+    rows = [measured(where, "img/s", paper, speeds)]
+    if case.policy != "fixed":
+        batch = None if ours else TUNED[case.taken][0]
+        rows.append(measured(f"{where}: the node's batch", "", batch, [course.batch for course in found]))
+    return rows
+
+
+def _real(run: Run) -> tuple[list[Value], str]:
+    """Return rows of real workers, and what to add to the emulation; none where there are no cgroups."""
+    try:
+        found = _squeeze_real(run)
+    except Unmeasured as error:
+        return [], f" (not measured here: {error})"
+    rows = []
+    for (taken, policy), squeezes in found.items():
+        what = f"real, gzip takes {taken} % of one worker's quota, {LABELS[policy]}: speed over that before"
+        paper = float(f"{_paper(policy, taken) / THREE:.3f}")
+        rows.append(measured(what, "x", paper, [one.beside / one.usual for one in squeezes]))
+    return rows, ""
+
+
+def _squeeze_real(run: Run) -> dict[tuple[int, PolicyName], list[Squeeze]]:
+    """Squeeze one worker under each policy in turn; a team that is not its turn's waits."""
+    before, tuning, count, seconds = _QUICK_REAL if run.quick else _REAL
+    policies = QUICK_REAL if run.quick else REAL
+    found: dict[tuple[int, PolicyName], list[Squeeze]] = {(t, p): [] for t in LEFT for p in policies}
+    with limited_groups() as groups, ExitStack() as stack:
+        teams = {}
+        for policy in policies:
+            how = SynchronousSpec(policy=policy, patience=1.1 if policy == "balance" else 0)
+            teams[policy] = stack.enter_context(workers(groups, how, seconds))
+            run.say(f"{policy}: {teams[policy].planner.description}")
+        for _ in range(run.repeats):
+            for (taken, policy), squeezes in found.items():
+                teams[policy].restart_plan()
+                speed(teams[policy], 1)
+                squeezes.append(squeeze(teams[policy], groups[-1], taken, before, tuning, count))
+                one = squeezes[-1]
+                run.say(f"{policy}, {taken} %: {one.usual:.1f} img/s, {one.beside:.1f} beside gzip")
+    return found
+
+
+def _panel(taken: int, courses: Courses, lengths: Lengths) -> Panel:
+    cases = [case for case in courses if case.taken == taken]
+    steps = range(1, lengths.before + lengths.tuning + lengths.measured + 1)
+    rest = [step for step in steps if step > lengths.before]
+    lines = [Line("limit", "available speeds", steps, _falling(steps, lengths, cases[0].limit))]
+    for case in cases:
+        speeds = [case.factor * one.samples / one.seconds for one in courses[case][0].steps]
+        faint = case.policy == "stannis-inverse"
+        lines.append(Line(ROLES[case.policy], LABELS[case.policy], steps, speeds, faint=faint))
+    for policy, label in (("fixed", "the paper, untuned"), ("stannis", "the paper, HyperTune")):
+        speed_of_it = _paper("fixed" if policy == "fixed" else "stannis", taken)
+        lines.append(Line("paper", label, rest, len(rest) * [speed_of_it], faint=policy == "fixed"))
+    event = (lengths.before + 0.5, f"{taken} % of one node's cores taken")
+    return Panel(f"Fig. 6: {taken} % of one of three nodes taken", "step", "img/s", tuple(lines), event)
+
+
+def _falling(steps: Sequence[int], lengths: Lengths, limit: float) -> list[float]:
+    return [THREE if step <= lengths.before else limit for step in steps]
+
+
+EXHIBIT = Exhibit("fig-6", "Fig. 6: Speed of three nodes, one interrupted", measure)
