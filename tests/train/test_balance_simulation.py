@@ -262,6 +262,8 @@ def test_the_third_method_leaves_a_worker_whose_usage_is_unknown() -> None:
     cohort = Cohort([WorkerKind(FLAT, 999)], [0, 0, 0])
     policy = policy_of("stannis-cpu", cohort, None, None)
     assert set(steps(policy, cohort, 3.0, 20, tells=False)) == {180}
+    smaller = [*steps(policy, cohort, 1.0, 5), *steps(policy, cohort, 3.0, 20)][-1]
+    assert smaller == 60 and set(steps(policy, cohort, 3.0, 20, tells=False)) == {smaller}
 
 
 def test_the_first_method_inverts_the_fitted_curve() -> None:

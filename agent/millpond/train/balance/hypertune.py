@@ -100,7 +100,7 @@ class CpuUsage:
         """Return the present usage over the normal one; a batch is chosen for it. NaN if it is unknown."""
         now = float(_means(self._window[-_LAST:])[rank])
         self._stands[rank], self._more[rank] = now, 0
-        return min(1.0, now / float(self._normal[rank]))
+        return float(np.minimum(1.0, now / self._normal[rank]))  # of NaN it is NaN
 
     def forget(self, rank: int) -> None:
         """Discard the usages of a worker that was absent."""

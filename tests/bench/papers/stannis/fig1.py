@@ -15,7 +15,7 @@ from bench.papers.exhibit import Exhibit, Shown, Value, computed, measured
 from millpond.train.balance.curve import Curve
 from millpond.train.zoo.models import mobilenet_v2
 
-SIDE, BATCHES = 64, (2, 5, 10, 20, 40, 60, 100, 140, HOST_BATCH)
+SIDE, BATCHES = 64, (2, 5, 10, 20, 40, 60, 100, HOST_BATCH)
 QUICK_SIDE, QUICK_BATCHES = 32, (2, 8, 16)
 _CLASSES = 1000
 

@@ -30,7 +30,7 @@ def _paper(server: Server, count: int, policy: PolicyName | None) -> float | Non
         return None
     if policy is None:
         return {0: HOST_SPEED, ALL: _NORMAL}.get(count)
-    return {"fixed": _UNTUNED, "stannis": _TUNED, "stannis-cpu": _TUNED}.get(policy) if count == ALL else None
+    return None if count != ALL else _UNTUNED if policy == "fixed" else _TUNED
 
 
 def measure(server: Server, run: Run) -> Shown:
@@ -42,6 +42,10 @@ def measure(server: Server, run: Run) -> Shown:
     rows = [row for count in lengths.counts for row in _rows(server, found, count, scale, unit)]
     rows += _fitted(lengths) if server is MOBILENET else _ratios(found)
     note = emulation(lengths.factor, lengths.planned)
+    if server is SHUFFLENET:
+        note += (
+            "; ShuffleNet's batches, 300 and 25, take as long as MobileNetV2's, since the paper has no speed"
+        )
     return Shown(
         tuple(rows),
         f"{note}; {CURVES}; 6 of the host's 8 cores taken leave it {HOST_LEFT:.3f} of its speed",
