@@ -71,21 +71,25 @@ EXPERIMENT = Experiment(
 )
 
 
-def interrupt(run: Run, server: Server, keys: Sequence[Key], lengths: Lengths) -> dict[Key, list[Speeds]]:
-    """Run a server with all numbers of CSDs and policies side by side, as often as there are repeats."""
+def interrupt(
+    run: Run, server: Server, keys: Sequence[Key], lengths: Lengths, *, tells: bool = False
+) -> dict[Key, list[Speeds]]:
+    """Run a server with all numbers of CSDs and policies side by side, as often as there are repeats. The
+    host ``tells`` of its load or not.
+    """
     found: dict[Key, list[Speeds]] = {key: [] for key in keys}
     for repeat in range(lengths.repeats):
         run.say(f"Stannis B: {server.network}, repeat {repeat + 1} of {lengths.repeats}")
-        speeds = side_by_side({key: partial(_interrupt, server, key, lengths) for key in keys})
+        speeds = side_by_side({key: partial(_interrupt, server, key, lengths, tells=tells) for key in keys})
         for key, one in speeds.items():
             found[key].append(one)
     return found
 
 
-def _interrupt(server: Server, key: Key, lengths: Lengths) -> Speeds:
+def _interrupt(server: Server, key: Key, lengths: Lengths, *, tells: bool) -> Speeds:
     count, policy = key
     machines = [server.host.scaled(lengths.factor), *count * [server.csd.scaled(lengths.factor)]]
-    with team(machines, policy, tells=policy == "stannis-cpu") as made:
+    with team(machines, policy, tells=tells) as made:
         made.run(lengths.begin)
         normal = made.run(lengths.normal)
         made.workers[0].slowness = 1 / server.left

@@ -103,20 +103,24 @@ def _cases(lengths: Lengths) -> list[Case]:
     return found
 
 
-def squeeze(run: Run, cases: Sequence[Case], lengths: Lengths) -> dict[Case, list[Course]]:
-    """Run all cases side by side, as often as there are repeats."""
+def squeeze(
+    run: Run, cases: Sequence[Case], lengths: Lengths, *, tells: bool = False
+) -> dict[Case, list[Course]]:
+    """Run all cases side by side, as often as there are repeats. The squeezed worker ``tells`` of its load or
+    not.
+    """
     courses: dict[Case, list[Course]] = {case: [] for case in cases}
     for repeat in range(lengths.repeats):
         run.say(f"Stannis A: repeat {repeat + 1} of {lengths.repeats}")
-        found = side_by_side({case: partial(_squeeze, case, lengths) for case in cases})
+        found = side_by_side({case: partial(_squeeze, case, lengths, tells=tells) for case in cases})
         for case, course in found.items():
             courses[case].append(course)
     return courses
 
 
-def _squeeze(case: Case, lengths: Lengths) -> Course:
+def _squeeze(case: Case, lengths: Lengths, *, tells: bool) -> Course:
     nodes = _WORKERS * [NODE.scaled(case.factor)]
-    with team(nodes, case.policy, tells=case.policy == "stannis-cpu") as made:
+    with team(nodes, case.policy, tells=tells) as made:
         before = made.run(lengths.before)
         made.workers[-1].slowness = 1 / case.left
         steps = [*before, *made.run(lengths.tuning + lengths.measured)]

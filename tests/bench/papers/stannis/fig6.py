@@ -30,13 +30,14 @@ def measure(run: Run) -> Shown:
     """Run virtual nodes at the paper's speeds under all rules, then real processes beside gzip."""
     lengths = QUICK if run.quick else FULL
     cases = [Case(taken, policy, lengths.planned, "") for taken in LEFT for policy in POLICIES]
-    courses = squeeze_virtual(run, cases, lengths)
+    courses = squeeze_virtual(run, cases, lengths, tells=True)
     rows = [row for case, found in courses.items() for row in _virtual(case, found, lengths)]
     real, why = _real(run)
     factor = cases[0].factor
     return Shown(
         (*rows, *real),
-        f"{emulation(factor, lengths.planned)}; {CURVES}; real workers: three processes of one machine with "
+        f"{emulation(factor, lengths.planned)}; the busy one tells of its load; {CURVES}; "
+        "real workers: three processes of one machine with "
         f"{QUOTA} of a processor each (cgroup quota), that train a CNN on noise, gzip beside one{why}",
         "The paper's 83.7 img/s is more than is there; its equations as printed make the busy node's batch "
         "smaller every five steps; our gzip takes 50 and 75 % of a worker's time, the paper's, on half and "

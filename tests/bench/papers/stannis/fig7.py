@@ -36,19 +36,22 @@ def _paper(server: Server, count: int, policy: PolicyName | None) -> float | Non
 def measure(server: Server, run: Run) -> Shown:
     """Run all numbers of CSDs side by side, under each policy."""
     lengths = QUICK if run.quick else FULL
-    found = interrupt(run, server, [(n, policy) for n in lengths.counts for policy in POLICIES], lengths)
+    found = interrupt(
+        run, server, [(n, policy) for n in lengths.counts for policy in POLICIES], lengths, tells=True
+    )
     scale = 1.0 if server is MOBILENET else 1 / server.host.speed
     unit = "img/s" if server is MOBILENET else "x the host alone"
     rows = [row for count in lengths.counts for row in _rows(server, found, count, scale, unit)]
     rows += _fitted(lengths) if server is MOBILENET else _ratios(found)
-    note = emulation(lengths.factor, lengths.planned)
+    notes = [emulation(lengths.factor, lengths.planned), CURVES]
+    notes += [f"6 of the host's 8 cores taken leave it {HOST_LEFT:.3f} of its speed, and it tells of them"]
     if server is SHUFFLENET:
-        note += (
-            "; ShuffleNet's batches, 300 and 25, take as long as MobileNetV2's, since the paper has no speed"
-        )
+        notes += [
+            "the paper has no speed of ShuffleNet: its batches, 300 and 25, take as long as MobileNetV2's"
+        ]
     return Shown(
         tuple(rows),
-        f"{note}; {CURVES}; 6 of the host's 8 cores taken leave it {HOST_LEFT:.3f} of its speed",
+        "; ".join(notes),
         "Virtual workers send no gradients, so that 36 CSDs add all of their speed; by the paper's speeds "
         "its exchange takes a quarter of a step.",
         (_panel(server, found, lengths, scale, unit),),
