@@ -47,8 +47,8 @@ def measure(run: Run) -> Shown:
     return Shown(
         (*(_row(batch, seconds) for batch, seconds in found.items()), _best(curve)),
         f"nothing; one thread trains on random images of {side} x {side} pixels; its processor time counts",
-        "The paper prints Fig. 1 without numbers; those here are section V-A's speed at its best batch, on 8 "
-        "cores and images of 224 x 224.",
+        "The paper prints Fig. 1 without numbers; its one value here is section V-A's speed of a node of 8 "
+        "cores, of images of 224 x 224. On this machine large batches are slower again.",
         (_panel(found, side),),
     )
 
