@@ -74,15 +74,16 @@ class Device(DeviceWorker):
         if self.waits:
             self.permits.get(timeout=60)
         samples = SAMPLES[self.rank]
+        buffers = base[slice(*ADDED)]
         optimum = np.float32(self.rank + 1)
         self.update[:] = np.float32(0.1) * (base - optimum) * samples
-        self.update[slice(*ADDED)] = (
-            samples if request.exchange > 3 else 0
-        )  # a buffer that begins to move late
+        self.update[slice(*ADDED)] = samples * (self.world.moved(self.rank, request.exchange, buffers) - buffers)
         self.offered, self.holds = request.exchange, False
         largest, norm = float(np.abs(self.update).max()), float(np.linalg.norm(self.update))
         told = {"loss": (1.0, float(samples))}
-        return Update(request.exchange, samples, samples, largest, norm, 0.1, math.nan, 0, told)
+        return Update(
+            request.exchange, samples, samples, largest, norm, 0.1, math.nan, 0, told, shift=largest
+        )
 
     def fetch(self, _stop: int, _deadline: Deadline) -> None:
         self._next = 0
@@ -127,10 +128,18 @@ class World:
         log.addFilter(lambda record: self.log.append(record.getMessage()) or True)
         self.nodes = NodeReduction("csd0", shape, log, step, self if ahead else None, repair=repair)
         shards = WholeShards(len(SAMPLES))
+        # by rank, exchange and values before: the buffers that training leads to; they begin to move late
+        self.moved: Callable[[int, int, Vector], Vector] = lambda _, number, before: before + (number > 3)
         self.on_wait: Callable[[], None] = lambda: None
         self.roster = JobRoster(len(SAMPLES), range(len(SAMPLES)), 0.0)
         self.engine = ExchangeEngine(
-            self.roster, self.mean, shards, lambda: self.on_wait(), late=DROPS, nodes=self.nodes
+            self.roster,
+            self.mean,
+            shards,
+            lambda: self.on_wait(),
+            late=DROPS,
+            nodes=self.nodes,
+            parameters=ADDED[0],
         )
         shards.begin(1)
         for rank, device in enumerate(self.devices):
@@ -229,6 +238,22 @@ def test_without_repair_devices_go_on_from_what_has_come(
     apart = [np.flatnonzero(device.began[-1][1] != world.devices[0].began[-1][1]) for device in world.devices]
     assert [len(found) for found in apart] == [0, 100, 100]  # of the exchange before; older losses are mended
     assert np.allclose(np.frombuffer(world.model(), np.float32), expected, atol=0.1)
+
+
+def test_without_repair_no_variance_falls_below_0_where_the_host_adds(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root has missed the others' large variances, and these fall then by more than its own is."""
+    monkeypatch.setattr(native, "is_usable", lambda: False)
+    world = made("udp", repair=False)
+    world.moved = lambda rank, number, before: before * 0 + (5.0 if number < 4 and rank else 0.1)
+    for number in range(3):
+        lose_values(world.devices[0].sockets[1], [(0, 9)] if number == 2 else [])
+        world.step()
+    assert world.devices[0].state[-1] < 0.2 and world.devices[1].state[-1] > 4
+    world.devices[2].waits = True
+    world.step(deadline=0.2)
+    assert not world.nodes.ahead and world.state.values[-1] >= 0
 
 
 def test_without_repair_no_other_devices_state_stands_for_a_lost_roots(

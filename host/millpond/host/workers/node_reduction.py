@@ -69,6 +69,7 @@ class NodeReduction:
         self._digest = ""  # of the state that the nodes have
         self._has_mean = self._proven = False
         self.ahead = self.advanced = False
+        self.apart = False  # whether workers have begun an exchange from states of their own
         self._group: NodeGroup | None = None
         self._network: Network | None = None
         self._sink: TreeReduction | None = None
@@ -83,7 +84,7 @@ class NodeReduction:
         """
         for worker in workers:
             worker.spread = None
-        self.advanced = False
+        self.advanced = self.apart = False
         self._try_to_spread(state, workers)
         if not workers or any(worker.spread is None for worker in workers):
             self.catch_up()
@@ -106,7 +107,7 @@ class NodeReduction:
         digest = self._digest if self.ahead else state_digest(state.memory.data)
         if digest != self._digest:
             self._bring(state, digest)
-        told = OWN_STATE if self._differ else digest
+        self.apart, told = self._differ, OWN_STATE if self._differ else digest
         for worker in workers:
             worker.spread = SpreadState(state, told, self.ahead or not self._repair)
 

@@ -4,7 +4,8 @@
 Workers hold their updates until the next exchange, see ``millpond.aggregate.reduction``. A late update has
 changed the buffers of the state that it began from. The mean has the changes that lead from the present state
 to the values which the update has led to, or a part of the way: changes of two states, added, might lead
-beyond all values, and a variance below 0.
+beyond all values, and a variance below 0. Where devices have begun from states of their own, and the host has
+to add, it leaves the buffers as they are.
 """
 
 from __future__ import annotations
@@ -71,11 +72,14 @@ class UpdateReduction:
             addends = {addend.source.name: addend for addend in answer_of} if even else {}
             if self._nodes.reduce(addends, self._mean, number):
                 return []
+        excluded = self._reduction.run(answer_of)
+        if self._nodes and self._nodes.apart:  # changes of several states: a variance could fall below 0
+            self.buffers[:] = 0.0
         return [
             answer_of[lost.addend].loss(
                 reason_of(lost.error, lost.addend.source.name), isinstance(lost.error, RefusedUpdate)
             )
-            for lost in self._reduction.run(answer_of)
+            for lost in excluded
         ]
 
     def _addend(self, answer: WorkerAnswer, number: int) -> Addend:
