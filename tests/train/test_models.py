@@ -85,6 +85,13 @@ def test_models_for_photos_take_small_images(build: Callable[..., nn.Module], si
     assert logits == (1, 7) and small.weights == large.weights and small.multiply_adds < large.multiply_adds
 
 
+@pytest.mark.parametrize(("build", "least"), [(classic.alexnet, 7), (classic.nin, 11)])
+def test_models_without_padding_take_images_of_any_side(build: Callable[..., nn.Module], least: int) -> None:
+    for side in range(least, 80):
+        with torch.device("meta"):
+            assert work(build(7, side), 3, side, side)[1] == (1, 7)
+
+
 def test_googlenet_has_two_more_heads_in_training() -> None:
     with torch.device("meta"):
         heads = classic.googlenet(7, 64, heads=True).train()(torch.zeros(2, 3, 64, 64))

@@ -26,11 +26,11 @@ def _pool(stride: int) -> list[nn.Module]:
 
 def alexnet(classes: int = 1000, side: int = 224) -> nn.Module:
     """Make AlexNet of Krizhevsky et al. 2012 on one processor, without groups of channels, images [N, 3,
-    side, side] from 8x8 on.
+    side, side] from 7x7 on.
 
     62,378,344 parameters, the 249 MB of FireCaffe's table 1, for 1000 classes.
     """
-    stem, second, *pools = strides(side)
+    stem, second, *pools = strides(side - 6)  # which the first convolution takes away
     layers = [
         *_conv(3, 96, 11, stem * second, 2), nn.LocalResponseNorm(5, k=2.0), *_pool(pools[0]),
         *_conv(96, 256, 5), nn.LocalResponseNorm(5, k=2.0), *_pool(pools[1]),
@@ -62,12 +62,12 @@ def vgg19(classes: int = 1000, side: int = 224) -> nn.Module:
 
 def nin(classes: int = 1000, side: int = 224) -> nn.Module:
     """Make Network in Network of Lin et al. 2013 as its authors trained it on ImageNet, images [N, 3, side,
-    side] from 12x12 on, with the first weights of FireCaffe's section 7.1: normal, deviation 0.01 for 1x1
+    side] from 11x11 on, with the first weights of FireCaffe's section 7.1: normal, deviation 0.01 for 1x1
     convolutions and 0.05 for others, no bias.
 
     7,595,176 parameters, the 30 MB of FireCaffe's table 1, for 1000 classes.
     """
-    stem, second, *pools = strides(side)
+    stem, second, *pools = strides(side - 10)
     layers = [
         *_conv(3, 96, 11, stem * second, 0), *_conv(96, 96, 1), *_conv(96, 96, 1), *_pool(pools[0]),
         *_conv(96, 256, 5), *_conv(256, 256, 1), *_conv(256, 256, 1), *_pool(pools[1]),
@@ -172,7 +172,7 @@ def googlenet(classes: int = 1000, side: int = 224, heads: bool = False) -> nn.M
 
 def speech_dnn(classes: int = 9304, inputs: int = 429, layers: int = 7, width: int = 2048) -> nn.Module:
     """Make the network for speech of Seide et al. 2011: fully connected ``layers`` of ``width`` sigmoids, of
-    eleven frames with 39 features [N, inputs] the logits of 9304 senones. 45,109,336 parameters.
+    eleven frames with 39 features [N, inputs] the logits of 9304 senones. 45,122,648 parameters.
     """
     hidden, size = list[nn.Module](), inputs
     for _ in range(layers):
