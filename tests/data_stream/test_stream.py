@@ -294,10 +294,17 @@ def test_a_file_of_the_command_has_the_transforms(folder: Path) -> None:
     assert found[1].tolist() == [-5]
 
 
+def test_a_file_of_transforms_may_do_what_a_module_does(tmp_path: Path) -> None:
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    (tmp_path / "mine.py").write_text(f"{head}@dataclass\nclass Size:\n    pixels: int\n{TRANSFORMS}")
+    assert "inverted" in functions_of(tmp_path / "mine.py")
+
+
 def test_files_without_transforms_are_refused(tmp_path: Path) -> None:
     for name, text, told in (
         ("none.py", "from pathlib import Path\n", "defines no function"),
         ("bad.py", "1 / 0\n", "ZeroDivisionError"),
+        ("ends.py", "raise SystemExit(3)\n", "ends.py: SystemExit: 3"),
         ("no.txt", TRANSFORMS, "is no Python file of transforms"),
         ("missing.py", None, "is no Python file of transforms"),
     ):

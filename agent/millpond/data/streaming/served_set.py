@@ -154,7 +154,7 @@ def naming(read: Read) -> Read:
     return run
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """Return the text of an error; of one that is not millpond's with its type."""
     return str(error) if isinstance(error, MillpondError) else f"{type(error).__name__}: {error!s:.200}"
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType
@@ -20,10 +21,10 @@ def functions_of(path: Path) -> Mapping[str, Transform]:
     spec = importlib.util.spec_from_file_location(name, path) if path.suffix == ".py" else None
     if not (spec and spec.loader and path.is_file()):
         raise LocalError(f"{path} is no Python file of transforms")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # as dataclasses need it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LocalError(f"{path}: {in_words(error)}") from error
     own = {key: value for key, value in vars(module).items() if isinstance(value, FunctionType)}
     found = {key: value for key, value in own.items() if value.__module__ == name and key[0] != "_"}
