@@ -345,11 +345,15 @@ ERRORS = [
         "job.toml: train: repeat: it is for mini-epochs: set train.mini_epoch, too",
     ),
     (
-        f'{GOOD}[train]\nmini_epoch = 64\nrepeat = "auto"',
+        f'{GOOD}[train]\nmini_epoch = 64\nrepeat = "score"',
+        "job.toml: train: repeat: it repeats train.epochs times at most: set epochs above 1",
+    ),
+    (
+        f'{GOOD}[train]\nmini_epoch = 64\nepochs = 9\nrepeat = "auto"',
         "job.toml: train: repeat: there is no rule 'auto' in jobs; it goes by the clock",
     ),
     (
-        f'{GOOD}[train]\nmini_epoch = 64\nrepeat = {{ name = "score", weights = [1, 0, 1] }}',
+        f'{GOOD}[train]\nmini_epoch = 64\nepochs = 9\nrepeat = {{ name = "score", weights = [1, 0, 1] }}',
         "job.toml: train: repeat: weights: a validation error needs samples that are held out: evaluate.on",
     ),
     *(

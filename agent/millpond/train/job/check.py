@@ -190,6 +190,8 @@ def check_work(work: WorkSpec, where: str) -> None:
 def _check_repeat(work: WorkSpec, where: str) -> None:
     if not work.mini_epoch:
         raise ConfigError(f"{where}: it is for mini-epochs: set train.mini_epoch, too")
+    if work.passes < 2:
+        raise ConfigError(f"{where}: it repeats train.epochs times at most: set epochs above 1")
     rule = work.repeat.rule(work.passes, where)
     if weights_of(rule)[2] and not work.held_out:
         devices = 'evaluate.on = ["devices"]'
