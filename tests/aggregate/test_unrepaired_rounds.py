@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 import pytest
 
-from millpond.aggregate import topology
+from millpond.aggregate import datagram_rounds, topology
 from millpond.aggregate.datagram_rounds import DatagramRounds
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Advance, JoinRound, Unrepaired
@@ -149,3 +149,16 @@ def test_a_round_without_weights_is_refused_by_name(team: Team, wrong: float) ->
         pytest.raises(RemoteError, match="is joined with a weight"),
     ):
         channel.call(join, Ok, Deadline.after(5))
+
+
+def test_a_state_beyond_all_others_does_not_set_the_unit_of_the_sum(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datagram_rounds, "round_seconds", lambda _: 1.0)  # in which the others give it up
+    team.trained()
+    team.states["csd1"][5] = 1e30
+    with (
+        contextlib.closing(TreeReduction(team.dial)) as sink,
+        pytest.raises(RemoteError, match=r"csd1 has announced values up to 3e\+31, and not"),
+    ):
+        run(team, sink)

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from millpond.aggregate.unrepaired import BOUND
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
 from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec, TrainingSpec
 from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
-from millpond.train.update_bounds import BOUND, UpdateBounds
+from millpond.train.update_bounds import UpdateBounds
 
 from .steps import CountingWorker, zero_state
 

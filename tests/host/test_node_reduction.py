@@ -77,7 +77,8 @@ class Device(DeviceWorker):
         buffers = base[slice(*ADDED)]
         optimum = np.float32(self.rank + 1)
         self.update[:] = np.float32(0.1) * (base - optimum) * samples
-        self.update[slice(*ADDED)] = samples * (self.world.moved(self.rank, request.exchange, buffers) - buffers)
+        moved = self.world.moved(self.rank, request.exchange, buffers)
+        self.update[slice(*ADDED)] = samples * (moved - buffers)
         self.offered, self.holds = request.exchange, False
         largest, norm = float(np.abs(self.update).max()), float(np.linalg.norm(self.update))
         told = {"loss": (1.0, float(samples))}

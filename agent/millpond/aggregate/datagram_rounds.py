@@ -18,12 +18,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from millpond.aggregate.exact import LARGEST
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import FetchSums, JoinRound, RoundJoined, Unrepaired
 from millpond.aggregate.progress import STALL_SECONDS, expect
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import KEY_SIZE, MOST_CLIENTS, VectorPlan, values_at
 from millpond.aggregate.udp.exchange import LostClients, aggregate, exchange, ignore
+from millpond.aggregate.unrepaired import most_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError, RemoteError
 from millpond.base.sizes import SLOWEST
@@ -70,10 +72,12 @@ class DatagramRounds:
             channel.send(joins[name], Deadline.after(STALL_SECONDS))
         bounds = {request.node: largest}
         for name, channel in children.items():
-            announced = expect(channel, RoundJoined).largest
-            bounds[name] = announced if request.unrepaired else request.bounds[name][1]
-            if not 0 <= bounds[name] < math.inf:
-                raise ProtocolError(f"{name} has announced values without a bound")
+            announced, given, most = expect(channel, RoundJoined).largest, request.unrepaired, LARGEST
+            if given:
+                most = most_of(given.weights, request.node, largest, name)
+            bounds[name] = announced if given else request.bounds[name][1]
+            if not 0 <= bounds[name] <= most:
+                raise ProtocolError(f"{name} has announced values up to {bounds[name]:g}, and not {most:g}")
         leaving = update  # until the mean is known: as many bytes
         try:
             leaving = self._aggregate(request, joins, bounds, update)

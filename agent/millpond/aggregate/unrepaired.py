@@ -10,7 +10,7 @@ missed one would be apart from all others for ever.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from millpond.aggregate.topology import RANGE_VALUES
 from millpond.base.errors import ProtocolError
 
 Vector = NDArray[np.float32]
+BOUND = 65536.0
+"""The largest value per sample of an update that counts."""
 
 
 def state_after(update: Vector, state: Vector, weight: float, added: Ranges) -> float:
@@ -46,6 +48,14 @@ def difference(mean: Vector, state: Vector, added: Ranges) -> None:
     np.subtract(state, mean, out=mean)
     for start, stop in added:
         np.negative(mean[start:stop], out=mean[start:stop])
+
+
+def most_of(weights: Mapping[str, float], root: str, largest: float, name: str) -> float:
+    """Return the most that a node's state times its weight may have where that of the ``root`` has at most
+    ``largest``: the states of two nodes differ by no more than their updates lead to. One that could announce
+    any bound would set the unit of the sum, and the values of all others would be rounded to 0.
+    """
+    return weights[name] * (largest / weights[root] + 2 * BOUND)
 
 
 def _parts(size: int) -> Iterator[slice]:

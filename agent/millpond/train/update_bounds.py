@@ -8,13 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from millpond.aggregate.unrepaired import BOUND
 from millpond.train.job.spec import Job, WorkSpec
 from millpond.train.protocol import Update, Work
 
 NOT_FINITE = "is not finite"
 """Part of the reason for refusing an update whose values are out of range."""
-BOUND = 65536.0
-"""The largest value per sample of an update that counts."""
 MOST_STEP = 100.0
 """The most that one local step counts where differences are normalized: with a momentum of 0.99."""
 

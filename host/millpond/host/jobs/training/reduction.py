@@ -20,11 +20,11 @@ from millpond.aggregate.kernels import Totals, Vector
 from millpond.aggregate.reduction import Addend, Reduction
 from millpond.aggregate.rules.mean import MEAN, SortedSum
 from millpond.aggregate.rules.rule import CombinationRule
+from millpond.aggregate.unrepaired import BOUND
 from millpond.host.jobs.training.collection import ALL_COUNT, LatePolicy
 from millpond.host.records.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
 from millpond.host.workers.node_reduction import NodeReduction
-from millpond.train.update_bounds import BOUND
 
 
 class UpdateReduction:
