@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from bench.rows import Row
@@ -38,11 +38,27 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
+class HeatMap:
+    """A diagram of ``values`` by row and column, whose names are ``ys`` and ``xs``; ``unit`` is theirs. Cells
+    at (row, column) that are ``marked`` have a text below their value.
+    """
+
+    title: str
+    x: str
+    y: str
+    unit: str
+    xs: Sequence[object]
+    ys: Sequence[object]
+    values: Sequence[Sequence[float]]
+    marked: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """The rows of an experiment, and panels of the picture, if it has any."""
 
     rows: tuple[Row, ...]
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[Panel | HeatMap, ...] = ()
 
 
 class Unmeasured(Exception):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from bench.experiment import Experiment, Findings, Panel, Run, Unmeasured, choose
+from bench.experiment import Experiment, Findings, HeatMap, Panel, Run, Unmeasured, choose
 from bench.picture import draw
 from bench.rows import Row, summary, write
 from bench.table import table
@@ -98,7 +98,7 @@ def run_all(
     time, or raises one of ``failures``, is named on stderr, and the others go on.
     """
     run = Run(quick, progress(), repeats or (1 if quick else 5))
-    rows, panels = list[Row](), list[Panel]()
+    rows, panels = list[Row](), list[Panel | HeatMap]()
     expected: tuple[type[Exception], ...] = (LimitReachedError, *failures)
     whole = True
     for experiment in chosen:

@@ -25,7 +25,9 @@ def installed(name: str, *packages: str, figures: Iterable[str]) -> str:
         if not (folder / "installed").exists():
             venv.create(folder, clear=True)
             (own,) = folder.glob("lib/python*/site-packages")
-            (own / "behind.pth").write_text(sysconfig.get_path("purelib"))
+            (own / "behind.pth").write_text(
+                f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+            )
             subprocess.run(pip, check=True, capture_output=True)
             (folder / "installed").touch()
     except (OSError, subprocess.CalledProcessError) as error:

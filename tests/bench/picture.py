@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.experiment import Line, Panel, Role
+from bench.experiment import HeatMap, Line, Panel, Role
 from bench.rows import Row
 
 _COLORS: dict[Role, str] = {
@@ -22,7 +22,7 @@ _COLUMNS = 2
 _OURS, _BEHIND, _RANGE = "#12766f", "#c8553d", "#30343b"
 
 
-def draw(panels: Sequence[Panel], note: str, path: Path) -> None:
+def draw(panels: Sequence[Panel | HeatMap], note: str, path: Path) -> None:
     """All panels, two in a row; no picture if there are none."""
     if not panels:
         return
@@ -37,10 +37,12 @@ def draw(panels: Sequence[Panel], note: str, path: Path) -> None:
     size = (6.5 * _COLUMNS, 3.9 * lines + 0.3)
     figure, grid = pyplot.subplots(lines, _COLUMNS, figsize=size, squeeze=False, layout="constrained")
     for number, axes in enumerate(grid.flat):
-        if number < len(panels):
-            _draw(axes, panels[number])
-        else:
+        if number == len(panels):
             axes.set_axis_off()
+        elif isinstance(panel := panels[number], HeatMap):
+            _draw_map(axes, panel)
+        else:
+            _draw(axes, panel)
     figure.supxlabel(note, fontsize=8, color="#666666")
     figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
@@ -64,6 +66,21 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_map(axes: Any, panel: HeatMap) -> None:
+    picture = axes.imshow(panel.values, aspect="auto", cmap="viridis_r")
+    axes.figure.colorbar(picture, ax=axes, label=panel.unit)
+    for row, values in enumerate(panel.values):
+        for column, value in enumerate(values):
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
+    for (row, column), text in panel.marked.items():
+        axes.text(column, row + 0.3, text, ha="center", va="center", fontsize=7, color=_BEHIND)
+    axes.set_xticks(range(len(panel.xs)), [str(each) for each in panel.xs])
+    axes.set_yticks(range(len(panel.ys)), [str(each) for each in panel.ys])
+    axes.set_title(panel.title, fontsize=10, loc="left")
+    axes.set_xlabel(panel.x, fontsize=9)
+    axes.set_ylabel(panel.y, fontsize=9)
 
 
 def _line(axes: Any, line: Line) -> None:

@@ -80,7 +80,9 @@ def test_the_shortest_form_of_an_experiment_has_rows(benchmark: str, names: str,
 
 @pytest.mark.full
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize("paper", ["dpu-server", "stannis"])
+@pytest.mark.parametrize(
+    "paper", ["dpu-server", "stannis", pytest.param("ember", marks=pytest.mark.registry)]
+)
 def test_the_shortest_form_of_a_paper_has_rows(paper: str, tmp_path: Path) -> None:
     done = bench("papers", "--quick", "--only", paper, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,12 +7,29 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import millpond.data
+
+
+def trained() -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Return a step of a network of three convolutions, as in Ember's Fig. 7, on images of 32 px in RGB."""
+    from millpond.train.zoo.models import mnist_cnn
+
+    torch.set_num_threads(1)
+    model = mnist_cnn(side=32, channels=3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
 
 
 class Pace:
@@ -31,6 +48,7 @@ class Pace:
 
 def epoch(spec: dict[str, Any]) -> dict[str, float]:
     """Iterate over an epoch, or over so many of its steps."""
+    step = trained() if spec.get("network") else None
     began = time.monotonic()
     stream = millpond.data.stream(
         f"{spec['address']}/{spec['name']}",
@@ -41,11 +59,14 @@ def epoch(spec: dict[str, Any]) -> dict[str, float]:
         memory=spec.get("memory", "64 MiB"),
     )
     pace, first, samples, last = Pace(), 0.0, 0, (0.0, 0.0)
-    for steps, (images, _) in enumerate(stream, 1):
+    for steps, (images, labels) in enumerate(stream, 1):
         work = spec["step"] + len(images) * spec["each"]
         if spec.get("paced") and first:  # what was done since the last step is part of this one's time
             work -= time.monotonic() - last[0] - (stream.waited - last[1])
-        pace.step(work)
+        if step:
+            step(images, labels)
+        else:
+            pace.step(work)
         last = time.monotonic(), stream.waited
         first = first or time.monotonic() - began
         samples += len(images)

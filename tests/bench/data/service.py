@@ -13,10 +13,17 @@ from pathlib import Path
 @contextmanager
 def served(folder: str | Path, *options: str) -> Iterator[str]:
     """Serve a folder until the end of the block. Yields the service's address."""
+    with service_of(folder, *options) as (address, _):
+        yield address
+
+
+@contextmanager
+def service_of(folder: str | Path, *options: str) -> Iterator[tuple[str, int]]:
+    """Serve a folder until the end of the block. Yields the service's address, and its process."""
     argv = [sys.executable, "-m", "millpond.data.streaming", str(folder), *options]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as service:
         try:
             assert service.stdout
-            yield service.stdout.readline().split()[-1]
+            yield service.stdout.readline().split()[-1], service.pid
         finally:
             service.terminate()

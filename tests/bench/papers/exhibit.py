@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.experiment import Panel, Run
+from bench.experiment import HeatMap, Panel, Run
 
 DIGITS = 4
 
@@ -56,7 +56,7 @@ class Shown:
     rows: tuple[Value, ...]
     emulation: str
     difference: str
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[Panel | HeatMap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
