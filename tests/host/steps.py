@@ -117,16 +117,20 @@ class CountingWorker:
 
 
 class Given:
-    """A policy whose plan stays; ``shown`` are the batches that it was told times of, by rank."""
+    """A policy whose plan stays; ``shown`` are the batches that it was told times of, by rank,
+    and ``left`` the parts of the epoch that were left.
+    """
 
     def __init__(self, *batches: int, seconds: float = 1000.0, deadline: float = math.inf) -> None:
         planned = np.array(batches, np.int64)
         self.plan = BatchPlan(planned, np.where(planned > 0, seconds, 0.0), deadline)
         self.shown: list[dict[int, int]] = []
+        self.left: list[float] = []
 
     def observe(
         self, batches: Ints, measured: Floats, busy: Floats | None = None, left: float = 1.0, /
     ) -> bool:
+        self.left.append(left)
         told = np.flatnonzero(np.isfinite(measured)).tolist()
         self.shown.append({rank: int(batches[rank]) for rank in told})
         return False

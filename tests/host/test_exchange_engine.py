@@ -85,6 +85,13 @@ def test_a_state_is_held_until_all_that_are_at_it_have_answered(make: Make) -> N
     assert team.roster.states_in_use == set()
 
 
+def test_the_policy_is_told_which_part_of_the_epoch_is_left(make: Make) -> None:
+    team, policy = make(20, 20), Given(5, 5)
+    for _ in range(4):
+        team.run(policy)
+    assert policy.left == [0.75, 0.5, 0.25, 0.0]
+
+
 def test_what_comes_late_counts_later_and_its_worker_begins_with_the_next_exchange(make: Make) -> None:
     team, held = late_in_first_exchange(make)
     policy = Given(4, 10)

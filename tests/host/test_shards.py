@@ -187,7 +187,7 @@ def test_the_samples_that_nobody_takes_are_told() -> None:
 def test_of_nobody_nothing_is_left() -> None:
     shards = Shards(2)
     shards.begin(1)
-    assert (shards.samples, shards.left) == (0, {})
+    assert (shards.samples, shards.left, shards.part_left) == (0, {}, 0.0)
     assert shards.deal([2, 2]) == [(), ()]
 
 
