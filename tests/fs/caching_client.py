@@ -162,7 +162,7 @@ class Client:
         """How many requests of these kinds the server has answered; of all but those that come at any time,
         if none are named.
         """
-        known = self.tree.rpc.meter.kinds
+        known = self.tree.session.meter.kinds
         return sum(sum(known.get(kind, ())) for kind in kinds or known.keys() - AT_ANY_TIME)
 
     def size(self, node: Node) -> int:
@@ -190,14 +190,14 @@ class Client:
 
     def hang_up(self) -> None:
         """Cut all connections but that over which the server recalls."""
-        known = self.server.sessions.find(self.tree.rpc.client)
+        known = self.server.sessions.find(self.tree.session.client)
         for channel in self.server.channels:
             if known is None or channel is not known.callback_channel:
                 channel.shut_down()
 
     def attended(self) -> bool:
         """Whether the server can recall something."""
-        known = self.server.sessions.find(self.tree.rpc.client)
+        known = self.server.sessions.find(self.tree.session.client)
         return known is not None and self.server.sessions.delegations.has_lease(known.holder)
 
     def await_lease(self) -> None:

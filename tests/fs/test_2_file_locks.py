@@ -63,7 +63,7 @@ def test_what_cannot_be_written_costs_no_lock(client: Client, other: Client) -> 
         if failing:
             raise os_error(errno.ENOSPC)
 
-    locks, node = RemoteLocks(client.tree.rpc, flush), client.find(b"f")
+    locks, node = RemoteLocks(client.tree.session, flush), client.find(b"f")
     for byte in (0, 5):
         assert locks.lock(node, Family.POSIX, lock(WRITE, byte, byte)) == 0
     failing = True

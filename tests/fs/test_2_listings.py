@@ -99,7 +99,7 @@ def test_entries_are_lookups_and_the_next_stat_costs_no_request(client: Client, 
 
 
 def test_what_did_not_fit_is_not_looked_up(client: Client, folder: Path) -> None:
-    inodes, node = client.tree.rpc.inodes, client.find(b"many")
+    inodes, node = client.tree.session.inodes, client.find(b"many")
     handle = client.tree.opendir(node)
     before = inodes.count
     entries = part(client.tree, handle, 0, 40)
@@ -114,7 +114,7 @@ def test_what_did_not_fit_is_not_looked_up(client: Client, folder: Path) -> None
 
 
 def test_each_time_a_name_is_listed_is_one_lookup(client: Client, folder: Path) -> None:
-    inodes, node = client.tree.rpc.inodes, client.find(b"many")
+    inodes, node = client.tree.session.inodes, client.find(b"many")
     before = inodes.count
     first, again = listed(client.tree, node), listed(client.tree, node, 100)
     assert {entry.node for entry in first} == {entry.node for entry in again}
@@ -130,7 +130,7 @@ def test_each_time_a_name_is_listed_is_one_lookup(client: Client, folder: Path) 
 
 
 def test_grants_of_forgotten_files_are_returned(client: Client, folder: Path) -> None:
-    known = client.server.sessions.find(client.tree.rpc.client)
+    known = client.server.sessions.find(client.tree.session.client)
     assert known is not None
     held = client.server.sessions.delegations.lease_of(known.holder)[1]
     node = client.find(b"many")
@@ -138,7 +138,7 @@ def test_grants_of_forgotten_files_are_returned(client: Client, folder: Path) ->
     assert client.server.sessions.delegations.lease_of(known.holder)[1] >= held + _MANY
     for entry in found[2:]:
         client.tree.forget(entry.node, 1)
-    client.tree.rpc.inodes.forget_idle()
+    client.tree.session.inodes.forget_idle()
     client.tree.statfs()
     assert client.server.sessions.delegations.lease_of(known.holder)[1] <= held + 2
 
@@ -197,7 +197,7 @@ def test_files_that_nobody_looks_at_are_not_kept_for_ever(
     client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inode_cache, "_MOST_IDLE", 20)
-    inodes, node = client.tree.rpc.inodes, client.find(b"many")
+    inodes, node = client.tree.session.inodes, client.find(b"many")
     before = inodes.count
     for _ in range(3):
         handle = client.tree.opendir(node)
@@ -222,9 +222,9 @@ def test_a_huge_directory_is_held_by_neither_side(
         for entry in entries:
             if entry.node:
                 client.tree.forget(entry.node, 1)
-        client.tree.rpc.inodes.forget_idle(20)
-        assert client.tree.rpc.inodes.count < 90
-        assert client.tree.rpc.inodes.pages_held <= 6
+        client.tree.session.inodes.forget_idle(20)
+        assert client.tree.session.inodes.count < 90
+        assert client.tree.session.inodes.pages_held <= 6
     client.tree.release(handle)
     assert len(names) == len(set(names)) == _MANY + 2
     assert client.asked("fs.readdirplus") > 5

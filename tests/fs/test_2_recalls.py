@@ -199,7 +199,7 @@ def test_everything_is_dropped_when_nothing_can_be_recalled(
 ) -> None:
     node, g = client.find(b"f"), client.find(b"g")
     client.read(node)
-    known = server.sessions.find(client.tree.rpc.client)
+    known = server.sessions.find(client.tree.session.client)
     assert known and known.callback_channel
     names = client.kernel.names_dropped
     if how == "the server forgets it":
@@ -251,7 +251,7 @@ def test_open_files_are_dropped_first(client: Client, server: Server) -> None:
     read, opened, known = client.find(b"f"), client.find(b"g"), client.public
     client.read(read)
     with client.opened(opened):
-        callback = getattr(server.sessions.find(client.tree.rpc.client), "callback_channel", None)
+        callback = getattr(server.sessions.find(client.tree.session.client), "callback_channel", None)
         assert isinstance(callback, Channel)
         callback.shut_down()
         eventually(lambda: len(client.kernel.dropped) > 3, "everything is dropped")
@@ -264,7 +264,7 @@ def test_a_lease_is_kept_up_and_everything_is_dropped_before_it_ends(
     client: Client, device: Device, server: Server
 ) -> None:
     """What the kernel has mapped is read without asking, until it is dropped: in the lease's last quarter."""
-    node, known = client.find(b"f"), server.sessions.find(client.tree.rpc.client)
+    node, known = client.find(b"f"), server.sessions.find(client.tree.session.client)
     assert known
     client.read(node)
     assert lasts(lambda: client.kept(node) and not client.kernel.dropped, 5.0)
@@ -279,10 +279,10 @@ def test_a_lease_is_kept_up_and_everything_is_dropped_before_it_ends(
 
 
 def test_a_program_that_waits_for_the_lease_can_be_interrupted(client: Client) -> None:
-    file = client.tree.rpc.inodes.file(client.public)
+    file = client.tree.session.inodes.file(client.public)
     client.away = True
     client.server.cut()
-    eventually(lambda: client.tree.rpc.inodes.lease_end < now(), "the lease is over")
+    eventually(lambda: client.tree.session.inodes.lease_end < now(), "the lease is over")
     operation = Operation()
 
     def wait() -> int | None:
@@ -300,7 +300,7 @@ def test_a_program_that_waits_for_the_lease_can_be_interrupted(client: Client) -
 def test_a_slow_flash_does_not_end_the_lease(client: Client, lease: float) -> None:
     """A release or a FORGET may take long there, and goes out with the answer to a recall."""
     slow = Held(client.server.tree, "statfs")
-    client.tree.rpc.post(p.Forget(()), client.tree.rpc.inodes.verifier)
+    client.tree.session.post(p.Forget(()), client.tree.session.inodes.verifier)
     slow.begun()
-    assert lasts(lambda: client.tree.rpc.inodes.lease_end > now(), 1.5 * lease)
+    assert lasts(lambda: client.tree.session.inodes.lease_end > now(), 1.5 * lease)
     slow.go_on.set()

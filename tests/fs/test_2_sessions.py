@@ -238,14 +238,14 @@ def test_an_idle_client_forgets_all(
     assert client.handlers.nodes == 100
     monkeypatch.setattr(inodes, "_MOST_FORGOTTEN", 30)  # in one request
     tree.release(tree.open(nodes[0], os.O_RDWR))
-    assert tree.rpc.posted
-    tree.rpc.flush()
+    assert tree.session.posted
+    tree.session.flush()
     assert server.open_files == 0
     for node in nodes:
         tree.forget(node, 1)
-    with tree.rpc.lock:
-        tree.rpc.inodes.forget_idle()
-    tree.rpc.flush()
+    with tree.session.lock:
+        tree.session.inodes.forget_idle()
+    tree.session.flush()
     assert client.handlers.nodes == 0
 
 

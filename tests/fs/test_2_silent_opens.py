@@ -67,7 +67,7 @@ def test_a_file_that_is_open_without_a_word_is_named_again(
     node = client.find(b"f")
     opened_silently(client, node)
     assert not device.written_by_kernel(b"f")
-    known = server.sessions.find(client.tree.rpc.client)
+    known = server.sessions.find(client.tree.session.client)
     assert known and known.callback_channel
     if how == "the server forgets it":
         server.forget()
@@ -84,7 +84,7 @@ def test_a_file_that_the_kernel_came_to_write_can_still_be_read(
     """It was opened without a word, the lease ended, and the device's kernel writes it by now."""
     node = client.find(b"f")
     handle = opened_silently(client, node)
-    known = server.sessions.find(client.tree.rpc.client)
+    known = server.sessions.find(client.tree.session.client)
     assert known and known.callback_channel
     server.refusing = True
     known.callback_channel.shut_down()
@@ -105,8 +105,8 @@ def test_a_file_that_is_forgotten_while_another_slot_finds_it(client: Client, de
     node = client.find(b"f")
     client.tree.forget(node, 1)
     client.gate.shut("fs.found")
-    book = client.tree.rpc.inodes
-    with client.tree.rpc.lock:
+    book = client.tree.session.inodes
+    with client.tree.session.lock:
         book.forget_idle()
     doing = Doing(client.find, b"f")  # the server has found it, the client has not heard of it
     client.gate.reached()
@@ -114,7 +114,7 @@ def test_a_file_that_is_forgotten_while_another_slot_finds_it(client: Client, de
     for number in range(64):  # so many that the server is told
         device.put(b"%d" % number, b"")
         client.tree.forget(client.find(b"%d" % number), 1)
-    with client.tree.rpc.lock:
+    with client.tree.session.lock:
         book.forget_idle()
     client.tree.statfs()
     client.gate.open()

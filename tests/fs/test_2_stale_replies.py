@@ -116,7 +116,7 @@ def test_dirty_pages_that_become_late_just_before_they_are_written(
 ) -> None:
     f = client.find(b"f")
     client.read(f)
-    known, original = server.sessions.find(client.tree.rpc.client), CoherentFs.write
+    known, original = server.sessions.find(client.tree.session.client), CoherentFs.write
     assert known
 
     def after_the_device(*arguments: object, **more: object) -> int:

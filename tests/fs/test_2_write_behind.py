@@ -84,8 +84,8 @@ def test_new_attributes_leave_the_contents_cached(client: Client, device: Device
 def test_what_was_just_written_is_read_without_a_request(client: Client, device: Device) -> None:
     node, handle = written(client)
     close(client, handle)
-    before = dict(client.tree.rpc.meter.kinds)
-    assert client.read(node) == b"data" and client.tree.rpc.meter.kinds == before
+    before = dict(client.tree.session.meter.kinds)
+    assert client.read(node) == b"data" and client.tree.session.meter.kinds == before
     node, handle = written(client, b"h")
     assert client.gather(node, b"xx", 1) or client.tree.write(handle, b"xx", 1)
     close(client, handle)

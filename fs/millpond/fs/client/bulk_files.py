@@ -26,14 +26,14 @@ class RemoteBulk:
     Threads may call at once.
     """
 
-    def __init__(self, rpc: Session, invalidation: Callable[[CachedInode], Invalidation]) -> None:
-        self._rpc, self._invalidation = rpc, invalidation
+    def __init__(self, session: Session, invalidation: Callable[[CachedInode], Invalidation]) -> None:
+        self._session, self._invalidation = session, invalidation
 
     def list(self, start: Node, path: Sequence[bytes]) -> Iterator[tuple[bytes, Attributes]]:
         """Iterate over the names in a directory, with attributes: a request for each page."""
         names, cookie, end = tuple(one_name(name) for name in path), 0, False
         while not end:
-            entries, end = self._page(self._rpc.inodes.file(start), names, cookie)
+            entries, end = self._page(self._session.inodes.file(start), names, cookie)
             if not end and (not entries or entries[-1].cookie == cookie):
                 raise os_error(errno.EIO)  # the server would go on for ever
             for entry in entries:
@@ -43,7 +43,7 @@ class RemoteBulk:
     def _page(
         self, start: CachedInode, path: tuple[bytes, ...], cookie: int
     ) -> tuple[Sequence[c.EntryPlus], bool]:
-        with self._rpc.call() as call:
+        with self._session.call() as call:
             reply, data = call.ask(
                 lambda: c.ReadDirectoryPlus(call.remote(start), path, cookie, bare=True),
                 c.EntriesPlus,
@@ -59,14 +59,14 @@ class RemoteBulk:
         """Read small regular files, as many in a request as fit."""
         left = tuple(one_name(name) for name in names)
         while left:
-            found, looked = self._read_some(self._rpc.inodes.file(directory), left)
+            found, looked = self._read_some(self._session.inodes.file(directory), left)
             if not 0 < looked <= len(left):
                 raise os_error(errno.EIO)
             left = left[looked:]
             yield from found
 
     def _read_some(self, directory: CachedInode, names: tuple[bytes, ...]) -> tuple[Sequence[FileRead], int]:
-        with self._rpc.call() as call:
+        with self._session.call() as call:
             reply, data = call.ask(
                 lambda: f.FetchMany(call.remote(directory), names, SMALL_BYTES, delegated=False),
                 f.Fetched,
@@ -84,12 +84,12 @@ class RemoteBulk:
 
     def store(self, directory: Node, files: Sequence[SmallFile]) -> Sequence[int]:
         """Store files whole, with one request. Returns an errno for each."""
-        at, payload = self._rpc.inodes.file(directory), c.pack_files(files)
-        with self._invalidation(at), self._rpc.call() as call:
+        at, payload = self._session.inodes.file(directory), c.pack_files(files)
+        with self._invalidation(at), self._session.call() as call:
             reply, _ = call.ask(
                 lambda: c.StoreFiles(call.remote(at)), c.FilesStored, idempotent=True, payload=payload
             )
-        with self._rpc.lock:
+        with self._session.lock:
             at.drop_names()
         if len(reply.errors) != len(files) or not are_outcomes(reply.errors):
             raise os_error(errno.EIO)

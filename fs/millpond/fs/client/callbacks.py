@@ -54,14 +54,14 @@ class CallbackChannel:
 
     def __init__(self, tree: RemoteFs, dial: Dial, cache: KernelCache, timeout: float) -> None:
         self._tree, self._dial, self._cache, self._timeout = tree, dial, cache, timeout
-        self._inodes = tree.rpc.inodes
-        self._changed = threading.Condition(tree.rpc.lock)
+        self._inodes = tree.session.inodes
+        self._changed = threading.Condition(tree.session.lock)
         self._stopped = threading.Event()
         self._channel: Channel | None = None
         self._invalidated: dict[int, CachedInode] = {}
         self.memory = KernelMemory(MOST_KNOWN, lambda: self._inodes.count, self._least_needed)
         self.memory.start(cache)
-        self._recalled = RecalledFiles(self._inodes, tree.rpc.lock, cache)
+        self._recalled = RecalledFiles(self._inodes, tree.session.lock, cache)
         self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
         self._drop_queue: queue.SimpleQueue[CachedInode | None] = queue.SimpleQueue()
         self._drop_thread = threading.Thread(target=self._drop_all, name="drops", daemon=True)
@@ -156,9 +156,9 @@ class CallbackChannel:
                     self._tree.write_behind.flush_all()
 
     def _answer_recalls(self, channel: Channel, deadline: Deadline) -> None:
-        sent, seconds = now(), self._tree.rpc.welcome.lease
+        sent, seconds = now(), self._tree.session.welcome.lease
         silent = _SILENT_SHARE * seconds
-        channel.send(p.Attend(self._tree.rpc.client), deadline)
+        channel.send(p.Attend(self._tree.session.client), deadline)
         heard = _receive(channel, deadline)
         if isinstance(heard, p.Recall):
             with self._changed:
@@ -170,7 +170,7 @@ class CallbackChannel:
                 self._changed.notify_all()
             still_open = self._recall(heard, Deadline(sent + silent))
             self.memory.check(self._inodes.count)
-            self._tree.rpc.flush(limit=_FLUSH_SHARE * seconds)
+            self._tree.session.flush(limit=_FLUSH_SHARE * seconds)
             answered = now()
             try:
                 channel.send(p.Recalled(tuple(f.inode for f in still_open)), Deadline.after(seconds))

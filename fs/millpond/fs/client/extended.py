@@ -21,18 +21,18 @@ from millpond.wire.messages import Message
 class RemoteExtended:
     """ExtendedFs of the files of a device. That a file has none is cached with its other attributes."""
 
-    def __init__(self, rpc: Session) -> None:
-        self._rpc = rpc
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     def _file(self, node: Node) -> CachedInode:
-        file = self._rpc.inodes.file(node)
+        file = self._session.inodes.file(node)
         file.seen = True
         return file
 
     def _is_bare(self, file: CachedInode) -> bool:
-        with self._rpc.lock:
-            known, self._rpc.inodes.wants_bare = file.attributes, True
-            return known is not None and known.bare and self._rpc.inodes.ttl(file, now()) > 0
+        with self._session.lock:
+            known, self._session.inodes.wants_bare = file.attributes, True
+            return known is not None and known.bare and self._session.inodes.ttl(file, now()) > 0
 
     def get(self, node: Node, name: bytes) -> bytes:
         """Return the value of an extended attribute."""
@@ -40,7 +40,7 @@ class RemoteExtended:
         file = self._file(node)
         if self._is_bare(file):
             raise os_error(errno.ENODATA)
-        with self._rpc.call() as call:
+        with self._session.call() as call:
             _, value = call.ask(
                 lambda: x.GetXattr(call.remote(file), name), x.XattrIs, idempotent=True, limit=MAX_VALUE
             )
@@ -51,7 +51,7 @@ class RemoteExtended:
         file = self._file(node)
         if self._is_bare(file):
             return ()
-        with self._rpc.call() as call:
+        with self._session.call() as call:
             reply, packed = call.ask(
                 lambda: x.ListXattrs(call.remote(file)), x.XattrsAre, idempotent=True, limit=MAX_LIST
             )
@@ -59,8 +59,8 @@ class RemoteExtended:
                 names = x.unpack_names(packed)
             except ProtocolError as error:
                 raise os_error(errno.EIO) from error
-        with self._rpc.lock:
-            self._rpc.inodes.learn(file, reply.file.attributes, reply.file.granted, since=call.since)
+        with self._session.lock:
+            self._session.inodes.learn(file, reply.file.attributes, reply.file.granted, since=call.since)
         return names
 
     def set(self, node: Node, name: bytes, value: bytes, flags: int) -> None:
@@ -87,8 +87,10 @@ class RemoteExtended:
         *,
         idempotent: bool = False,
     ) -> None:
-        change = Invalidation(self._rpc.inodes, self._rpc.lock, lambda _file: None, (file,), data_only=True)
-        with change, self._rpc.call() as call:
+        change = Invalidation(
+            self._session.inodes, self._session.lock, lambda _file: None, (file,), data_only=True
+        )
+        with change, self._session.call() as call:
             reply, _ = call.ask(
                 lambda: request(call.remote(file)), AttributesAre, idempotent=idempotent, payload=value
             )

@@ -33,27 +33,27 @@ _TRIES = 5
 
 
 class RemoteLocks:
-    """Locking over the session slots of ``rpc``; ``flush`` sends what is gathered of a file, before each
+    """Locking over the session slots of ``session``; ``flush`` sends what is gathered of a file, before each
     request. Threads may call at once.
     """
 
-    def __init__(self, rpc: Session, flush: Callable[[CachedInode], None]) -> None:
-        self._rpc, self._flush = rpc, flush
+    def __init__(self, session: Session, flush: Callable[[CachedInode], None]) -> None:
+        self._session, self._flush = session, flush
         self._lock, self._reclaiming = threading.Lock(), threading.Lock()
         self._held, self._lost = HeldLocks(), set[tuple[Node, Family, int]]()
         self._epoch, self._serials = 0, itertools.count(1)
 
     def _ask(self, node: Node, request: Callable[[int], Message], reply: type[R]) -> R:
         """Send the request that is built from the server's number of a file. Raises OSError."""
-        file = self._rpc.inodes.file(node)
-        with self._rpc.call() as call:
+        file = self._session.inodes.file(node)
+        with self._session.call() as call:
             return call.ask(lambda: request(call.remote(file)), reply, idempotent=True)[0]
 
     def first_conflict(self, node: Node, lock: Lock) -> Lock | None:
         """Return a POSIX lock that conflicts, None if there is none."""
         if lock.mode is Mode.UNLOCK:
             raise os_error(errno.EINVAL)
-        self._flush(self._rpc.inodes.file(node))
+        self._flush(self._session.inodes.file(node))
         found = self._ask(
             node, lambda file: r.GetLock(file, lock.owner, lock.mode, lock.start, lock.end), r.LockIs
         )
@@ -76,7 +76,7 @@ class RemoteLocks:
         if not unlocks and (*place, lock.owner) in self._lost:
             return errno.EIO
         try:
-            self._flush(self._rpc.inodes.file(node))
+            self._flush(self._session.inodes.file(node))
         except OSError:  # whoever closes the file is told of it
             if not unlocks:
                 raise
@@ -147,12 +147,12 @@ class RemoteLocks:
             self._held.put((node, family), lock.owner, [])
         with contextlib.suppress(OSError):  # the kernel has forgotten the file: nobody has it open
             released = (
-                self._rpc.inodes.file(node).inode,
+                self._session.inodes.file(node).inode,
                 next(self._serials),
                 family is Family.FLOCK,
                 lock.owner,
             )
-            self._rpc.post(r.ReleaseLocks(*released), self._rpc.inodes.verifier)
+            self._session.post(r.ReleaseLocks(*released), self._session.inodes.verifier)
 
     def _lose(self, node: Node, family: Family, owner: int) -> None:
         """With the lock: note that an owner has lost locks, if it had any."""
@@ -165,7 +165,7 @@ class RemoteLocks:
         OSError.
         """
         for _ in range(_TRIES):
-            with self._rpc.call() as call:
+            with self._session.call() as call:
                 reply = call.ask(lambda: r.GetLockEpoch(self._epoch), r.LocksDropped, idempotent=True)[0]
             if reply.epoch == self._epoch:
                 return

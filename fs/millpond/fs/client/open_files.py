@@ -58,8 +58,8 @@ def may_keep(flags: int) -> bool:
 class OpenFiles:
     """The open files of one client."""
 
-    def __init__(self, rpc: Session) -> None:
-        self._rpc = rpc
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._open: dict[Handle, OpenFile] = {}
         self._numbers = itertools.count(1)
 
@@ -81,7 +81,7 @@ class OpenFiles:
 
     def _end_local(self, opened: OpenFile) -> None:
         """Note that the server knows of this open now, or that it was closed."""
-        with self._rpc.lock:
+        with self._session.lock:
             opened.file.local_opens -= opened.local  # another thread may just have opened it there, too
             opened.local = False
         self._report_close(opened.file)
@@ -96,11 +96,11 @@ class OpenFiles:
         """Report to the server that a file has no local opens any more, if it was reported as open before."""
         if not file.reported_open:  # mark_reported_open calls this again
             return
-        with self._rpc.lock:
+        with self._session.lock:
             closed = file.reported_open and not file.local_opens
             file.reported_open = file.reported_open and not closed
         if closed:
-            self._rpc.post(p.Closed(file.inode), file.verifier)
+            self._session.post(p.Closed(file.inode), file.verifier)
 
     def get(self, handle: Handle) -> OpenFile:
         """Return the open file of a handle. Raises OSError: EBADF."""
@@ -129,7 +129,7 @@ class OpenFiles:
     ) -> tuple[R, memoryview]:
         """Return the reply to a request that names an open file by its handle on the server."""
         file = self.get(handle)
-        with self._rpc.call() as call:
+        with self._session.call() as call:
 
             def prepare() -> Message:
                 return request(self.remote(call, file))
@@ -143,7 +143,7 @@ class OpenFiles:
         file, late = self.get(handle), page_writeback.get()
         if not file.direct:
             file.file.has_data = True  # the kernel caches written pages, too
-        with self._rpc.call() as call:
+        with self._session.call() as call:
 
             def prepare() -> Message:
                 return p.Write(self.remote(call, file), offset, append, late)
@@ -166,14 +166,14 @@ class OpenFiles:
         node = call.remote(file.file)
         reply = call.exchange(p.Open(node, file.flags, not file.direct, again=True), p.Opened)
         if reply.direct and not file.direct:  # the kernel would cache data that the device changes unseen
-            self._rpc.post(p.Release(reply.handle), call.verifier)
+            self._session.post(p.Release(reply.handle), call.verifier)
             raise os_error(errno.ESTALE) from RemoteError("the device's kernel writes it")
-        with self._rpc.lock:
+        with self._session.lock:
             is_first = file.verifier != call.verifier
             if is_first:
                 file.remote, file.verifier = reply.handle, call.verifier
         if not is_first:  # another thread has opened it meanwhile
-            self._rpc.post(p.Release(reply.handle), call.verifier)
+            self._session.post(p.Release(reply.handle), call.verifier)
         if file.local:
             self._end_local(file)
 
@@ -184,7 +184,7 @@ class OpenFiles:
             self._open_on_server(opened)
 
     def _open_on_server(self, opened: OpenFile) -> None:
-        with self._rpc.call() as call:
+        with self._session.call() as call:
 
             def prepare() -> Message:
                 self.remote(call, opened)
@@ -198,15 +198,15 @@ class OpenFiles:
         if the server cannot be reached.
         """
         for handle, opened in list(self._open.items()):
-            is_lost = opened.verifier != self._rpc.inodes.verifier and not opened.local
-            if is_lost or opened.file.verifier not in (0, self._rpc.inodes.verifier):
+            is_lost = opened.verifier != self._session.inodes.verifier and not opened.local
+            if is_lost or opened.file.verifier not in (0, self._session.inodes.verifier):
                 try:
                     self._open_on_server(opened)
                 except OSError as error:  # what the server says is told when the file is used
                     if is_in_doubt(error):
                         raise
                 if handle not in self._open:  # closed meanwhile, perhaps by its number of before
-                    self._rpc.post(p.Release(opened.remote), opened.verifier)
+                    self._session.post(p.Release(opened.remote), opened.verifier)
 
     def sync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file is on the flash. Raises OSError, once, if writes were lost: EIO if a restart
@@ -215,7 +215,7 @@ class OpenFiles:
         opened = self.get(handle)
         # the data of a file that was made without a name may be synced already, its name not
         data_only = data_only and not opened.file.linked
-        with self._rpc.call() as call:
+        with self._session.call() as call:
             self._sync(call, opened, lambda: p.Sync(self.remote(call, opened), data_only))
         opened.file.linked = opened.file.linked and data_only
 
@@ -235,7 +235,7 @@ class OpenFiles:
 
     def sync_directory(self, opened: OpenFile) -> None:
         """Return when the directory's names are on the flash. Raises OSError: EIO as ``sync`` does."""
-        with self._rpc.call() as call:
+        with self._session.call() as call:
             self._sync(call, opened, lambda: p.SyncDirectory(call.remote(opened.file)))
 
     def release(self, handle: Handle) -> None:
@@ -245,4 +245,4 @@ class OpenFiles:
         if file.local:
             self._end_local(file)
         else:
-            self._rpc.post(p.Release(file.remote), file.verifier)
+            self._session.post(p.Release(file.remote), file.verifier)

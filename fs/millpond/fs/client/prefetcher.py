@@ -36,11 +36,11 @@ class Prefetcher:
 
     def __init__(
         self,
-        rpc: Session,
+        session: Session,
         blocks: BlockCache,
         listing: Callable[[CachedInode], Sequence[DirectoryEntry]],
     ) -> None:
-        self._rpc, self._inodes, self._blocks, self._listing = rpc, rpc.inodes, blocks, listing
+        self._session, self._inodes, self._blocks, self._listing = session, session.inodes, blocks, listing
         self._dense: queue.SimpleQueue[tuple[Node, int] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -59,7 +59,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """Stop the thread."""
-        with self._rpc.lock:
+        with self._session.lock:
             self._closed.set()
         self._dense.put(None)
         if self._thread:
@@ -76,7 +76,7 @@ class Prefetcher:
 
     def _fetch_directory(self, node: Node, reads: int) -> None:
         """Fetch all files of a directory if so many reads are enough."""
-        with self._rpc.lock:
+        with self._session.lock:
             directory = self._inodes.get(node)
             known = directory and directory.attributes
         if directory is None or (known and known.size > reads * _DENSE * _NAME):
@@ -92,7 +92,7 @@ class Prefetcher:
 
     def _wanted(self, directory: CachedInode, names: Sequence[bytes]) -> tuple[bytes, ...]:
         """Return the names of which the cache lacks something."""
-        with self._rpc.lock:
+        with self._session.lock:
             return tuple(name for name in names if self._is_wanted(directory, name, now()))
 
     def _is_wanted(self, directory: CachedInode, name: bytes, time: float) -> bool:
@@ -118,8 +118,8 @@ class Prefetcher:
 
     def _fetch_some(self, directory: CachedInode, names: tuple[bytes, ...]) -> int:
         """Send one request. Returns how many of the names the server has looked up."""
-        self._rpc.forget_now()
-        with self._rpc.call() as call:
+        self._session.forget_now()
+        with self._session.call() as call:
             reply, data = call.ask(
                 lambda: f.FetchMany(call.remote(directory), names, MOST),
                 f.Fetched,
@@ -135,11 +135,11 @@ class Prefetcher:
         """Cache the files of a reply. The lock is released in between, for lookups of other threads."""
         try:
             for number, found, contents in f.unpack_found(data):
-                with self._rpc.lock:
+                with self._session.lock:
                     self._keep(found, directory, names[number], contents, since, verifier)
         except (ProtocolError, IndexError):
             raise os_error(errno.EIO) from None
-        with self._rpc.lock:
+        with self._session.lock:
             self._inodes.forget_old()
 
     def _keep(

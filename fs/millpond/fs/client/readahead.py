@@ -70,9 +70,9 @@ class Readahead:
     serves one thread at a time.
     """
 
-    def __init__(self, rpc: Session, blocks: BlockCache) -> None:
-        self._rpc, self._blocks = rpc, blocks
-        self._lanes = [_Lane(rpc, blocks) for _ in range(_LANES)]
+    def __init__(self, session: Session, blocks: BlockCache) -> None:
+        self._session, self._blocks = session, blocks
+        self._lanes = [_Lane(session, blocks) for _ in range(_LANES)]
 
     def take(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
@@ -82,7 +82,7 @@ class Readahead:
         Returns None if the file is not read in order, or cannot be read this way. Raises OSError: ETIMEDOUT
         if other threads take too long; EINTR.
         """
-        lane, deadline = self._lanes[handle % _LANES], self._rpc.deadline()
+        lane, deadline = self._lanes[handle % _LANES], self._session.deadline()
         with held(lane.lock, seconds_left(deadline), interruptible=True):
             return lane.take(handle, opened, size, offset, end, deadline)
 
@@ -107,9 +107,9 @@ class _Lane:
     that of the read under way.
     """
 
-    def __init__(self, rpc: Session, blocks: BlockCache) -> None:
-        self._connection, self.lock = rpc.connection(spare=True), threading.Lock()
-        self._meter, self._blocks, self._deadline = rpc.meter, blocks, Deadline.after(None)
+    def __init__(self, session: Session, blocks: BlockCache) -> None:
+        self._connection, self.lock = session.connection(spare=True), threading.Lock()
+        self._meter, self._blocks, self._deadline = session.meter, blocks, Deadline.after(None)
         self.streams: dict[Handle, _Stream] = {}
         self._in_flight: deque[_Extent] = deque()
         self._buffers = ReplyBuffers(_SPARE)

@@ -30,14 +30,14 @@ class Reader:
 
     def __init__(
         self,
-        rpc: Session,
+        session: Session,
         files: OpenFiles,
         blocks: BlockCache,
         prefetcher: Prefetcher,
         readahead: Readahead,
     ) -> None:
-        self._rpc, self._files = rpc, files
-        self._inodes, self._lock = rpc.inodes, rpc.lock
+        self._session, self._files = session, files
+        self._inodes, self._lock = session.inodes, session.lock
         self._blocks, self._prefetcher, self._readahead = blocks, prefetcher, readahead
 
     def _ttl(self, file: CachedInode) -> float:
@@ -55,7 +55,7 @@ class Reader:
 
         opened = self._files.get(handle)
         if opened.local and keep:
-            with self._rpc.call() as call:
+            with self._session.call() as call:
                 return call.ask(
                     lambda: p.ReadFile(call.remote(opened.file), size, offset),
                     p.Data,

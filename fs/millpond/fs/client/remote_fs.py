@@ -67,27 +67,27 @@ class RemoteFs:
 
     def __init__(self, dial: Dial, timeout: float = DEFAULT_SECONDS) -> None:
         self.backchannel: CallbackChannel | None = None
-        self.rpc = Session(dial, timeout, self._on_invalidate)
-        self.meter, self._inodes, self._lock = self.rpc.meter, self.rpc.inodes, self.rpc.lock
-        self.files = OpenFiles(self.rpc)
+        self.session = Session(dial, timeout, self._on_invalidate)
+        self.meter, self._inodes, self._lock = self.session.meter, self.session.inodes, self.session.lock
+        self.files = OpenFiles(self.session)
         self._blocks = BlockCache()
         self.write_behind = WriteBehind(
-            self.rpc, self.files, self._data_invalidation, self._cache_written, self._on_lost
+            self.session, self.files, self._data_invalidation, self._cache_written, self._on_lost
         )
-        self.extended = RemoteExtended(self.rpc)
-        self.locks = RemoteLocks(self.rpc, self.write_behind.flush)
-        self._directories = OpenDirectories(self.rpc, self._ttl)
+        self.extended = RemoteExtended(self.session)
+        self.locks = RemoteLocks(self.session, self.write_behind.flush)
+        self._directories = OpenDirectories(self.session, self._ttl)
         self.readdir, self.readdirplus = self._directories.read, self._directories.read_plus
-        self._prefetcher = Prefetcher(self.rpc, self._blocks, self._directories.listing)
-        self._readahead = Readahead(self.rpc, self._blocks)
-        self._reader = Reader(self.rpc, self.files, self._blocks, self._prefetcher, self._readahead)
-        self.bulk = RemoteBulk(self.rpc, self._invalidation)
+        self._prefetcher = Prefetcher(self.session, self._blocks, self._directories.listing)
+        self._readahead = Readahead(self.session, self._blocks)
+        self._reader = Reader(self.session, self.files, self._blocks, self._prefetcher, self._readahead)
+        self.bulk = RemoteBulk(self.session, self._invalidation)
 
     def close(self) -> None:
         """Disconnect; the server closes the files that were open."""
         self.write_behind.close()
         self._prefetcher.close()
-        self.rpc.close()
+        self.session.close()
         self.files.clear()
 
     @property
@@ -164,7 +164,7 @@ class RemoteFs:
     def _walk_once(self, start: CachedInode, names: tuple[bytes, ...]) -> FoundEntry:
         path = b"/".join(names)
         most = wanted(start) if self.backchannel else 0
-        with self.rpc.call() as call:
+        with self.session.call() as call:
             try:
                 reply, data = call.ask(
                     lambda: p.Walk(call.remote(start), names, most), p.FoundIs, idempotent=True, limit=most
@@ -200,7 +200,7 @@ class RemoteFs:
         with self._lock:
             if file.attributes and (seconds := self._ttl(file)):
                 return CachedAttributes(file.attributes, seconds)
-        with self.rpc.call() as call:
+        with self.session.call() as call:
             reply, _ = call.ask(lambda: p.GetAttributes(call.remote(file)), p.AttributesAre, idempotent=True)
         return self._cache_attributes(file, reply, call.since)
 
@@ -235,7 +235,7 @@ class RemoteFs:
             return CachedAttributes(attributes)
         self.write_behind.flush(file)
         keeps = changes.size is None
-        with self._data_invalidation(file, keeps_data=keeps) as change, self.rpc.call() as call:
+        with self._data_invalidation(file, keeps_data=keeps) as change, self.session.call() as call:
 
             def prepare() -> Message:
                 remote = None if opened is None else self.files.remote(call, opened)
@@ -249,7 +249,7 @@ class RemoteFs:
         """Return the target of a symbolic link, as it was stored."""
         file = self._file(node)
         if file.target is None:  # a link's target never changes
-            with self.rpc.call() as call:
+            with self.session.call() as call:
                 reply, _ = call.ask(lambda: p.ReadLink(call.remote(file)), p.Link, idempotent=True)
             file.target = reply.target
         return file.target
@@ -258,7 +258,7 @@ class RemoteFs:
         self, parent: Node, name: bytes, request: Callable[[Call, int], Message], *also: CachedInode
     ) -> FoundEntry:
         directory = self._file(parent)
-        with self._invalidation(directory, *also) as change, self.rpc.call() as call:
+        with self._invalidation(directory, *also) as change, self.session.call() as call:
             one_name(name)
             reply, _ = call.ask(lambda: request(call, call.remote(directory)), p.FoundIs, idempotent=False)
         return self._cache_created(reply, directory, name, change, call.verifier)
@@ -309,7 +309,7 @@ class RemoteFs:
         one_name(name)
         with self._lock:
             removed = self._inodes.last_known(directory, name)
-        with self._invalidation(directory) as change, self.rpc.call() as call:
+        with self._invalidation(directory) as change, self.session.call() as call:
             reply, _ = call.ask(
                 lambda: p.Remove(call.remote(directory), name, is_directory), p.Changed, idempotent=False
             )
@@ -325,7 +325,7 @@ class RemoteFs:
         one_name(name), one_name(new_name)
         with self._lock:
             one, other = self._inodes.last_known(here, name), self._inodes.last_known(there, new_name)
-        with self._invalidation(here, there) as change, self.rpc.call() as call:
+        with self._invalidation(here, there) as change, self.session.call() as call:
 
             def prepare() -> Message:
                 return p.Rename(call.remote(here), name, call.remote(there), new_name, flags)
@@ -347,7 +347,7 @@ class RemoteFs:
     ) -> tuple[FoundEntry, Handle]:
         """Create and open a regular file."""
         directory = self._file(parent)
-        with self._invalidation(directory) as change, self.rpc.call() as call:
+        with self._invalidation(directory) as change, self.session.call() as call:
 
             def prepare() -> Message:
                 keeps = bool(self.backchannel) and may_keep(flags)
@@ -376,7 +376,7 @@ class RemoteFs:
                     return self.files.add_local(file, flags)
         self.write_behind.flush(file)
         changing = self._data_invalidation(file) if flags & os.O_TRUNC else contextlib.nullcontext()
-        with changing, self.rpc.call() as call:
+        with changing, self.session.call() as call:
             keeps = bool(self.backchannel) and may_keep(flags)
             reply, _ = call.ask(lambda: p.Open(call.remote(file), flags, keeps), p.Opened, idempotent=True)
             return self.files.add(file, flags, reply, call.verifier)
@@ -455,5 +455,5 @@ class RemoteFs:
 
     def statfs(self) -> Statistics:
         """Return how full the volume is."""
-        with self.rpc.call() as call:
+        with self.session.call() as call:
             return call.ask(p.GetStatistics, p.StatisticsAre, idempotent=True)[0].statistics

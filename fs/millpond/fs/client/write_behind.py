@@ -74,18 +74,18 @@ class WriteBehind:
 
     def __init__(
         self,
-        rpc: Session,
+        session: Session,
         files: OpenFiles,
         invalidation: Callable[[CachedInode], Invalidation],
         learn: Callable[[Invalidation, CachedInode, p.AttributesAre | None, Buffer], None],
         on_lost: Callable[[CachedInode], None],
     ) -> None:
-        self._rpc, self._files, self._invalidation, self._learn = rpc, files, invalidation, learn
-        self._inodes, self._lock, self._on_lost = rpc.inodes, rpc.lock, on_lost
+        self._session, self._files, self._invalidation, self._learn = session, files, invalidation, learn
+        self._inodes, self._lock, self._on_lost = session.inodes, session.lock, on_lost
         self._new: dict[Node, _NewFile] = {}
         self._dirty: dict[Node, _NewFile] = {}
         self._bytes = 0
-        self._sent = threading.Condition(rpc.lock)
+        self._sent = threading.Condition(session.lock)
         self._due: queue.SimpleQueue[_NewFile | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._sleeps, self._closed = True, threading.Event()
@@ -97,7 +97,7 @@ class WriteBehind:
         self._due.put(None)
         if self._thread:
             self._thread.join(_JOIN_SECONDS)
-        deadline = self._rpc.deadline()
+        deadline = self._session.deadline()
         for one in list(self._dirty.values()):
             self._flush_or_lose(one, deadline)
 
@@ -179,7 +179,7 @@ class WriteBehind:
             return False
         about_to_wait()
         with self._lock:
-            left = seconds_left(self._rpc.deadline())
+            left = seconds_left(self._session.deadline())
             self._sent.wait_for(lambda: len(one.extents) < _MOST_EXTENTS, min(left, 1.0))
         return self.add(node, flags, data, offset)
 
@@ -203,12 +203,12 @@ class WriteBehind:
         outcome is not known: then it is sent again.
         """
         if one := self._dirty.get(file.node):
-            self._flush(one, deadline or self._rpc.deadline())
+            self._flush(one, deadline or self._session.deadline())
 
     def flush_all(self) -> None:
         """Send what is gathered of all files. Raises as ``flush``."""
         for one in list(self._dirty.values()):
-            self._flush(one, self._rpc.deadline())
+            self._flush(one, self._session.deadline())
 
     def end_lease(self) -> None:
         """Note that a recall is refused, so that the server lets others change files whose data is not sent:
@@ -227,7 +227,7 @@ class WriteBehind:
         if one := self._dirty.get(opened.file.node):
             with self._lock:
                 one.is_over = True
-            self._flush(one, self._rpc.deadline())
+            self._flush(one, self._session.deadline())
         if durability.lost_seq > opened.seen_seq:
             opened.seen_seq = durability.report(opened.seen_seq) or opened.seen_seq
             raise os_error(durability.code)
@@ -238,7 +238,7 @@ class WriteBehind:
         if one and one.handle == handle:
             with self._lock:  # another open file's writes cannot be sent by this one any more
                 one.is_over = True
-            self._flush_or_lose(one, self._rpc.deadline())
+            self._flush_or_lose(one, self._session.deadline())
             with self._lock:
                 self._new.pop(file.node, None)
 
@@ -290,7 +290,7 @@ class WriteBehind:
         opened, left = self._files.get(one.handle), memoryview(extent.data)[extent.written :]
         if extent.append and extent.in_doubt:
             raise os_error(errno.EIO) from RemoteError("the device's server may have appended it")
-        with self._invalidation(one.file) as change, self._rpc.call(deadline) as call:
+        with self._invalidation(one.file) as change, self._session.call(deadline) as call:
 
             def prepare() -> Message:
                 is_last = one.is_over and len(one.extents) == 1
@@ -351,7 +351,7 @@ class WriteBehind:
 
     def _flush_due(self, one: _NewFile, *, whole: bool) -> None:
         try:
-            deadline = self._rpc.deadline()
+            deadline = self._session.deadline()
             if whole:
                 self._flush(one, deadline)
                 return

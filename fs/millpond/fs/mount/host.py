@@ -87,7 +87,7 @@ def mount_and_serve(
     the directory ``numbers``. Signals are as of the binding. Raises LocalError if it cannot mount.
     """
     tree = RemoteFs(dial, timeout)
-    owners = OwnerMap(lambda: tree.rpc.welcome.owner, Owner(os.geteuid(), os.getegid()), uid, gid)
+    owners = OwnerMap(lambda: tree.session.welcome.owner, Owner(os.geteuid(), os.getegid()), uid, gid)
     state = _StatsSource(tree, MountStats(name, str(mountpoint)))
     served = contextlib.nullcontext() if numbers is None else serve_stats(numbers, state.numbers)
     by_path = binding == "auto" and not has_many_uids() and has_fuse_python()
@@ -123,7 +123,7 @@ def _mount_raw(
     ends = contextlib.ExitStack()
 
     def ready(kernel: FuseDevice) -> None:
-        channel = CallbackChannel(tree, dial, kernel, tree.rpc.silence)
+        channel = CallbackChannel(tree, dial, kernel, tree.session.silence)
         channel.start()
         ends.callback(channel.stop)
         ends.enter_context(_ended_when_unmounted(kernel, mountpoint, tree))

@@ -31,8 +31,8 @@ class OpenDirectories:
     valid.
     """
 
-    def __init__(self, rpc: Session, ttl: Callable[[CachedInode], float]) -> None:
-        self._rpc, self._pages = rpc, DirectoryPages(rpc, ttl)
+    def __init__(self, session: Session, ttl: Callable[[CachedInode], float]) -> None:
+        self._session, self._pages = session, DirectoryPages(session, ttl)
         self._open: dict[Handle, _OpenDirectory] = {}
         self._numbers = itertools.count(_FIRST)
 
@@ -65,8 +65,8 @@ class OpenDirectories:
         return directory
 
     def _hold_page(self, directory: _OpenDirectory, page: ListedPage | None) -> None:
-        with self._rpc.lock:
-            self._rpc.inodes.pages_held += (page is not None) - (directory.page is not None)
+        with self._session.lock:
+            self._session.inodes.pages_held += (page is not None) - (directory.page is not None)
         directory.page = page
 
     def _page(self, directory: _OpenDirectory, offset: int, *, plus: bool) -> ListedPage:

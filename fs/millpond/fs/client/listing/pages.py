@@ -83,15 +83,15 @@ class DirectoryPages:
     file is valid.
     """
 
-    def __init__(self, rpc: Session, ttl: Callable[[CachedInode], float]) -> None:
-        self._rpc, self._inodes, self._ttl = rpc, rpc.inodes, ttl
+    def __init__(self, session: Session, ttl: Callable[[CachedInode], float]) -> None:
+        self._session, self._inodes, self._ttl = session, session.inodes, ttl
 
     def fetch(
         self, directory: CachedInode, offset: int, size: int = _FIRST_PAGE, *, plus: bool
     ) -> ListedPage:
         """Return the page that begins behind an offset. Raises OSError."""
         cookie = _cookie_of(offset)
-        with self._rpc.call() as call:
+        with self._session.call() as call:
             reply, data = call.ask(
                 lambda: c.ReadDirectoryPlus(
                     call.remote(directory), (), cookie, size, plus, not plus, self._inodes.wants_bare
@@ -118,7 +118,7 @@ class DirectoryPages:
         if page is None or not is_next or page.is_used:
             size = min(4 * page.size, MAX_TRANSFER) if page and is_next else _FIRST_PAGE
             page = self.fetch(directory, offset, size, plus=plus)
-        with self._rpc.lock:
+        with self._session.lock:
             counts = self._counts(directory, page)
         if counts or not (plus and page.granted):
             return page
@@ -142,20 +142,20 @@ class DirectoryPages:
             entry = page.entry()
             _, name, about, fields = entry
             if page.plus:
-                with self._rpc.lock:
+                with self._session.lock:
                     if self._left(directory, page):
                         self._learned(directory, page, name, about, fields)
             yield DirectoryEntry(os.fsdecode(name), fields[0], stat.S_IFMT(fields[1]), _offset_of(about[0]))
             page.pass_by(entry)
         if page.plus:
-            with self._rpc.lock:
+            with self._session.lock:
                 self._inodes.forget_old()
 
     def pass_on(self, directory: CachedInode, page: ListedPage, add: AddEntry) -> None:
         """Pass on entries of a page, with their attributes if these may be cached, as long as there is room
         for them. Raises OSError.
         """
-        with self._rpc.lock:
+        with self._session.lock:
             left = self._left(directory, page)
             directory.in_listing |= left > 0
             while not page.is_used:
