@@ -43,7 +43,7 @@ def launch(*names: tuple[str, str]) -> Launch:
     return Launch("a.py", (), {}, 1, 3, "10.91.0.1", 40000, "10.91.0.1", names=names)
 
 
-def test_who_refuses_a_connection_can_be_reached_and_who_is_silent_cannot() -> None:
+def test_a_peer_that_refuses_a_connection_can_be_reached_and_a_silent_one_cannot() -> None:
     assert in_namespace(lambda: unreachable([NEAR], 10.0)) == []
     assert in_namespace(lambda: unreachable([NEAR, SILENT, PROHIBITED], 0.3)) == [PROHIBITED, SILENT]
 

@@ -74,7 +74,7 @@ def device(server: Listening, guard: DeviceDelegationBreaker, top: Path) -> Iter
     os.close(made.root)
 
 
-def test_who_writes_a_file(device: OnDevice) -> None:
+def test_a_writer_of_a_file(device: OnDevice) -> None:
     tree, manager = device.tree, device.manager
     f = device.made(b"f")
     inode = device.inodes.inode(f)
@@ -99,7 +99,7 @@ def test_who_writes_a_file(device: OnDevice) -> None:
     tree.release(doing.result())
 
 
-def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
+def test_a_reader_of_a_file_that_the_daemon_writes(device: OnDevice) -> None:
     """All who have it open have it so in the same way."""
     tree, manager = device.tree, device.manager
     f = device.made(b"f")
@@ -142,7 +142,7 @@ def test_a_file_of_which_the_kernel_does_not_say_who_maps_it_stays_written(
     assert [record.getMessage() for record in caplog.records] == [NOT_TOLD]
 
 
-def test_who_opens_a_file_while_it_is_looked_at(device: OnDevice) -> None:
+def test_an_open_of_a_file_during_a_lookup(device: OnDevice) -> None:
     """Nobody hears of the lease by which that is done, and nobody is killed by its signal."""
     f = device.made(b"f")
     with (device.top / "public/f").open("rb") as looked_at:

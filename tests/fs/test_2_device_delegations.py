@@ -104,7 +104,7 @@ def test_what_is_added_to_a_change_is_recalled_then(
     doing.result()
 
 
-def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: DeviceDelegationBreaker) -> None:
+def test_a_lookup_asks_only_where_there_is_a_mark(server: Listening, guard: DeviceDelegationBreaker) -> None:
     manager, client = server.manager, server.client()
     assert not guard.recall_writer(D) and server.accepted == 1
     assert manager.grant_write(client, D)
@@ -136,7 +136,7 @@ def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Pa
     other.kill()
 
 
-def test_who_looks_waits_for_the_hosts_of_the_manager_before(path: Path, tmp_path: Path) -> None:
+def test_a_lookup_waits_for_the_hosts_of_the_manager_before(path: Path, tmp_path: Path) -> None:
     """The new manager marks nothing that it does not know of."""
     file = open_leases(tmp_path / "leases")
     PersistentLeases(file, LONG_LEASE).renew(b"the host before.")

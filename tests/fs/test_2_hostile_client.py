@@ -230,7 +230,7 @@ def test_a_file_is_not_cut_in_the_name_of_another(world: World) -> None:
     assert (world.public / "f").read_bytes() == before
 
 
-def test_who_attends_in_a_wrong_name_or_answers_wrongly(world: World) -> None:
+def test_a_client_that_attends_in_a_wrong_name_or_answers_wrongly(world: World) -> None:
     for name in (b"", SLOT, os.urandom(16), NAME * 1000, NAME[:15]):
         with Channel(world.server.raw(), "server") as channel:
             assert channel.call(p.Attend(name), p.Error, Deadline.after(SOON)) == p.Error(errno.ESTALE)

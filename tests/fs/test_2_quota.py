@@ -187,7 +187,7 @@ def test_nobody_hoards_more_than_the_quota_by_locks(server: Server, backing: Pat
     assert agrees(server, backing)
 
 
-def test_who_behaves_gets_the_room_of_what_he_removed(
+def test_a_client_gets_the_room_of_the_files_it_removed(
     server: Server, tree: RemoteFs, volume: PathAdapter, backing: Path
 ) -> None:
     """Also of what he does not use but has not told that he forgot, as of files that the device removed."""

@@ -106,7 +106,7 @@ def test_what_may_have_been_appended_is_not_appended_again(
     assert (public / "f").read_bytes() == b"abc"
 
 
-def test_who_looks_after_a_restart_sees_what_the_writer_brings_back(
+def test_a_lookup_after_a_restart_sees_the_data_that_the_writer_sends_again(
     client: Client, server: Server, device: Device
 ) -> None:
     other = Client(server)
@@ -130,7 +130,7 @@ def test_who_looks_after_a_restart_sees_what_the_writer_brings_back(
 
 
 @LOST
-def test_who_was_away_while_the_server_forgot_it_overwrites_nothing(
+def test_a_writer_that_the_server_forgot_overwrites_nothing(
     client: Client, server: Server, device: Device, public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, handle = written(client)
@@ -157,7 +157,7 @@ def test_a_server_that_cannot_be_reached_loses_nothing_yet(
 
 
 @LOST
-def test_who_cannot_send_it_when_it_is_recalled_overwrites_nothing(
+def test_a_writer_that_cannot_send_at_a_recall_overwrites_nothing(
     client: Client, server: Server, device: Device, public: Path
 ) -> None:
     _, handle = written(client)
@@ -171,7 +171,7 @@ def test_who_cannot_send_it_when_it_is_recalled_overwrites_nothing(
 
 
 @LOST
-def test_who_could_not_send_it_when_it_was_recalled_overwrites_nothing_after_a_restart(
+def test_a_writer_that_could_not_send_at_a_recall_overwrites_nothing_after_a_restart(
     client: Client, server: Server, device: Device, public: Path
 ) -> None:
     """The next server does not know that somebody has changed the file."""
@@ -186,7 +186,7 @@ def test_who_could_not_send_it_when_it_was_recalled_overwrites_nothing_after_a_r
     assert (public / "f").read_bytes() == b"other"
 
 
-def test_who_waits_for_the_server_when_it_is_recalled_keeps_nothing_past_the_lease(
+def test_a_writer_that_waits_for_the_server_at_a_recall_keeps_nothing_past_the_lease(
     server: Server, device: Device, patience: None
 ) -> None:
     client = Client(server, 100.0)

@@ -154,7 +154,7 @@ def test_a_flash_that_is_an_overlay(passing_through: None, world: World) -> None
 
 
 @in_own_mounts
-def test_who_writes_to_a_program_through_the_daemon_takes_its_set_id_bits(world: World) -> None:
+def test_a_write_to_a_program_through_the_daemon_clears_its_set_id_bits(world: World) -> None:
     def serve(ready: Callable[[], None]) -> None:
         def mounted(kernel: FuseDevice) -> None:
             kernel.passthrough_refusal = "it shall not"

@@ -286,7 +286,7 @@ def test_what_the_device_stores_in_a_mapping(world: World, keeps: str) -> None:
 
 
 @mounted()
-def test_who_reads_on_the_device_does_not_keep_a_file_written(world: World) -> None:
+def test_a_reader_on_the_device_does_not_keep_a_file_written(world: World) -> None:
     """Though the kernel was given the file by who wrote it."""
     here, there = parts(world)
     (here / "f").write_bytes(OLD)

@@ -123,7 +123,7 @@ FAMILIES = pytest.mark.parametrize(
 @BOTH_WAYS
 @FAMILIES
 @mounted()
-def test_who_waits_gets_it_when_the_other_closes_or_dies(
+def test_a_waiter_gets_the_lock_when_its_holder_closes_or_dies(
     world: World, turned: bool, take: Callable[[int], None], look: Callable[[int, int], None]
 ) -> None:
     here, there = sides(world, turned)
@@ -182,7 +182,7 @@ def ranged(kind: int, start: int, length: int) -> bytes:
 
 @BOTH_WAYS
 @mounted()
-def test_who_holds_a_range_is_told_until_he_closes_the_file(world: World, turned: bool) -> None:
+def test_the_holder_of_a_range_is_told_until_it_closes_the_file(world: World, turned: bool) -> None:
     def found(path: Path, start: int) -> tuple[int, ...]:
         with path.open("r+b") as file:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, ranged(fcntl.F_RDLCK, start, 0))

@@ -103,7 +103,7 @@ def test_so_is_a_mount_point(command: Command, tmp_path: Path) -> None:
     assert command("mount", "csd0", str(place)) == (2, "", told) and not place.exists()
 
 
-def test_who_has_neither_a_home_nor_a_name_uses_the_installed_fleet() -> None:
+def test_a_user_without_home_and_name_uses_the_installed_fleet() -> None:
     """As in a container that is started with any uid."""
     nobody = ["unshare", "-U", "--map-user=4242", "--map-group=4242"]
     nobody += ["env", "-u", "HOME", "-u", "MILLPOND_FLEET"]

@@ -68,7 +68,7 @@ def test_another_interface_with_the_range_is_named(device: Device) -> None:
     in_namespace(body)
 
 
-def test_who_calls_an_absent_device_is_told_what_is_waited_for(device: Device) -> None:
+def test_a_call_to_an_absent_device_says_what_is_waited_for(device: Device) -> None:
     def body() -> None:
         with pytest.raises(ConnectionLost) as caught:
             device.dial(22, Deadline.after(5))

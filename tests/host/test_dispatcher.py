@@ -197,7 +197,7 @@ def test_a_score_is_of_what_a_worker_holds_out_without_values_and_weight(
     assert UpdateBounds(4.0, HELD_OUT).refusal(Work(1, 1, 1, (), held_out=True), said) == refusal
 
 
-def test_who_is_abandoned_is_lost_with_the_reason(begin: Begin) -> None:
+def test_an_abandoned_worker_is_lost_with_the_reason(begin: Begin) -> None:
     worker = CountingWorker("w0", [range(SIZE)], SIZE)
     worker.seconds = lambda samples: 30.0
     dispatcher, events = begin(worker)

@@ -142,7 +142,7 @@ def test_an_error_of_ours_is_logged_and_the_step_goes_on(make: Make) -> None:
     assert team.run(Given(4, 10)).lost[0].reason == "of ours"
 
 
-def test_who_sits_out_works_beside_the_plan_and_nobody_waits_for_it(make: Make) -> None:
+def test_a_worker_that_sits_out_works_beside_the_plan_without_delay_for_others(make: Make) -> None:
     team = make(100, 100)
     held = team.workers[1].hold_at(1)
     for _ in range(2):

@@ -61,7 +61,7 @@ def test_a_meter_that_was_begun_anew_is_not_known(after: Reading) -> None:
     assert taken(reading(50, 99.5), after, 10) == JobEnergy({}, {"csd0": "unknown"})
 
 
-def test_who_is_known_and_who_is_not() -> None:
+def test_workers_with_and_without_known_energy() -> None:
     before = Readings(0.0, {"host": reading(0, 0), "csd0": reading(0, 0), "gone": reading(0, 0)})
     after = Readings(10.0, {"host": reading(100, 10), "csd0": reading(20, 10), "came": reading(1, 10)})
     found = energy.between(before, after, ["host", "csd1", "came"])

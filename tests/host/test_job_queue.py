@@ -52,7 +52,7 @@ def job(number: int, devices: str, priority: int = 0) -> QueuedJob:
         ({1: ""}, [job(2, ""), job(3, "a")], (2, 3), {}),
     ],
 )
-def test_who_begins_and_who_waits_for_whom(
+def test_which_jobs_begin_and_which_wait_for_others(
     running: dict[int, str],
     queued: list[QueuedJob],
     begin: tuple[int, ...],

@@ -64,7 +64,7 @@ def test_a_new_connection_takes_the_place_of_an_idle_one_of_its_user(entered: En
     assert lost(others) == [True, False] and not any(lost(own)[3:])
 
 
-def test_who_has_most_makes_room_for_others(entered: Entered) -> None:
+def test_the_user_with_most_connections_makes_room_for_others(entered: Entered) -> None:
     found = {uid: entered.enter(uid, 2) for uid in (11, 12, 13, 14)}
     assert not any(lost([place for places in found.values() for place in places]))
     entered.enter(OTHER)

@@ -105,7 +105,7 @@ def test_the_order_is_of_no_matter_though_devices_of_a_kind_differ() -> None:
     assert len(plans) == 1
 
 
-def test_who_leaves_has_no_batch_and_who_comes_back_has_its_own_again() -> None:
+def test_a_worker_that_leaves_has_no_batch_and_has_its_own_again_on_return() -> None:
     made = planner()
     before = planned(made)
     made.leave(2)
@@ -116,7 +116,7 @@ def test_who_leaves_has_no_batch_and_who_comes_back_has_its_own_again() -> None:
     assert planned(made) == before
 
 
-def test_who_comes_back_is_believed_to_be_as_fast_as_measured() -> None:
+def test_a_worker_that_returns_is_planned_at_its_measured_speed() -> None:
     made = planner()
     before = planned(made)
     observe(made, {2: 3.0})
@@ -141,7 +141,7 @@ def test_a_new_curve_leaves_what_is_known_of_others(newcomer: str) -> None:
     assert known.search(made.description)
 
 
-def test_who_was_measured_anew_has_the_batch_of_its_new_curve() -> None:
+def test_a_worker_measured_anew_has_the_batch_of_its_new_curve() -> None:
     made = planner()
     made.leave(0)
     made.join(0, profile("host", 0.01), PLENTY, PLENTY)
@@ -149,7 +149,7 @@ def test_who_was_measured_anew_has_the_batch_of_its_new_curve() -> None:
     assert planned(made)[0] == others[0] and others == 3 * [others[0]]
 
 
-def test_who_was_absent_when_a_curve_came_stays_absent() -> None:
+def test_a_worker_absent_when_a_curve_comes_stays_absent() -> None:
     made = planner(there=3)
     made.leave(1)
     made.join(3, DEVICES[2], PLENTY, PLENTY)
@@ -212,7 +212,7 @@ def test_without_patience_a_step_waits_for_everybody() -> None:
         assert made.plan.deadline == float("inf")
 
 
-def test_who_is_too_slow_sits_out_and_works_beside() -> None:
+def test_a_worker_that_is_too_slow_sits_out_and_works_beside() -> None:
     made = planner()
     assert not made.background.any()
     observe(made, {3: 400.0})
@@ -225,7 +225,7 @@ def test_who_is_too_slow_sits_out_and_works_beside() -> None:
 
 
 @pytest.mark.parametrize("spec", [SynchronousSpec(steps=16), SynchronousSpec(global_batch=20)])
-def test_who_works_beside_has_a_part_of_a_step_that_is_smaller_than_workers_like(
+def test_a_worker_beside_has_a_part_of_a_step_that_is_smaller_than_workers_like(
     spec: SynchronousSpec,
 ) -> None:
     """Else its sum outweighs many steps, comes after all of them, and a change of its speed shows late."""

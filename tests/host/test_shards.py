@@ -155,7 +155,7 @@ def test_of_a_worker_with_another_count_the_other_shards_can_be_taken() -> None:
     assert [sum(stop - start for start, stop in ranges) for ranges in host] == [0, 31, 32]
 
 
-def test_who_comes_in_mid_epoch_changes_no_order_of_others() -> None:
+def test_a_worker_that_joins_in_mid_epoch_changes_no_order_of_others() -> None:
     alone, joined = team(1), team(1)
     for _ in range(3):
         assert step(alone, [0, 8, 0, 0]) == step(joined, [0, 8, 0, 0])
@@ -167,7 +167,7 @@ def test_who_comes_in_mid_epoch_changes_no_order_of_others() -> None:
     ]
 
 
-def test_who_comes_back_goes_on_where_it_was() -> None:
+def test_a_worker_that_returns_goes_on_where_it_was() -> None:
     shards = team(1, 2)
     counted = step(shards, [0, 8, 8, 0])
     assert shards.add(1, FOLDERS[1]) == ""  # a new process with the same samples

@@ -32,7 +32,7 @@ def device(name: str, at_rest: AtRest) -> DeviceInfo:
     return DeviceInfo(name, "real", "ready", "", "10.77.0.2", welcome, LOAD, (0, 0))
 
 
-def test_who_does_not_encrypt_is_shown_and_named_with_the_reason() -> None:
+def test_a_device_without_encryption_is_named_with_the_reason() -> None:
     infos = [
         device("csd0", AtRest("AES-256-XTS")),
         device("csd1", AtRest(reason="it held files already")),
@@ -116,7 +116,7 @@ def test_the_jobs_of_a_narrow_terminal_are_whole(capsys: pytest.CaptureFixture[s
 JOB = JobInfo(7, "digits", "running", "", "", 3, 30, "round", "loss", None, None, 0, 0.0, None)
 
 
-def test_a_job_that_is_done_says_whom_its_last_round_lacked() -> None:
+def test_a_job_that_is_done_names_the_devices_its_last_round_lacked() -> None:
     done, last = replace(JOB, round=2, score=0.5), Round(2, {}, 1.0, 8, {}, {"csd1": "no folder"}, {})
     assert ending(done, [replace(last, missing={})]) == "job 7 is done: loss 0.5000 after 2 rounds"
     assert ending(done, [last]).endswith("after 2 rounds, the last one without csd1")

@@ -151,7 +151,7 @@ def test_follows_no_link(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_who_logs_waits_for_no_reader(tmp_path: Path) -> None:
+def test_a_daemon_that_logs_waits_for_no_reader(tmp_path: Path) -> None:
     program = """
 import logging, os, sys
 from millpond.linux.logs import UnblockedHandler

@@ -181,7 +181,7 @@ def enter(pids: str) -> None:
 
 
 @needs_root
-def test_who_ends_it_does_not_wait_for_ever() -> None:
+def test_ending_a_process_has_a_limit_of_time() -> None:
     """Its PIDs are not gone before all in them are, here one whose parent, outside, does not bury it. What
     reads from a file system that does not answer lasts as long.
     """

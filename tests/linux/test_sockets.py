@@ -40,7 +40,7 @@ def test_a_path_longer_than_an_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660])
-def test_who_may_connect(tmp_path: Path, mode: int) -> None:
+def test_a_socket_has_the_mode_that_is_asked_for(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "s"
     with sockets.listen(path, mode=mode):
         assert path.stat().st_mode & 0o777 == mode

@@ -221,7 +221,7 @@ def test_another_host_key_than_the_pinned_one_is_refused(fleet: Emulation, tmp_p
     assert "no key of csd1" in complaint(millpond("run", "--fleet", tmp_path, "csd1", "true"), 2)
 
 
-def test_who_follows_a_job_may_leave_at_any_time(fleet: Emulation) -> None:
+def test_a_follower_of_a_job_may_leave_at_any_time(fleet: Emulation) -> None:
     daemon = fleet.daemon()
     with fleet.begin("train", fleet.write_job("left-alone", rounds=500)) as follower:
         eventually(lambda: " 1 " in follower.stdout.readline(), "a finished round", 120)

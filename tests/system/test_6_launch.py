@@ -301,7 +301,7 @@ def test_remote_calls_go_between_all_ranks(ready: Emulation) -> None:
     ]
 
 
-def test_who_logs_in_has_the_python_of_workers_and_what_it_asks_of_a_machine(ready: Emulation) -> None:
+def test_a_login_has_the_python_of_workers_and_what_it_asks_of_a_machine(ready: Emulation) -> None:
     code = "import torch; print(torch.ones(2).sum().item())"
     result = ready.millpond("run", "csd0", "--", f"millpond-python -c '{code}'")
     assert (result.code, result.out) == (0, "2.0\n"), result

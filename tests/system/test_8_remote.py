@@ -249,7 +249,7 @@ def test_a_time_limit_ends_also_what_does_not_want_to(fleet: Emulation) -> None:
     assert document(found) == {"device": "csd0", "exit_code": 0, "stdout": "", "stderr": ""}
 
 
-def test_who_does_not_read_ends_the_commands(fleet: Emulation) -> None:
+def test_a_client_that_does_not_read_ends_the_commands(fleet: Emulation) -> None:
     script = f"{' '.join(MILLPOND)} run --stream --fleet {fleet.directory} --all -- 'yes 47112' | head -1"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")

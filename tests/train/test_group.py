@@ -123,7 +123,7 @@ def test_private_samples_are_taken_by_their_own_rank(three: list[dict[str, Any]]
         assert sorted(public) == list(range(PUBLIC))
 
 
-def test_who_has_no_samples_left_takes_part_with_none(three: list[dict[str, Any]]) -> None:
+def test_a_rank_without_samples_left_takes_part_with_none(three: list[dict[str, Any]]) -> None:
     assert any(batches[2] == 0 < batches[0] for batches in three[0]["private"]["batches"])
     own, everyones = [data(count, 20 + rank) for rank, count in enumerate(PRIVATE)], 3 * [data(PUBLIC, 9)]
     steps: list[Any] = []
@@ -135,7 +135,7 @@ def test_who_has_no_samples_left_takes_part_with_none(three: list[dict[str, Any]
 
 
 @pytest.mark.serial
-def test_who_is_slow_gets_less_and_the_others_more(three: list[dict[str, Any]]) -> None:
+def test_a_slow_rank_gets_less_and_the_others_more(three: list[dict[str, Any]]) -> None:
     batches = three[0]["batches"]
     assert all(sum(step) == BATCH and min(step) >= 2 for step in batches)
     before = batches[CHANGE - 1]
@@ -281,7 +281,7 @@ def test_where_all_batches_take_as_long_they_stay_about_equal() -> None:
     assert min(tuner.batches) > 10
 
 
-def test_who_is_too_slow_for_two_samples_takes_two_and_is_seen_when_it_is_faster() -> None:
+def test_a_rank_too_slow_for_two_samples_takes_two_and_is_noticed_when_faster() -> None:
     tuner = BatchTuner(60, 3, balanced=True)
     fast = (0.01, 0.001)
     train(tuner, [fast, fast, (2.0, 0.5)], 10)

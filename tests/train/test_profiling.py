@@ -120,7 +120,7 @@ def test_the_middle_of_repeats_counts() -> None:
 
 
 @pytest.mark.parametrize("samples", [0, 1])
-def test_who_has_less_than_two_samples_is_not_measured(samples: int) -> None:
+def test_a_worker_with_fewer_than_two_samples_is_not_measured(samples: int) -> None:
     probe = Probe(10, samples)
     assert (probe.next(), probe.points, probe.most) == (None, (), samples)
 

@@ -134,7 +134,7 @@ def test_one_end_of_each_role_at_a_time(undo: ExitStack, server: tuple[Path, Pro
     connect(undo, server[0], "host")
 
 
-def test_who_leaves_is_told_and_descriptors_do_not_gather(
+def test_a_peer_that_leaves_is_announced_and_descriptors_do_not_gather(
     undo: ExitStack, server: tuple[Path, Program]
 ) -> None:
     host = connect(undo, server[0], "host")

@@ -2,7 +2,7 @@
 """Edge: a confined script on the device: it may read private folders, and has no network but its exchanges.
 
 The agent relays these to the host through its gate, one part of a vector at a time, and only those that the
-device's policy allows. What the script prints stays on the device, unless the device tells errors in full.
+device's policy allows. The script's prints stay on the device, unless the device tells errors in full.
 What it saves ends with it.
 """
 

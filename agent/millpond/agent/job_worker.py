@@ -101,7 +101,7 @@ class JobWorker:
         self._encoder = UpdateEncoder(encoding, size, end) if encoding.name != PLAIN else None
         self._busy = threading.Lock()
         sandbox, self._streams = self._sandbox(), _relay(config, request, gate)
-        # What jobs keep is private, and a worker with a stream has a way to tell it.
+        # The state that jobs keep is private, and a worker with a stream could send it.
         self._kept = None if self._streams else _state_folder(config, self.name)
         with contextlib.ExitStack() as failed:
             failed.callback(_leave, self._kept)

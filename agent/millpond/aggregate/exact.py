@@ -33,7 +33,7 @@ from millpond.base.errors import RemoteError
 LARGEST = float(np.finfo(np.float32).max)
 """The largest finite float32."""
 _SMALLEST, _MEAN_ERROR = float(np.finfo(np.float32).smallest_subnormal), 1e-6
-"""What rounding adds to a mean at most, the second as a share of it."""
+"""The greatest error that rounding adds to a mean; the second is a share of the mean."""
 _BITS = 51
 _MOST_BITS = 900
 """No float32 needs more, and with more than 1023 the scale would overflow."""

@@ -26,7 +26,7 @@ _FIELDS = {
     "picture": f"{_NUMBER}x{_NUMBER} (?:grey|RGB)(?: of 16 bits)?",
     "reason": f"(?:{'|'.join(re.escape(os.strerror(number)) for number in errno.errorcode)})",
 }
-"""What each kind of field may hold. A name is checked against those that the host has sent."""
+"""The pattern of each kind of field. A name must be one of those that the host has sent."""
 TEXTS: Final[list[ErrorText]] = []
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device tells of itself: its load, energy and drive."""
+"""The device's reports on itself: its load, energy and drive."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users call: a task trained in one process, or a fleet simulated in one."""
+"""Functions for users: train a task in one process, or simulate a fleet in one."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job is, and its TOML file."""
+"""The job and its TOML file."""

@@ -309,7 +309,7 @@ class SynchronousSpec:
 
 @dataclass(frozen=True, slots=True)
 class LimitsSpec:
-    """The limits of a job. What a device claims beyond them is refused."""
+    """The limits of a job. A device's claim beyond them is refused."""
 
     wait: Annotated[float, Key("seconds without progress after which the job fails", above=0)] = 300.0
     most_samples: Annotated[int, Key("most samples that a device may claim to have", above=0)] = 1 << 24

@@ -3,7 +3,7 @@
 
 FD is an inherited, connected Unix socket on which PrepareWorker (or PrepareServer) and the requests of its
 role are served until its end. A failure of the user's model or data is answered by Failure, and the worker
-lives on. What the user's code prints goes to this process's own output, as does the whole traceback of every
+lives on. The prints of the user's code go to this process's own output, as does the whole traceback of every
 failure.
 """
 

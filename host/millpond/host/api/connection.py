@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from millpond.wire.messages import Message, message
 
 ENDED = "the host daemon has ended; jobs go on when it is back"
-"""What a command says that has lost the daemon."""
+"""The text of a command that has lost the daemon."""
 CLOSED = "the host daemon has closed this command's connection, and runs; start the command again"
-"""What a command says that has lost its connection to a daemon that runs."""
+"""The text of a command that has lost its connection to a running daemon."""
 
 
 @message("api.volume")

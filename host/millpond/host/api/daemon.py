@@ -206,7 +206,7 @@ class Submitted(Message):
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job now: ``round`` is its last finished one, of ``rounds``; ``unit`` is what it calls a round, times
+    """A job now: ``round`` is its last finished one, of ``rounds``; ``unit`` is its name for a round, times
     are Unix seconds. ``metric`` decides which model is the best: ``score`` is its last value, ``best`` that
     of ``best_round``, None before the first. ``reason`` says what an active job waits for. ``waits`` is the
     share of its time in which each worker waited for data in the last rounds, 0 for less than half a second

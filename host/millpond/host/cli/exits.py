@@ -37,7 +37,7 @@ The fleet's directory is that of --fleet, else that of the variable MILLPOND_FLE
 ~/.local/state/millpond for others.
 """
 _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "fuse": "fuse-python"}
-"""What pip calls a package, where that is not its own name."""
+"""The names of packages for pip, where they differ from those of their modules."""
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 

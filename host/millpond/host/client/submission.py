@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: what a client hands to the daemon for a job, and the model that comes back.
+"""Edge: the files that a client hands to the daemon for a job, and the model that it gets.
 
 The daemon opens nothing by another user's path, and sees no home: contents and descriptors cross the socket.
 """

@@ -390,7 +390,7 @@ _OWNERS: Mapping[type[Message], str] = {
     daemon.PruneJobs: "the removal of jobs' files",
     StartLaunch: "a launch",
 }
-"""What members of the socket's group may not do."""
+"""The requests that members of the socket's group may not make."""
 
 
 def _send_with(client: Channel, answer: Message, descriptor: int) -> None:

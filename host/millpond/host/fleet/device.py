@@ -344,7 +344,7 @@ class Device:
         with self._changed:
             before = self._status
             state = lifecycle.after(before.state, event) if not _repeated(before, event) else before.state
-            reason = printable(reason.removeprefix(f"{self.name}: "))  # who tells it names the device
+            reason = printable(reason.removeprefix(f"{self.name}: "))  # the table names the device already
             self._status = DeviceStatus(state, reason, welcome or before.welcome, load, self._heard)
             self._changed.notify_all()
         if state is not before.state and state is not DeviceState.CONNECTING:

@@ -66,7 +66,7 @@ def fault_of(mounter: subprocess.Popen[str]) -> str:
 
 
 def end(mounter: subprocess.Popen[str]) -> None:
-    """End a mounter, by a kill if need be. One that the kernel does not let go is left behind."""
+    """End a mounter, by a kill if need be. A mounter that the kernel does not release stays."""
     for stream in (mounter.stdout, mounter.stderr):
         if stream:
             stream.close()

@@ -48,7 +48,7 @@ def decide(running: Mapping[int, Set[str]], queued: Iterable[QueuedJob]) -> Queu
 
 
 def describe(waits: tuple[int, ...]) -> str:
-    """Describe what a queued job waits for; "" for nothing."""
+    """Describe the jobs that a queued job waits for; "" for none."""
     if not waits:
         return ""
     return f"waits for job{'s' if len(waits) > 1 else ''} {', '.join(map(str, waits))}"

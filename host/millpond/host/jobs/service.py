@@ -307,7 +307,7 @@ class JobService:
             self._closing = True
             if self._retry:
                 self._retry.cancel()
-        self._notify()  # who follows a job
+        self._notify()  # clients that follow a job
         for running in list(self._running.values()):
             running.closing.set()
             self._end(running)

@@ -100,7 +100,7 @@ class LaunchGroup:
             self._changed.release()
 
     def leave(self, rank: int) -> None:
-        """Note that a rank's script has ended: who waits for it would wait for ever."""
+        """Note that a rank's script has ended: ranks that wait for it would never end."""
         with self._changed:
             self._left.add(rank)
             self._check_left()

@@ -333,4 +333,4 @@ class _Launch:
 def _check_present(client: Channel) -> None:
     """Raise ConnectionLost if the client has closed its connection: it sends nothing else during a launch."""
     if sockets.readable([client.sock], 0.0):
-        raise ConnectionLost("whoever launched a script has left")
+        raise ConnectionLost("the command that launched the script has left")

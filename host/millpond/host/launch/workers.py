@@ -227,7 +227,7 @@ class HostPlace:
 
 
 class WorkerRun:
-    """The run of one worker until its end, or that of the launch. What becomes of it is ``put`` as events."""
+    """The run of one worker until its end, or that of the launch. It ``put``s its results as events."""
 
     def __init__(
         self, worker: LaunchWorker, place: HostPlace, over: Over, put: Callable[[LaunchEvent], None]

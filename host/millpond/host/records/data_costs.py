@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what the data of a job cost its workers, as they have measured it, and how that is told."""
+"""Pure: the cost of a job's data by the workers' measurements, and its texts for users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DataCosts:
     mini-epoch, in ``stalled`` for a mini-epoch. ``reading`` are the seconds of reading ``samples`` samples,
     of ``size`` bytes together, in all threads; ``batches`` those that were trained on, or parts of them.
     ``mini_epochs`` is their number, and ``[tier] fast`` last held two of ``fitting`` samples; a rule repeated
-    them ``repeats`` times together, 0 without one. ``stream`` is what was last chosen for a stream.
+    them ``repeats`` times together, 0 without one. ``stream`` is the last choice for a stream.
     """
 
     seconds: float = 0.0

@@ -18,7 +18,7 @@ same work would end it again, or the memory of its machine ran out.
 FOR_GOOD = ("data", "model", "policy", "processes", OUT_OF_MEMORY)
 """The codes of refusals that no other try with the same settings can mend."""
 HIDDEN = "stays on the device"
-"""What an error says whose text is in the job's log on its device alone."""
+"""The text for an error whose own text stays in the job's log on its device."""
 
 
 def reason_of(error: Exception, worker: str) -> str:

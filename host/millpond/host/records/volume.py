@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what is told of a device's volume."""
+"""Pure: the reports on a device's volume."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from millpond.images.format.manifest import Manifest
 from millpond.linux.files import sha256_of
 
 _FOLDER = "tmp"
-"""What the names of folders begin with in which bundles are made."""
+"""The prefix of the folders in which bundles are made."""
 
 _IMAGES = {"rootfs": "root.squashfs", "esp": "esp.vfat"}
 """Images in the order of writing: the firmware finds the new slot only when all of it is there."""

@@ -129,7 +129,7 @@ class DeviceUpdate:
         return self._wait(before)
 
     def check(self, *, allow_older: bool = False) -> Running:
-        """Return what the device runs. Raises LocalError if the image is not for the device, RemoteError."""
+        """Return the running software. Raises LocalError if the image is not for the device, RemoteError."""
         with self._connected() as transport:
             running = self._running(transport)
         manifest = self._bundle.manifest

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge (SSH): a job's own log on a device, which no host but that of the device's owner can read.
 
-It has what the job's code prints, and whole tracebacks, whose messages can hold private data. So the agent
+It has the prints of the job's code, and whole tracebacks, whose messages can hold private data. So the agent
 sends it to nobody: root of the device reads it, with the fleet's admin key.
 """
 

@@ -13,7 +13,7 @@ _CHUNK = 1 << 18
 
 
 def relay(connection: socket.socket, source: int, target: int) -> None:
-    """Relay what comes from the descriptor ``source`` to the connection, and what comes from there to
+    """Relay data from the descriptor ``source`` to the connection, and data from there to
     ``target``, until the peer has ended. The end of the source is passed on.
     """
     connection.settimeout(None)

@@ -17,7 +17,7 @@ _CHUNK = 1 << 16
 
 
 class SharedInput:
-    """Reads the descriptor ``source`` to its end. What was read waits in a file without a name, so that no
+    """Reads the descriptor ``source`` to its end. The data waits in a file without a name, so that no
     reader waits for another. A source that cannot be read has ended.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: rows of the fleet's database as jobs and rounds, and what is wrong with those that are none."""
+"""Pure: rows of the fleet's database as jobs and rounds, and the faults of rows that are neither."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def round_row(row: sqlite3.Row) -> Round:
 
 
 def unreadable(row: sqlite3.Row, error: UnreadableRow) -> UnreadableJob:
-    """Return what is known of a job whose row cannot be read."""
+    """Return the readable part of a job whose row cannot be read."""
     return UnreadableJob(row["id"], row["name"], row["created"], row["ended"], str(error))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from millpond.host.records.device_set import fold
 
 MOST_HELD = 32 << 20
-"""Characters that are kept; beyond them what has come is shown."""
+"""Characters to keep; more are shown at once."""
 
 
 class FoldedOutput:
@@ -27,7 +27,7 @@ class FoldedOutput:
             self.show()
 
     def show(self) -> None:
-        """Print what is kept, and keep it no longer."""
+        """Print the kept output and forget it."""
         held = self._held
         self.forget()
         for is_error, stream in ((False, sys.stdout), (True, sys.stderr)):
@@ -36,7 +36,7 @@ class FoldedOutput:
             stream.flush()
 
     def forget(self) -> None:
-        """Keep nothing of what has come."""
+        """Forget the kept output."""
         self._size = 0
         self._held: tuple[dict[str, list[str]], ...] = tuple(
             {device: [] for device in self._devices} for _ in range(2)

@@ -43,7 +43,7 @@ class ProgressBars:
         self._bars.stop()
 
     def begin(self, name: str, total: int) -> Callable[[int], None]:
-        """Add a bar of ``total`` bytes. Returns what is called with the bytes of each step."""
+        """Add a bar of ``total`` bytes. Returns the function to call with the bytes of a step."""
         return functools.partial(self._bars.advance, self._bars.add_task(name, total=total))
 
     def print(self, line: str) -> None:

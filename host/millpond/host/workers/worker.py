@@ -310,7 +310,7 @@ class HostProcess(WorkerHandle):
 
 
 class LocalWorker(HostProcess):
-    """A worker on the host. What it keeps for itself lies in the folder ``kept``."""
+    """A worker on the host. Its own state lies in the folder ``kept``."""
 
     def __init__(
         self,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``millpond simulate`` simulates: a fleet, or two tiers of storage."""
+"""The simulations of ``millpond simulate``: a fleet, or two tiers of storage."""

@@ -30,7 +30,7 @@ app = new_app()
 
 
 def complete_logs(context: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
-    """Return what has a log: devices and jobs."""
+    """Return the names that have a log: devices and jobs."""
     return [*complete_devices(context, incomplete), *complete_jobs(context, incomplete)]
 
 
@@ -64,7 +64,7 @@ def logs(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show the log of a device's agent, or of a job. What a job prints on a device stays there.
+    """Show the log of a device's agent, or of a job. A job's prints on a device stay there.
 
     Such prints can hold private data, so only root of the device reads them: 'millpond logs --device csd0
     JOB'.

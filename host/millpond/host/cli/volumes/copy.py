@@ -46,7 +46,7 @@ MOST_TOLD = 50
 
 @dataclass(slots=True)
 class TargetCopy:
-    """A copy to one target: what was copied, and what has failed."""
+    """A copy to one target: its counts and its failures."""
 
     target: CopyEndpoint
     copied: Copied = field(default_factory=Copied)
@@ -146,7 +146,7 @@ class _CopyJob:
 
 
 def _tell(copies: Sequence[TargetCopy], ended: int, *, keeps: bool, as_json: bool) -> None:
-    """Print what was copied to each target. Exits if the copy was ended or has failed."""
+    """Print the result for each target. Exits if the copy was ended or has failed."""
     several, is_ended = len(copies) > 1, any(copy.is_ended for copy in copies)
     is_whole = not is_ended and not any(copy.failures for copy in copies)
     for copy in copies:
@@ -161,7 +161,7 @@ def _tell(copies: Sequence[TargetCopy], ended: int, *, keeps: bool, as_json: boo
     if is_ended:
         done = sum(copy.copied.files for copy in copies)
         left = (
-            "what has come of a file stays in a hidden '.NAME.*.part'"
+            "the copied part of a file stays in a hidden '.NAME.*.part'"
             if keeps
             else "nothing unfinished stays"
         )
@@ -239,7 +239,7 @@ class CopyProgress(Protocol):
     """Shows how far copies are."""
 
     def begin(self, name: str, total: int) -> Callable[[int], None]:
-        """Begin a source of ``total`` bytes. Returns what is called with the bytes of each step."""
+        """Begin a source of ``total`` bytes. Returns the function to call with the bytes of a step."""
 
     def print(self, line: str) -> None:
         """Print a line for the user."""
@@ -301,7 +301,7 @@ class _Transfer:
             return LocalError(text)
         why = causes(error)
         because = "" if why == error.strerror else f" ({why})"
-        begun = "the same command again goes on from what has come, in hidden files '.NAME.*.part'"
+        begun = "the same command again continues from the hidden files '.NAME.*.part'"
         return RemoteError(f"{text}{because}; {begun}")
 
 

@@ -37,7 +37,7 @@ def cp(
     delete: Annotated[
         bool,
         typer.Option(
-            "--delete", help="Then delete what a directory of the target has and the source has not."
+            "--delete", help="Then delete from the target's directories what the source does not have."
         ),
     ] = False,
     exclude: Annotated[

@@ -37,7 +37,7 @@ _IGNORED = (
     *("defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group"),
     *("nosuid", "nodev", "async", "relatime", "noatime", "nodiratime"),
 )
-"""Options of mount(8) that a mount has anyway, or that are for whoever calls it."""
+"""Options of mount(8) that a mount has anyway, or that are for its callers."""
 
 
 def parsed(text: str) -> MountOptions:

@@ -188,7 +188,7 @@ class StepSchedule:
     """Schedules synchronous steps: each takes a batch of every worker, until an epoch's samples are used."""
 
     unit, epoch, is_epoch = "step", "epoch", False
-    """What an exchange and an epoch are called, and whether they are the same."""
+    """The names of an exchange and an epoch, and whether both are the same."""
     most_late = False
     """A step's deadline follows from its plan alone."""
 
@@ -201,7 +201,7 @@ class StepSchedule:
         return bool
 
     def factors(self, outcome: ExchangeOutcome) -> tuple[float, float]:
-        """Return by what the mean of a step is multiplied, and that of its buffers. All samples weigh the
+        """Return the factors of a step's mean and of the mean of its buffers. All samples weigh the
         same: a step without late samples moves less, the step that counts them more. Buffers move as far, but
         never beyond the values that updates have led to.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (a queue): the roster of a job: the workers that take part or are measured, and what they say."""
+"""Edge (a queue): the roster of a job: the workers that take part or are measured, and their events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond.host.workers.worker import ModelState
 
 class JobRoster(Membership[Dispatcher]):
     """A membership of workers with dispatchers; the ``profiler`` has those that are measured before they take
-    part. All of them put what they have to say into ``events``.
+    part. All of them put their events into ``events``.
     """
 
     def __init__(self, workers: int, devices: Iterable[int], quorum: float) -> None:

@@ -112,7 +112,7 @@ class RoundSchedule:
     """
 
     unit, epoch, is_epoch = "round", "round", True
-    """What an exchange and an epoch are called, and whether they are the same."""
+    """The names of an exchange and an epoch, and whether both are the same."""
 
     def __init__(self, job: Job, names: Sequence[str]) -> None:
         self._spec, self._seed, self._names = job.averaging, job.seed, names
@@ -137,7 +137,7 @@ class RoundSchedule:
         return lambda ranks: membership.is_quorum(ranks, asked)
 
     def factors(self, outcome: ExchangeOutcome) -> tuple[float, float]:
-        """Return by what the mean of a round is multiplied, and that of its buffers."""
+        """Return the factors of a round's mean and of the mean of its buffers."""
         return outcome.local_steps, 1.0
 
     def missing(self, counted: Collection[str], reason: Callable[[int], str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 
 A file is written under a temporary name that contains the version of its source, put on the flash, and only
 then renamed: a name stands for the old file or the new one, and the next copy uses the bytes that a broken
-copy wrote. What cannot be copied keeps no other file from being copied.
+copy wrote. A file that cannot be copied does not stop the copy of others.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Copier:
                     raise failure
 
     def _directory(self, item: Item, existing: dict[str, Attributes] | None) -> None:
-        """Make a directory unless it is there, and remember what is in it."""
+        """Make a directory unless it is there, and remember its contents."""
         self._existing, self._listed = existing or {}, item.target
         if existing is not None:
             self._surplus.there(item.target, existing)

@@ -22,7 +22,7 @@ _MOST_AHEAD = 100_000
 MOST_NAMES = 2_000_000
 """Names in one directory. One takes a kilobyte of memory."""
 MOST_BYTES = 4 << 30
-"""Memory for the list of what is copied."""
+"""Memory for the list of a copy's items."""
 _ITEM_BYTES = 850  # of its numbers
 
 
@@ -96,7 +96,7 @@ class Listings:
                 return None
 
     def next(self) -> dict[str, Attributes] | None:
-        """Return what is in the next directory, with attributes; None if there is none."""
+        """Return the next directory's names with attributes; None if the directory does not exist."""
         path, listing = self._ahead.popleft()
         self._begin()
         try:

@@ -16,7 +16,7 @@ from millpond.host.remote.copies.small_copies import naming
 
 
 class Surplus:
-    """Knows what each directory on the ``volume`` is to hold, and what it has held before the copy."""
+    """Holds the names that a copy expects in the directories on the ``volume``, and those that were there."""
 
     def __init__(self, volume: BulkPathAdapter) -> None:
         self._volume = volume
@@ -28,7 +28,7 @@ class Surplus:
         self._expected[folder] = inside, frozenset(names)
 
     def there(self, folder: str, found: Mapping[str, Attributes]) -> None:
-        """Note what a directory has."""
+        """Note the names in a directory."""
         if folder not in self._expected:
             return
         inside, names = self._expected.pop(folder)

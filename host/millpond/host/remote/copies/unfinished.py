@@ -3,7 +3,7 @@
 
 A name tells its target and the version of its source. A copy that writes such a file holds a socket of its
 name, which the kernel takes back at the process's end: two copies at once never write into the same file, and
-what none holds was left by a copy that was killed.
+a file whose name no process holds was left by a killed copy.
 """
 
 from __future__ import annotations
