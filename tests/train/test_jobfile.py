@@ -18,6 +18,7 @@ from millpond.base.keys import Key, keys_of
 from millpond.base.schema import dump, load
 from millpond.train.job import file
 from millpond.train.job.check import check_work
+from millpond.train.job.overrides import longer
 from millpond.train.job.spec import (
     DeviceFolder,
     EvaluationSpec,
@@ -30,7 +31,6 @@ from millpond.train.job.spec import (
     SynchronousSpec,
     TrainingSpec,
     WorkSpec,
-    longer,
 )
 
 from ..job_files import described, written
@@ -189,6 +189,24 @@ def test_optimizers_and_schedulers_are_names_or_tables(
     work = read(folder, f"{GOOD}[train]\n{train}")[0].work
     assert (work.optimizer, work.scheduler) == (optimizer, scheduler)
     assert load(WorkSpec, msgpack.unpackb(msgpack.packb(dump(work))), "work") == work
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ("resize = 64", 'resize: pictures alone are scaled, of format = "images"'),
+        ('format = "images"\nresize = 64\ncrop = 65', "crop: 65 is more than resize, 64"),
+        ("crop = -1", "crop: -1 is not between 0 and 8192"),
+    ],
+)
+def test_sides_of_images_that_cannot_be_are_refused(folder: Path, keys: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"data: {re.escape(text)}"):
+        read(folder, GOOD.replace("[data]\n", f"[data]\n{keys}\n"))
+
+
+def test_streamed_images_are_not_cropped(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="data: flip: streamed images come as they are stored"):
+        read(folder, OF_DEVICE.replace("[data]\n", "[data]\nflip = true\n") + "[synchronous]\n")
 
 
 def test_a_rate_of_each_step_is_for_synchronous_steps(folder: Path) -> None:

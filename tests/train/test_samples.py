@@ -23,6 +23,7 @@ from millpond.train.data import rows
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages, load
 from millpond.train.data.rows import ArrayRows, FileRows
+from millpond.train.job.variation import Variation
 from millpond.train.task.task import Task
 
 from .wrong_samples import FOLDER, WRONG, data_error
@@ -317,3 +318,44 @@ def test_a_small_npy_file_is_kept_in_memory_and_a_large_one_is_not(
     assert isinstance(large, FileRows)
     for found in (small, large):
         np.testing.assert_array_equal(found.read([7, 2]), IMAGES[[7, 2]])
+
+
+def photos(folder: Path) -> Path:
+    random = np.random.default_rng(5)
+    for number, size in enumerate([(40, 30), (20, 64), (33, 33), (50, 20)]):
+        (folder / f"{number % 2}").mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 256, (*size, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number % 2}" / f"{number}.png")
+    return folder
+
+
+def test_pictures_of_unequal_sizes_are_scaled_and_cropped(tmp_path: Path) -> None:
+    variation = Variation(resize=24, crop=16, flip=True)
+    whole = load(photos(tmp_path), ".", "images", variation=Variation(resize=24))
+    cropped = load(tmp_path, ".", "images", variation=variation)
+    assert (whole.shape, cropped.shape) == ((3, 24, 24), (3, 16, 16))
+    assert (images(cropped) == images(whole)[:, :, 4:20, 4:20]).all()  # the middle, where a model is scored
+    one, again, other = (cropped.varied(draws) for draws in ("7 1 csd0", "7 1 csd0", "7 2 csd0"))
+    assert (images(one) == images(again)).all() and (images(one) != images(other)).any()
+    assert (one[3][0].numpy() == images(one)[3]).all()  # whatever else is in the batch
+    places = {_place(cropped.varied(f"{epoch}"), whole) for epoch in range(30)}
+    assert len(places) > 20 and {mirrored for *_, mirrored in places} == {False, True}
+
+
+def _place(varied: LabelledImages, whole: LabelledImages) -> tuple[int, int, bool]:
+    """Where in the whole first image the varied one lies, and whether it is mirrored."""
+    (part, _), (all_of_it, _) = varied[0], whole[0]
+    for mirrored in (False, True):
+        wanted = part.flip(2) if mirrored else part
+        for top in range(9):
+            for left in range(9):
+                if torch.equal(all_of_it[:, top : top + 16, left : left + 16], wanted):
+                    return top, left, mirrored
+    raise AssertionError("it is no part of the image")
+
+
+def test_arrays_are_cropped_too_and_small_ones_are_told(tmp_path: Path) -> None:
+    write_npy(tmp_path / "private/digits", PIXELS, LABELS)
+    assert load(tmp_path, "private/digits", "npy", variation=Variation(crop=3)).shape == (1, 3, 3)
+    with pytest.raises(DataError, match="holds images of 1x4x5, smaller than the job's crop of 6"):
+        load(tmp_path, "private/digits", "npy", variation=Variation(crop=6))

@@ -67,6 +67,7 @@ EMPTY_EXCHANGE = ErrorText("an exchange without samples is wanted")
 SMALL_TIER = ErrorText("[tier] fast holds {number} samples twice, and a group of them is {number}")
 NO_ACCURACY = ErrorText("train.repeat weighs an error, which is 1 - accuracy; the task has no such metric")
 OTHER_SHAPES = ErrorText("{name} holds samples of {shape}, {name} of {shape}")
+SMALL_IMAGES = ErrorText("{name} holds images of {shape}, smaller than the job's crop of {number}")
 NOT_IMAGES = ErrorText("{name} holds {dtype} of shape {tuple}, not images")
 OTHER_TYPE = ErrorText(
     "{name} holds {dtype}: images are uint8 or floats; read other data in a task's dataset"

@@ -28,16 +28,16 @@ Part = tuple[str, Rows, Array]
 """The name of a file or folder, its images and their labels."""
 
 
-def parts(root: Path, folder: str, format_: str, classes: Sequence[str]) -> Iterator[Part]:
+def parts(root: Path, folder: str, format_: str, classes: Sequence[str], resize: int = 0) -> Iterator[Part]:
     """Yield the images of a folder (absolute or below ``root``). ``classes`` names the sub-folders of format
-    ``images`` by label. Raises DataError.
+    ``images`` by label, and ``resize`` is the side to which pictures are scaled. Raises DataError.
     """
     _listed(root, folder)
     if format_ == "npy":
         return _npy(root, folder)
     if format_ == "idx":
         return _idx(root, folder)
-    return _images(root, folder, classes)
+    return _images(root, folder, classes, resize)
 
 
 def _listed(root: Path, folder: str, below: str = "") -> list[str]:
@@ -85,7 +85,7 @@ def _is_only_copy(name: str, names: set[str]) -> bool:
     return name.endswith("ubyte.gz") and name.removesuffix(".gz") not in names
 
 
-def _images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[Part]:
+def _images(root: Path, folder: str, classes: Sequence[str], resize: int) -> Iterator[Part]:
     found = class_names(root / folder)
     if not found:
         raise DataError(error_texts.NO_SUCH_FILE(folder, "sub-folder per class"))
@@ -101,7 +101,7 @@ def _images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[Part]:
         labels += [classes.index(sub)] * len(own)
     if not names:
         raise DataError(error_texts.NO_SUCH_FILE(folder, "PNG or JPEG images"))
-    pictures = PictureRows(names, lambda name: _picture(root, name))
+    pictures = PictureRows(names, lambda name: _picture(root, name, resize))
     yield folder, rows.in_memory(pictures), np.array(labels)
 
 
@@ -109,15 +109,18 @@ def _is_image(name: str) -> bool:
     return Path(name).suffix.lower() in (".png", ".jpg", ".jpeg") and not name.startswith(".")
 
 
-def _picture(root: Path, name: str) -> Array:
-    """Read one picture as uint8 [C, H, W], C 1 for grey and 3 for all others; grey values of 16 bits as
-    float32 from 0 to 1. Raises DataError.
+def _picture(root: Path, name: str, resize: int = 0) -> Array:
+    """Read one picture as uint8 [C, H, W], C 1 for grey and 3 for all others, and 3 for all that are scaled
+    to sides of ``resize``; grey values of 16 bits as float32 from 0 to 1. Raises DataError.
     """
     from PIL import Image  # a worker that reads arrays does without pillow
 
     data = rows.content(root, name)
     try:
         with Image.open(io.BytesIO(data)) as picture:
+            if resize:
+                scaled = picture.convert("RGB").resize((resize, resize), Image.Resampling.BILINEAR)
+                return np.asarray(scaled).transpose(2, 0, 1)
             deep = picture.mode.startswith("I")  # which convert() would cut to 255
             grey = deep or picture.mode in ("1", "L")
             pixels = np.asarray(picture if deep else picture.convert("L" if grey else "RGB"))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from millpond.train import error_texts
 from millpond.train.data import folders
 from millpond.train.data.errors import DataError
 from millpond.train.data.rows import Array, ArrayRows, Rows
+from millpond.train.job.variation import Variation
 
 
 class LabelledImages:
@@ -26,11 +29,28 @@ class LabelledImages:
     thread_safe = True
 
     def __init__(
-        self, parts: Sequence[Rows], labels: NDArray[np.int64], names: Sequence[str], name: str = ""
+        self,
+        parts: Sequence[Rows],
+        labels: NDArray[np.int64],
+        names: Sequence[str],
+        name: str = "",
+        variation: Variation | None = None,
     ) -> None:
         self._parts, self.labels, self._names, self.name = parts, labels, names, name
         self._ends = np.cumsum([len(part) for part in parts])
-        self.shape = _shape(parts[0].shape)
+        self._variation, self._draws = variation or Variation(), ""
+        whole, crop = _shape(parts[0].shape), self._variation.crop
+        if crop > min(whole[1:]):
+            raise DataError(error_texts.SMALL_IMAGES(name, described(whole), crop), name)
+        self.shape = (whole[0], crop, crop) if crop else whole
+
+    def varied(self, draws: str) -> LabelledImages:
+        """Return the same images for training: what is at random in them follows from the text ``draws`` and
+        the index.
+        """
+        found = copy.copy(self)
+        found._draws = draws
+        return found
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,13 +66,13 @@ class LabelledImages:
         wanted = np.asarray(indices, np.int64)
         labels = torch.from_numpy(self.labels[wanted])
         if len(self._parts) == 1:
-            return torch.from_numpy(np.ascontiguousarray(self._read(0, wanted))), labels
+            return torch.from_numpy(np.ascontiguousarray(self._read(0, wanted, wanted))), labels
         images: NDArray[np.float32] = np.empty((len(wanted), *self.shape), np.float32)
         which = np.searchsorted(self._ends, wanted, side="right")
         for number in np.unique(which).tolist():
             places = np.flatnonzero(which == number)
             start = self._ends[number] - len(self._parts[number])
-            images[places] = self._read(number, wanted[places] - start)
+            images[places] = self._read(number, wanted[places] - start, wanted[places])
         return torch.from_numpy(images), labels
 
     @property
@@ -73,9 +93,27 @@ class LabelledImages:
             images[places] = self._parts[number].read(wanted[places] - start)
         return images, self.labels[wanted]
 
-    def _read(self, number: int, indices: NDArray[np.int64]) -> Array:
-        """Return some images of a part, scaled, [N, C, H, W]."""
-        return scaled(self._parts[number].read(indices), self._names[number])
+    def _read(self, number: int, indices: NDArray[np.int64], of_all: NDArray[np.int64]) -> Array:
+        """Return images of a part, scaled and varied, [N, C, H, W]; ``of_all`` are their indices here."""
+        found = scaled(self._parts[number].read(indices), self._names[number])
+        crop, flips = self._variation.crop, self._variation.flip and bool(self._draws)
+        if not (crop or flips):
+            return found
+        crop = crop or max(found.shape[2:])
+        seed = int.from_bytes(sha256(self._draws.encode()).digest()[:16])
+        images = [
+            _part(image, crop, np.random.default_rng((seed, index)) if self._draws else None, flips)
+            for image, index in zip(found, of_all.tolist(), strict=True)
+        ]
+        return np.stack(images)
+
+
+def _part(image: Array, side: int, random: np.random.Generator | None, flips: bool) -> Array:
+    """Return a part of an image [C, H, W]: at random, or its middle."""
+    room = [max(0, size - side) for size in image.shape[1:]]
+    top, left = (random.integers(0, free + 1) for free in room) if random else (free // 2 for free in room)
+    part = image[:, top : top + side, left : left + side]
+    return part[:, :, ::-1] if random and flips and random.integers(2) else part
 
 
 def scaled(stored: Array, name: str) -> Array:
@@ -98,19 +136,25 @@ def of_arrays(images: Array, labels: Array, name: str = "") -> LabelledImages:
     return _joined(name, [_checked(name, ArrayRows(images), labels)])
 
 
-def load(root: Path, folder: str, format_: str, classes: Sequence[str] = ()) -> LabelledImages:
+def load(
+    root: Path, folder: str, format_: str, classes: Sequence[str] = (), variation: Variation | None = None
+) -> LabelledImages:
     """Return the images of a folder (absolute or below ``root``), see ``folders``. Raises DataError."""
-    return _joined(folder, [_checked(*part) for part in folders.parts(root, folder, format_, classes)])
+    varied = variation or Variation()
+    found = folders.parts(root, folder, format_, classes, varied.resize)
+    return _joined(folder, [_checked(*part) for part in found], varied)
 
 
-def _joined(name: str, parts: list[tuple[str, Rows, NDArray[np.int64]]]) -> LabelledImages:
+def _joined(
+    name: str, parts: list[tuple[str, Rows, NDArray[np.int64]]], variation: Variation | None = None
+) -> LabelledImages:
     for other_name, part, _ in parts[1:]:
         first, other = _shape(parts[0][1].shape), _shape(part.shape)
         if first != other:
             text = error_texts.OTHER_SHAPES(other_name, described(other), parts[0][0], described(first))
             raise DataError(text, other_name, parts[0][0])
     names, images, labels = zip(*parts, strict=True)
-    return LabelledImages(images, np.concatenate(labels), names, name)
+    return LabelledImages(images, np.concatenate(labels), names, name, variation)
 
 
 def _checked(name: str, images: Rows, labels: Array) -> tuple[str, Rows, NDArray[np.int64]]:

@@ -10,7 +10,7 @@ from millpond.aggregate.encoding.layout import MOST_SHARE
 from millpond.base.errors import ConfigError
 from millpond.base.keys import MOST, check_keys
 from millpond.train.job.encodings import encoding_of
-from millpond.train.job.spec import Job, SynchronousSpec, WorkSpec, scheduler_of
+from millpond.train.job.spec import DataSpec, Job, SynchronousSpec, WorkSpec, scheduler_of
 from millpond.train.repeats import weights_of
 from millpond.train.strategies import catalogue
 from millpond.train.strategies.catalogue import unfit_for_lateness, unfit_for_steps
@@ -69,6 +69,7 @@ def _check_training(job: Job, where: str) -> None:
 def _check_data(job: Job, where: str) -> None:
     """Refuse data that no worker can read. Raises ConfigError."""
     data, found = job.data, job.data.of_device
+    _check_images(data, where)
     if data.private and not _is_private(PurePosixPath(data.private), data.private):
         text = f"'{data.private}': it is a folder below private/ on each device, such as private/digits"
         raise ConfigError(f"{where}: private: {text}")
@@ -93,6 +94,16 @@ def _check_data(job: Job, where: str) -> None:
         raise ConfigError(
             f"{where}: private: devices hold out private samples, and there are none: evaluate.on"
         )
+
+
+def _check_images(data: DataSpec, where: str) -> None:
+    """Refuse sides of images that cannot be. Raises ConfigError."""
+    if data.resize and data.format != "images":
+        raise ConfigError(f'{where}: resize: pictures alone are scaled, of format = "images"')
+    if data.resize and data.crop > data.resize:
+        raise ConfigError(f"{where}: crop: {data.crop} is more than resize, {data.resize}")
+    if data.is_streamed and (key := next((k for k in ("resize", "crop", "flip") if getattr(data, k)), "")):
+        raise ConfigError(f"{where}: {key}: streamed images come as they are stored")
 
 
 def _is_private(path: PurePosixPath, text: str) -> bool:

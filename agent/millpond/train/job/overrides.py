@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure: settings that change a job's TOML document before it is read: ``federated.rounds=5``, or values by
-dotted keys.
+dotted keys; a job that goes on for more rounds.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from millpond.base.errors import ConfigError
+from millpond.train.job.spec import Job
 
 Settings = Iterable[str] | Mapping[str, Any]
 """Texts of a dotted key, "=" and a value, as the command line has them, or values by dotted key."""
@@ -62,3 +64,11 @@ def _value(text: str, setting: str) -> Any:
             raise ConfigError(f"--set {setting}: not a TOML value: {error}") from None
         return text
     return document["value"] if len(document) == 1 else text
+
+
+def longer(job: Job, rounds: int) -> Job:
+    """Return the same job with ``rounds`` rounds or epochs, and without an end before them."""
+    job = replace(job, evaluate=replace(job.evaluate, target=None, patience=None))
+    if job.synchronous:
+        return replace(job, synchronous=replace(job.synchronous, epochs=rounds))
+    return replace(job, federated=replace(job.averaging, rounds=rounds))

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
 from millpond.base.keys import MOST, Key
 from millpond.train.job.encodings import encoding_of
+from millpond.train.job.variation import Variation
 from millpond.train.repeats import RepeatSpec
 from millpond.train.strategies.catalogue import as_table
 from millpond.train.strategies.strategy import LocalRule
@@ -28,7 +29,7 @@ class DeviceFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class DataSpec:
+class DataSpec(Variation):
     """The folders of the samples. Without a private folder, the public samples of one device are streamed to
     all other workers. The task's ``dataset`` reads the samples; without that hook they are labelled images.
     """
@@ -343,6 +344,7 @@ class WorkSpec(WorkerKeys):
     task: bool = False
     format: Literal["npy", "idx", "images"] = "npy"
     classes: tuple[str, ...] = ()
+    variation: Variation = field(default_factory=Variation)
     seed: int = 0
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     scheduler: SchedulerSpec = field(default_factory=SchedulerSpec)
@@ -454,6 +456,7 @@ class Job:
             self.task is not None,
             self.data.format,
             self.data.classes,
+            Variation(resize=self.data.resize, crop=self.data.crop, flip=self.data.flip),
             self.seed,
             _optimizer(train.optimizer, train.learning_rate, train.momentum),
             scheduler_of(train.scheduler),
@@ -488,11 +491,3 @@ def _optimizer(given: str | dict[str, Any], rate: float | None, momentum: float)
     if name.lower() in ("", "sgd"):
         return OptimizerSpec(name, SGD_RATE if rate is None else rate, {"momentum": momentum, **arguments})
     return OptimizerSpec(name, rate, arguments)
-
-
-def longer(job: Job, rounds: int) -> Job:
-    """Return the same job with ``rounds`` rounds or epochs, and without an end before them."""
-    job = replace(job, evaluate=replace(job.evaluate, target=None, patience=None))
-    if job.synchronous:
-        return replace(job, synchronous=replace(job.synchronous, epochs=rounds))
-    return replace(job, federated=replace(job.averaging, rounds=rounds))

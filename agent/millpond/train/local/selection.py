@@ -18,6 +18,7 @@ from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import held_count, held_out, order
 from millpond.train.balance.ranges import Ranges
 from millpond.train.data.errors import DataError
+from millpond.train.data.labelled_images import LabelledImages
 from millpond.train.data.streamed import StreamedSamples
 from millpond.train.protocol import Folder, StreamTiming, Work
 from millpond.train.task.made_up import Synthetic
@@ -62,7 +63,17 @@ class SampleFolders:
                 groups.append(_groups(stop - start, folder.group))
             found.append(_at(own, ranges))
         self._expect(found, request)
-        return Selection(self._task, self._parts, found, np.concatenate([_groups(0, 1), *groups]))
+        return Selection(self._task, self._varied(request), found, np.concatenate([_groups(0, 1), *groups]))
+
+    def _varied(self, request: Work) -> list[SampleSet]:
+        """Return the data sets as they are trained on in an epoch: images with crops of their own."""
+        found = list[SampleSet]()
+        for part, folder in zip(self._parts, self._folders, strict=True):
+            if isinstance(part, LabelledImages):
+                pool = f"{'public' if folder.public else 'private'} {folder.source}"
+                part = part.varied(f"{self._seed} {request.epoch} {pool}")
+            found.append(part)
+        return found
 
     def _expect(self, found: Sequence[Ints], request: Work) -> None:
         """Have streamed samples of this request and the coming ones fetched."""

@@ -40,6 +40,7 @@ from millpond.train.data.columns import joined
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages, described
 from millpond.train.determinism import generators
+from millpond.train.job.variation import Variation
 from millpond.train.state.private_state import Stateful
 from millpond.train.task.sums import LOSS, Sums, checked, means
 
@@ -59,7 +60,7 @@ class SampleSet(Protocol):
 
 class Task:
     """The hooks of ``user``, an object or a module, with the defaults for those that it lacks. The default
-    data set reads images in ``format_`` with the labels of ``classes``.
+    data set reads images in ``format_`` with the labels of ``classes``, varied as ``variation`` says.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Task:
         format_: str = "npy",
         classes: Sequence[str] = (),
         arguments: Mapping[str, Any] | None = None,
+        variation: Variation | None = None,
     ) -> None:
-        self._user, self._arguments = user, arguments or {}
+        self._user, self._arguments, self._variation = user, arguments or {}, variation
         self._format, self._classes = format_, classes
         self._figures: tuple[str, ...] = ()  # of the hook 'summary', once it has been called
         if not callable(getattr(user, "model", None)):
@@ -105,7 +107,7 @@ class Task:
         """Return the samples of a folder (absolute or below ``root``). Raises DataError."""
         hook = self._hook("dataset")
         if hook is None:
-            return labelled_images.load(root, folder, self._format, self._classes)
+            return labelled_images.load(root, folder, self._format, self._classes, self._variation)
         if not (root / folder).is_dir():
             raise DataError(error_texts.NO_FOLDER(folder))
         with generators.planted(0):  # not the job's seed: random parts of a folder are the same in all jobs

@@ -39,11 +39,11 @@ def build(work: WorkSpec, code_dir: Path) -> tuple[Task, nn.Module]:
     _check_arguments(called, spec.arguments, f"{table}: arguments: {spec.factory}")
     generators.plant(work.seed)
     if not work.task:
-        task = Task(_ModelAlone(found, spec), work.format, work.classes)
+        task = Task(_ModelAlone(found, spec), work.format, work.classes, variation=work.variation)
     elif callable(found):
-        task = Task(_made(found, spec), work.format, work.classes)
+        task = Task(_made(found, spec), work.format, work.classes, variation=work.variation)
     else:
-        task = Task(found, work.format, work.classes, spec.arguments)
+        task = Task(found, work.format, work.classes, spec.arguments, work.variation)
     return task, task.model()
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: the commands 'data check', a folder as a worker would see it, and 'data explain', what was chosen
-for a job's data, and how that went.
+"""Entry: the commands 'data convert', a published data set as folders for devices, 'data check', a folder as
+a worker would see it, and 'data explain', what was chosen for a job's data, and how that went.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
 from millpond.train.task import structure
 from millpond.train.task.structure import GUESSED_IMAGES
 
-app, data = new_app(), new_app(help="Look at data before, and while, it is trained on.", no_args_is_help=True)
+app, data = (
+    new_app(),
+    new_app(help="Prepare data, and look at it before, and while, it is trained on.", no_args_is_help=True),
+)
 app.add_typer(data, name="data")
 _FEW = 2
 """Samples of the batch that is shown."""
@@ -57,6 +60,28 @@ class PrivateSummary:
     group: int
     batch: dict[str, str]
     classes: tuple[str, ...]
+
+
+@data.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SOURCE", help="A tar file of CIFAR, or a folder of IDX files or classes."),
+    ],
+    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new folder.")],
+    devices: Annotated[int, typer.Option(metavar="N", min=1, help="Shares of the training samples.")] = 1,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Divide CIFAR-10, CIFAR-100, MNIST or folders of ImageNet among devices, in formats that jobs read.
+
+    Nothing is fetched: if SOURCE is missing, the command says where it comes from. Training samples become
+    the folders share-0, share-1, ... of FOLDER, others the folder test. Of CIFAR it takes the binary version.
+    """
+    from millpond.train.data import conversion  # loads numpy
+
+    found = conversion.convert(source, target, devices)
+    lines = [f"{target / name}: {count} samples" for name, count in found.items()]
+    printing.show(output, {"samples": found}, "\n".join(lines))
 
 
 @data.command()

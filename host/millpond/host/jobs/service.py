@@ -39,7 +39,8 @@ from millpond.host.records.jobs import ACTIVE, UNREADABLE, JobRow, JobState, Unr
 from millpond.host.store.store import Store
 from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile
-from millpond.train.job.spec import Job, longer
+from millpond.train.job.overrides import longer
+from millpond.train.job.spec import Job
 from millpond.wire.control_messages import LogPosition
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (files): published data sets of labelled images, divided into a share for each device.
+
+| source                                                              | written                            |
+|---------------------------------------------------------------------|------------------------------------|
+| CIFAR-10, CIFAR-100: the binary version, ``.tar.gz`` or not         | ``images.npy`` and ``labels.npy``  |
+| MNIST and what has its format: IDX files, ``.gz`` or not            | the same                           |
+| a folder for each class below ``train`` and ``val``, as of ImageNet | the pictures, as links or copies   |
+
+Nothing is fetched, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.base.errors import LocalError
+from millpond.train.data import folders
+from millpond.train.job.file import class_names
+
+_HOMES = {
+    "cifar": "cifar-10-binary.tar.gz or cifar-100-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html",
+    "mnist": "the four files train-images-idx3-ubyte.gz, train-labels-..., t10k-... of MNIST, in one folder",
+    "imagenet": "the pictures of ImageNet, a folder for each class below train and val",
+}
+_CIFAR = re.compile(r"(data_batch_\d+|test_batch|train|test)\.bin")
+_PICKLED = re.compile(r"data_batch_\d+|test_batch|cifar-100?-python.*")
+_PIXELS, _SHAPE = 3 * 32 * 32, (3, 32, 32)
+_LARGEST = 1 << 30
+TEST = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+
+def convert(source: Path, target: Path, shares: int) -> dict[str, int]:
+    """Write the data set ``source``, a file or folder, as folders of ``target``: ``share-0`` and so on of its
+    training samples, and ``test``. Returns their numbers of samples. Raises LocalError for a source that is
+    missing or has another format.
+    """
+    if not source.exists():
+        homes = "; ".join(_HOMES.values())
+        raise LocalError(f"missing data: there is no {source}: put it there. It is one of: {homes}")
+    if target.exists():
+        raise LocalError(f"{target} exists: name a new folder")
+    if source.is_dir() and (source / "train").is_dir():
+        return _pictures(source, target, shares)
+    train, test = _idx(source) if source.is_dir() and any(source.glob("*idx3*")) else _cifar(source)
+    parts = {f"share-{k}": _Samples(train.images[k::shares], train.labels[k::shares]) for k in range(shares)}
+    for name, samples in (parts | {TEST: test}).items():
+        (target / name).mkdir(parents=True)
+        np.save(target / name / "images.npy", samples.images)
+        np.save(target / name / "labels.npy", samples.labels)
+    return {name: len(samples.labels) for name, samples in (parts | {TEST: test}).items()}
+
+
+def _cifar(source: Path) -> tuple[_Samples, _Samples]:
+    files = dict(_contents(source))
+    if not files:
+        raise LocalError(f"{source} is none of: {'; '.join(_HOMES.values())}")
+    found = {name: _rows(files[name], name) for name in sorted(files)}
+    test = [rows for name, rows in found.items() if name.startswith("test")]
+    train = [rows for name, rows in found.items() if not name.startswith("test")]
+    if not (train and test):
+        raise LocalError(f"{source} lacks the files of {'training' if test else 'the test'}")
+    return _joined(train), _joined(test)
+
+
+def _contents(source: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and contents of CIFAR's binary files in a folder, or in a tar file."""
+    if _PICKLED.fullmatch(source.name):
+        raise _refused(source.name)
+    if source.is_dir():
+        for path in sorted(source.iterdir()):
+            if _CIFAR.fullmatch(path.name):
+                yield path.name, path.read_bytes()
+            elif _PICKLED.fullmatch(path.name):
+                raise _refused(path.name)
+        return
+    try:
+        with tarfile.open(source) as archive:
+            for member in archive:
+                name = PurePath(member.name).name
+                if _PICKLED.fullmatch(name) and member.isfile():
+                    raise _refused(name)
+                if _CIFAR.fullmatch(name) and member.isfile() and member.size <= _LARGEST:
+                    file = archive.extractfile(member)
+                    assert file is not None  # it is a plain file
+                    yield name, file.read()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise LocalError(f"{source} is not a whole tar file: {error}") from None
+
+
+def _refused(name: str) -> LocalError:
+    text = "has pickled objects, which may run code: take the binary version, cifar-10-binary.tar.gz"
+    return LocalError(f"{name} {text}")
+
+
+def _rows(content: bytes, name: str) -> _Samples:
+    """Return the samples of a file: a label, for CIFAR-100 a coarse one before it, and the pixels."""
+    labels = 2 if name in ("train.bin", "test.bin") else 1
+    rows = np.frombuffer(content, np.uint8)
+    if not len(rows) or len(rows) % (labels + _PIXELS):
+        raise LocalError(f"{name} is not a whole file of CIFAR's binary version")
+    rows = rows.reshape(-1, labels + _PIXELS)
+    return _Samples(rows[:, labels:].reshape(-1, *_SHAPE), rows[:, labels - 1].astype(np.int64))
+
+
+def _joined(parts: Iterable[_Samples]) -> _Samples:
+    images, labels = zip(*((part.images, part.labels) for part in parts), strict=True)
+    return _Samples(np.concatenate(images), np.concatenate(labels))
+
+
+def _idx(source: Path) -> tuple[_Samples, _Samples]:
+    train, test = list[_Samples](), list[_Samples]()
+    for name, rows, labels in folders.parts(source, ".", "idx", ()):
+        own = _Samples(rows.read(np.arange(len(rows))), labels.astype(np.int64))
+        (test if PurePath(name).name.startswith("t10k") else train).append(own)
+    if not (train and test):
+        raise LocalError(f"{source} lacks one of {_HOMES['mnist']}")
+    return _joined(train), _joined(test)
+
+
+def _pictures(source: Path, target: Path, shares: int) -> dict[str, int]:
+    counts = dict[str, int]()
+    tests = next((name for name in ("val", "test") if (source / name).is_dir()), "")
+    if not tests:
+        raise LocalError(f"{source} lacks a folder val beside train")
+    for part in ("train", tests):
+        for label in class_names(source / part):
+            files = sorted(path for path in (source / part / label).iterdir() if path.is_file())
+            for number, path in enumerate(files):
+                name = f"share-{number % shares}" if part == "train" else TEST
+                _link(path, target / name / label)
+                counts[name] = counts.get(name, 0) + 1
+    if not counts:
+        raise LocalError(f"{source / 'train'} has no folder with pictures: it is not {_HOMES['imagenet']}")
+    return counts
+
+
+def _link(path: Path, folder: Path) -> None:
+    """Make a file one of ``folder``, without a copy where both are on one file system."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, folder / path.name)
+    except OSError:
+        shutil.copyfile(path, folder / path.name)
