@@ -186,7 +186,8 @@ def _serve(node: ReductionNode, channel: Channel) -> None:
 
 
 def _run_sink(repeats: int, plan: Plan, results: int) -> None:
-    links = _measured_links(max(plan.counts), plan.values)
+    few = min(plan.values, VALUES)
+    links = _measured_links(max(plan.counts), few)
     shared = {
         str(count): [_together(names(count), streams) for streams in (1, _STREAMS)] for count in plan.counts
     }
@@ -195,21 +196,27 @@ def _run_sink(repeats: int, plan: Plan, results: int) -> None:
     for _ in range(repeats):
         for count, found in reductions.items():
             for name, trees in found.items():
-                seconds[str(count)][name].append(_seconds_of(names(count), trees))
+                first = plan.reductions(names(count), few)[name]
+                seconds[str(count)][name].append(_seconds_of(names(count), first, trees))
     with os.fdopen(results, "wb") as file:
         file.write(json.dumps({"links": links, "shared": shared, "seconds": seconds}).encode())
 
 
-def _seconds_of(nodes: Sequence[str], trees: tuple[ReductionTree, ...]) -> float:
-    """Reduce, and spread the mean. The nodes' vectors become the mean, whose sums are known, too."""
+def _seconds_of(
+    nodes: Sequence[str], first: tuple[ReductionTree, ...], trees: tuple[ReductionTree, ...]
+) -> float:
+    """Reduce, and spread the mean, after the ``first`` trees: with them it connects, and windows grow. The
+    nodes' vectors become the mean, whose sums are known, too.
+    """
     mean = np.empty(trees[-1].stop, np.float32)
     with contextlib.closing(TreeReduction(_dial)) as sink:
         bounds = dict.fromkeys(nodes, (1.0, 100.0))
-        sink.run(trees, bounds, float(len(nodes)), mean)  # connects; windows grow
-        sink.spread(trees, mean)
-        began = time.monotonic()
-        sink.run(trees, bounds, float(len(nodes)), mean)
-        sink.spread(trees, mean)
+        began = 0.0
+        for reduction in (first, trees):
+            own = mean[: reduction[-1].stop]
+            began = time.monotonic()
+            sink.run(reduction, bounds, float(len(nodes)), own)
+            sink.spread(reduction, own)
         return time.monotonic() - began
 
 
