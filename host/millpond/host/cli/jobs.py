@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from millpond.host.records.jobs import Round
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format
 from millpond.train.job import file
-from millpond.train.job.spec import SynchronousSpec
+from millpond.train.job.spec import Job, SynchronousSpec
 
 SetOption = Annotated[
     list[str] | None,
@@ -180,7 +181,8 @@ def profile(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Measure the time that each worker takes for steps of a job, and show the plan. Nothing is trained, and
-    no job stays in the list.
+    no job stays in the list. For a job with a test folder the last line has the data of a step over the
+    weights; its code then runs on this machine.
     """
     job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
@@ -198,6 +200,18 @@ def profile(
 
         profile_plot.draw(curves.profiles, curves.batches, job.name, picture)
     printing.show(output, curves, lambda: tables.curves(curves))
+    if output is Format.TEXT:
+        _show_volumes(job, job_file.parent, sum(curves.batches.values()))
+
+
+def _show_volumes(job: Job, folder: Path, samples: int) -> None:
+    from millpond.host.cli.step_volumes import step_volumes  # loads torch
+
+    try:
+        if found := step_volumes(job, folder, samples):
+            print(found.text)
+    except LocalError as error:
+        print(error, file=sys.stderr)
 
 
 OwnFleetOption = Annotated[
