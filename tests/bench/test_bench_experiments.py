@@ -81,7 +81,7 @@ def test_the_shortest_form_of_an_experiment_has_rows(benchmark: str, names: str,
 @pytest.mark.full
 @pytest.mark.timeout(SECONDS + 20)
 @pytest.mark.parametrize(
-    "paper", ["dpu-server", "stannis", "met", pytest.param("ember", marks=pytest.mark.registry)]
+    "paper", ["dpu-server", "firecaffe", "stannis", "met", pytest.param("ember", marks=pytest.mark.registry)]
 )
 def test_the_shortest_form_of_a_paper_has_rows(paper: str, tmp_path: Path) -> None:
     done = bench("papers", "--quick", "--only", paper, cwd=tmp_path)
