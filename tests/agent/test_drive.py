@@ -6,13 +6,16 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import threading
 from pathlib import Path
 
 import pytest
 
-from millpond.agent.health import smart
+from millpond.agent.health import drive, smart
 from millpond.agent.health.drive import health
 from millpond.wire.control_messages import DriveHealth
+
+from ..waiting import eventually
 
 
 def place(sysfs: Path, flash: Path, block: str, **files: str) -> None:
@@ -105,4 +108,25 @@ def test_an_nvme_drive_is_asked_for_its_smart_log(
     place(tmp_path / "sys", tmp_path, "virtual/nvme-subsystem/nvme-subsys0/nvme0n1/nvme0n1p2")
     (tmp_path / "ng0n1").touch()
     monkeypatch.setattr("fcntl.ioctl", answer)
-    assert health(tmp_path, tmp_path / "sys", tmp_path) == DriveHealth("nvme", wear)
+    expected = DriveHealth("nvme", wear)
+    eventually(lambda: health(tmp_path, tmp_path / "sys", tmp_path) == expected, "it has answered")
+
+
+def test_a_drive_that_does_not_answer_keeps_no_heartbeat_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each heartbeat asks, with the agent's lock held; a host waits three seconds for its answer."""
+    place(tmp_path / "sys", tmp_path, "virtual/nvme-subsystem/nvme-subsys0/nvme0n1/nvme0n1p2")
+    answers, asked = threading.Event(), list[Path]()
+
+    def ask(path: Path) -> DriveHealth:
+        asked.append(path)
+        assert answers.wait(20)
+        return DriveHealth("nvme", 0.4)
+
+    monkeypatch.setattr(drive, "_of_nvme", ask)
+    for _ in range(3):
+        assert health(tmp_path, tmp_path / "sys", tmp_path) == DriveHealth("nvme")
+    answers.set()
+    eventually(lambda: health(tmp_path, tmp_path / "sys", tmp_path).wear == 0.4, "it has answered")
+    assert asked == [tmp_path / "ng0n1"]
