@@ -103,6 +103,17 @@ def test_the_samples_left_out_are_others_in_each_epoch_and_states_are_those_of_l
         labels(even)
 
 
+def test_a_state_is_loaded_between_iterations(where: str) -> None:
+    stream = millpond.data.stream(f"{where}/images", batch=24, even=True)
+    for number, _ in enumerate(stream):
+        with pytest.raises(LocalError, match="a state is loaded between iterations"):
+            stream.load_state_dict({"epoch": 0, "cursor": 0, "samples": SAMPLES})
+        if number:
+            break
+    stream.load_state_dict({"epoch": 0, "cursor": 0, "samples": SAMPLES})
+    assert len(labels(stream)) == SAMPLES
+
+
 @pytest.mark.parametrize("options", [{}, {"batch": 8, "run": "mine"}, {"batch": 8, "chunk": 4}])
 def test_options_of_consumers_that_lease_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(LocalError, match="even batches"):

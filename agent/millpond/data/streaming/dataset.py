@@ -99,6 +99,10 @@ class StreamDataset(IterableDataset[Any]):
                     client.finish_step(self._yielded)
 
     @property
+    def _iterates(self) -> bool:
+        return self._client is not None
+
+    @property
     def batch(self) -> int | None:
         """The samples of a batch; None if samples are yielded."""
         return self._options.batch
@@ -183,7 +187,7 @@ class StreamDataset(IterableDataset[Any]):
         """Go on from a state. Where several processes share a ``run`` that needs a new name: what was done
         after the state was saved is to be done again. Raises LocalError.
         """
-        if self._client:
+        if self._iterates:
             raise LocalError("a state is loaded between iterations")
         self._state = load(EpochState, dict(state), "the state of the stream")
         self._untold = []

@@ -45,6 +45,7 @@ class EvenStream(StreamDataset):
         super().__init__(source, replace(options, chunk=options.batch))
         self._size = options.batch
         self._samples: IndexedStream | None = None
+        self._under_way = False  # an iteration
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this rank. Raises RemoteError; LocalError in a process of a DataLoader, and on
@@ -60,16 +61,23 @@ class EvenStream(StreamDataset):
         _require_alike((state, self._size, self._options.seed, self._options.shuffle), ranks)
         order = samples.order(self._options.seed, state.epoch)
         steps = list(even_steps(left, self._size, rank, ranks))
-        for number, (own, rest) in enumerate(steps):
-            samples.expect(
-                [samples_at(order, each).tolist() for each, _ in steps[number : number + 1 + samples.ahead]]
-            )
-            batch = samples.batch(samples_at(order, own).tolist())
-            self._state = _saved(state, rest)
-            began = time.monotonic()
-            yield batch
-            samples.observe(count(own), time.monotonic() - began)
-        self._state = EpochState(state.epoch + 1, samples=state.samples)
+        self._under_way = True
+        try:
+            for number, (own, rest) in enumerate(steps):
+                ahead = steps[number : number + 1 + samples.ahead]
+                samples.expect([samples_at(order, each).tolist() for each, _ in ahead])
+                batch = samples.batch(samples_at(order, own).tolist())
+                self._state = _saved(state, rest)
+                began = time.monotonic()
+                yield batch
+                samples.observe(count(own), time.monotonic() - began)
+            self._state = EpochState(state.epoch + 1, samples=state.samples)
+        finally:
+            self._under_way = False
+
+    @property
+    def _iterates(self) -> bool:
+        return self._under_way
 
     def _opened(self) -> IndexedStream:
         """Return the samples; the connection remains for the next epochs."""
