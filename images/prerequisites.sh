@@ -172,6 +172,14 @@ need_programs() {
 
 need_guest_tools() {
     need_programs qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mksquashfs:squashfs-tools cpio:cpio
+    need_debian_keys
+}
+
+# Ubuntu has none of Debian's.
+need_debian_keys() {
+    [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] && return
+    can_install || fail "needs debian-archive-keyring: sudo apt install debian-archive-keyring"
+    apt_install debian-archive-keyring
 }
 
 need_image_tools() {
@@ -239,6 +247,7 @@ deb)
 chroot)
     is_root || fail "makes a system in a folder: run it as root"
     need_programs debootstrap:debootstrap
+    need_debian_keys
     ;;
 bench)
     need_compiler
