@@ -19,6 +19,7 @@ _COLORS: dict[Role, str] = {
     "limit": "#30343b",
 }
 _COLUMNS = 2
+_LIGHT = 1.5
 _OURS, _BEHIND, _RANGE = "#12766f", "#c8553d", "#30343b"
 
 
@@ -69,13 +70,14 @@ def _draw(axes: Any, panel: Panel) -> None:
 
 
 def _draw_map(axes: Any, panel: HeatMap) -> None:
-    picture = axes.imshow(panel.values, aspect="auto", cmap="viridis_r")
+    most = _LIGHT * max(max(values) for values in panel.values)  # so that texts stand out
+    picture = axes.imshow(panel.values, aspect="auto", cmap="YlOrBr", vmin=0, vmax=most)
     axes.figure.colorbar(picture, ax=axes, label=panel.unit)
     for row, values in enumerate(panel.values):
         for column, value in enumerate(values):
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
     for (row, column), text in panel.marked.items():
-        axes.text(column, row + 0.3, text, ha="center", va="center", fontsize=7, color=_BEHIND)
+        axes.text(column, row + 0.3, text, ha="center", va="center", fontsize=7, color=_OURS)
     axes.set_xticks(range(len(panel.xs)), [str(each) for each in panel.xs])
     axes.set_yticks(range(len(panel.ys)), [str(each) for each in panel.ys])
     axes.set_title(panel.title, fontsize=10, loc="left")

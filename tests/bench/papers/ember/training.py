@@ -97,7 +97,7 @@ def table_4(run: Run) -> Shown:
         write_digits(Path(folder), 32, channels=3)
         epochs = 1 if run.quick else _EPOCHS_4
         for name, model, ours, theirs in _TABLE_4[: 1 if run.quick else None]:
-            spec = JobSpec(Path(folder), model, {"classes": 10}, epochs=epochs, batch=16, rate=0.02)
+            spec = JobSpec(Path(folder), model, {"classes": 10}, epochs=epochs, batch=16, rate=0.005)
             pair = alternated(run, spec, min(run.repeats, _MOST_4))
             ratio = round(_seconds(ours[2]) / _seconds(theirs[2]), 3)
             rows += pair.rows(f"{name}: ", ours, theirs, ratio)
