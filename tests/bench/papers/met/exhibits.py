@@ -8,9 +8,9 @@ from bench.papers.met import models
 from bench.papers.met.sweeps import accuracy, distributions
 
 _BANDS = (
-    "Little data overfits at smaller (nm, rf) than climate images do. The score regains more than in the "
-    "paper, as it ends repetitions early; the band with a lower side alone regains less, as a score that "
-    "gets worse does not end them."
+    "Little data overfits at smaller (nm, rf) than climate images do. The score ends repetitions early, and "
+    "regains more than in the paper; the band with a lower side alone regains less than the score, as a "
+    "score that gets worse does not end them."
 )
 _MORE = "Little data overfits at smaller (nm, rf) than ImageNet does; the shape is the paper's."
 
