@@ -149,8 +149,8 @@ def sweep(run: Run) -> Shown:
         tuple(rows),
         "a stand-in: the digits of scikit-learn (chance: 10 %) and a CNN of 85,000 parameters, batches of"
         f" 256, {'a few' if run.quick else _EPOCHS} epochs",
-        "Both networks learn better with the rate up to a point, and nothing beyond it. For the small "
-        "network it depends on the first weights where this point lies.",
+        "Both networks learn better with the rate up to a point. Beyond it GoogLeNet learns nothing, and "
+        "the small network less, or nothing: that depends on its first weights.",
         (
             Panel(
                 "Batches of 1024, ours 256", "initial learning rate", "top-1 accuracy (%)", (paper_line, ours)
