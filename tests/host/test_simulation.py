@@ -107,6 +107,16 @@ def test_a_roofline_says_which_networks_reading_limits(command: Command) -> None
     assert (lines["AlexNet"], lines["VGG-19"]) == ("reading", "computing")
 
 
+@pytest.mark.parametrize("sizes", [(1e30, 1e-300), (1e-300, 1e30)])
+def test_a_network_of_sizes_that_no_network_has_is_told(
+    command: Command, tmp_path: Path, sizes: tuple[float, float]
+) -> None:
+    path = tmp_path / "roofline.toml"
+    network = f'[[roofline.networks]]\nname = "a"\noperations = {sizes[0]}\nsample_bytes = {sizes[1]}\n'
+    path.write_text(f"[roofline]\npeak = 1e12\nbandwidth = 1e9\n{network}")
+    assert "1e-300 is" in command("simulate", "--format", "json", path).err
+
+
 def test_a_roofline_without_networks_is_told(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "roofline.toml"
     path.write_text("[roofline]\npeak = 1e15\nbandwidth = 1e9\nnetworks = []\n")

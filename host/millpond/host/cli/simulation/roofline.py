@@ -15,7 +15,7 @@ from millpond.base.keys import Key
 from millpond.data.tier.roofline import NetworkPoint, Roofline, point
 from millpond.host.terminal import tables
 
-_Positive = Annotated[float, Key(above=0, most=1e30)]
+_Positive = Annotated[float, Key(least=1e-30, most=1e30)]
 
 
 @dataclass(frozen=True, slots=True)
