@@ -20,7 +20,7 @@ from millpond.host.records.jobs import Round
 from millpond.host.terminal import profile_plot, tables
 from millpond.host.terminal.tables import JobView
 from millpond.train.balance.profiling import Point, Profile
-from millpond.wire.control_messages import AtRest, DriveHealth, Load, Welcome
+from millpond.wire.control_messages import AtRest, DriveHealth, Ledger, Load, Welcome
 
 from ..waiting import eventually
 
@@ -114,6 +114,15 @@ def test_the_jobs_of_a_narrow_terminal_are_whole(capsys: pytest.CaptureFixture[s
 
 
 JOB = JobInfo(7, "digits", "running", "", "", 3, 30, "round", "loss", None, None, 0, 0.0, None)
+
+
+def test_a_device_whose_ledger_is_not_known_is_in_the_table_of_ledgers() -> None:
+    output = io.StringIO()
+    known = {"csd1": Ledger({"control": 700, "metrics": 20}, {"canary": 1}, 4096)}
+    Console(width=160, file=output).print(tables.ledgers(known, ["csd0", "csd1"]))
+    rows = [line.split() for line in output.getvalue().splitlines()]
+    assert rows[1] == ["csd0", "?", "?", "?", "not", "ready"]
+    assert rows[2] == ["csd1", "700", "B", "20", "B", "4.1", "kB", "kept", "canary", "1"]
 
 
 def test_a_job_that_is_done_names_the_devices_its_last_round_lacked() -> None:

@@ -48,8 +48,8 @@ def devices(
     """List the devices: state, load and traffic."""
     with DaemonClient(fleet_directory) as client:
         if ledger:
-            ledgers = client.ledgers()
-            printing.show(output, ledgers, lambda: tables.ledgers(ledgers))
+            names, ledgers = [info.name for info in client.devices()], client.ledgers()
+            printing.show(output, ledgers, lambda: tables.ledgers(ledgers, names))
             return
         found = client.overview()
     printing.show(output, found, lambda: tables.devices(found.devices, tables.console().width))

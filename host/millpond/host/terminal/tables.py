@@ -96,11 +96,16 @@ def devices(infos: Sequence[DeviceInfo], width: int = WIDE) -> Table:
     return fitted(kept, shown, width, dropped=_LESS_NEEDED, wrapped=("jobs", ""))
 
 
-def ledgers(found: Mapping[str, Ledger]) -> Table:
-    """Return the table of what has left each device by kind, and of its sightings of canaries and tracers."""
+def ledgers(found: Mapping[str, Ledger], devices: Iterable[str]) -> Table:
+    """Return the table of what has left each device by kind, and of its sightings of canaries and tracers. A
+    device without a ledger, as it is not ready, has a row, too.
+    """
     kinds = sorted({kind for ledger in found.values() for kind in ledger.sent})
     table = figures("device", *kinds, "private", "canaries and tracers")
-    for name, ledger in found.items():
+    for name in devices:
+        if (ledger := found.get(name)) is None:
+            table.add_row(name, *("?" for _ in kinds), "?", "not ready")
+            continue
         seen = ", ".join(f"{pattern} {count}" for pattern, count in sorted(ledger.canaries.items()))
         sent = (size(ledger.sent.get(kind, 0)) for kind in kinds)
         table.add_row(name, *sent, f"{size(ledger.private_bytes)} kept", seen or "-")
