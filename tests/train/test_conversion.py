@@ -98,6 +98,17 @@ def test_what_is_no_data_set_is_told(tmp_path: Path, name: str, content: bytes, 
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("place", [0.02, 0.5])
+def test_a_packed_file_that_was_damaged_is_told(tmp_path: Path, place: float) -> None:
+    path = packed(tmp_path / "cifar.tar.gz", {"data_batch_1.bin": cifar(9), "test_batch.bin": cifar(5)})
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(LocalError, match="is not a whole tar file"):
+        convert(path, tmp_path / "new", 1)
+    assert not (tmp_path / "new").exists()
+
+
 def test_what_is_missing_is_told_with_where_it_is_from(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match=r"missing data: .*: put it there\. It is one of: cifar-10-bin"):
         convert(tmp_path / "cifar-10-binary.tar.gz", tmp_path / "new", 1)

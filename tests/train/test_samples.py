@@ -342,6 +342,14 @@ def test_pictures_of_unequal_sizes_are_scaled_and_cropped(tmp_path: Path) -> Non
     assert len(places) > 20 and {mirrored for *_, mirrored in places} == {False, True}
 
 
+def test_grey_pictures_of_16_bits_are_scaled_with_their_greys(tmp_path: Path) -> None:
+    (tmp_path / "zero").mkdir()
+    values = np.full((8, 8), 16384, np.uint16)
+    Image.fromarray(values).save(tmp_path / "zero/1.png")
+    whole = load(tmp_path, ".", "images", variation=Variation(resize=4))
+    assert images(whole) == pytest.approx(np.full((1, 3, 4, 4), 0.25), abs=0.01)
+
+
 def _place(varied: LabelledImages, whole: LabelledImages) -> tuple[int, int, bool]:
     """Where in the whole first image the varied one lies, and whether it is mirrored."""
     (part, _), (all_of_it, _) = varied[0], whole[0]

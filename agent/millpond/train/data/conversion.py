@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -35,7 +36,7 @@ _HOMES = {
 _CIFAR = re.compile(r"(data_batch_\d+|test_batch|train|test)\.bin")
 _PICKLED = re.compile(r"data_batch_\d+|test_batch|cifar-100?-python.*")
 _PIXELS, _SHAPE = 3 * 32 * 32, (3, 32, 32)
-_LARGEST = 1 << 30
+_LARGEST, _CHUNK = 1 << 30, 1 << 20
 TEST = "test"
 
 
@@ -88,7 +89,11 @@ def _contents(source: Path) -> Iterator[tuple[str, bytes]]:
                 yield path.name, path.read_bytes()
             elif _PICKLED.fullmatch(path.name):
                 raise _refused(path.name)
-        return
+    else:
+        yield from _unpacked(source)
+
+
+def _unpacked(source: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with tarfile.open(source) as archive:
             for member in archive:
@@ -99,7 +104,10 @@ def _contents(source: Path) -> Iterator[tuple[str, bytes]]:
                     file = archive.extractfile(member)
                     assert file is not None  # it is a plain file
                     yield name, file.read()
-    except (tarfile.TarError, EOFError, OSError) as error:
+            assert archive.fileobj is not None
+            while archive.fileobj.read(_CHUNK):  # up to the checksum of what is packed
+                pass
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise LocalError(f"{source} is not a whole tar file: {error}") from None
 
 

@@ -118,10 +118,11 @@ def _picture(root: Path, name: str, resize: int = 0) -> Array:
     data = rows.content(root, name)
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            if resize:
-                scaled = picture.convert("RGB").resize((resize, resize), Image.Resampling.BILINEAR)
-                return np.asarray(scaled).transpose(2, 0, 1)
             deep = picture.mode.startswith("I")  # which convert() would cut to 255
+            if resize:
+                eight = Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)) if deep else picture
+                scaled = eight.convert("RGB").resize((resize, resize), Image.Resampling.BILINEAR)
+                return np.asarray(scaled).transpose(2, 0, 1)
             grey = deep or picture.mode in ("1", "L")
             pixels = np.asarray(picture if deep else picture.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
