@@ -23,6 +23,7 @@ from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import of_arrays
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.job.variation import Variation
 from millpond.train.local.evaluation import evaluate
 from millpond.train.local.local_trainer import LocalTrainer
 from millpond.train.local.selection import SampleFolders, Selection
@@ -443,3 +444,16 @@ def test_a_random_part_of_a_folder_is_the_same_one_in_all_jobs(tmp_path: Path) -
         generators.plant(seed)
         assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
     assert found[0] == found[1] == found[2]
+
+
+class Own:
+    """A task that has a data set of its own."""
+
+    model = dataset = nn.Identity
+
+
+@pytest.mark.parametrize("variation", [Variation(resize=8), Variation(crop=4), Variation(flip=True)])
+def test_images_are_not_varied_where_a_task_has_a_data_set_of_its_own(variation: Variation) -> None:
+    with pytest.raises(LocalError, match="data: resize, crop and flip are for labelled images"):
+        Task(Own(), variation=variation)
+    Task(Own(), variation=Variation())

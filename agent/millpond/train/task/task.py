@@ -76,6 +76,9 @@ class Task:
         self._figures: tuple[str, ...] = ()  # of the hook 'summary', once it has been called
         if not callable(getattr(user, "model", None)):
             raise LocalError("the task has no hook 'model'")
+        if self.has("dataset") and (variation or Variation()) != Variation():
+            text = "this task has a data set of its own, which varies its samples itself"
+            raise LocalError(f"data: resize, crop and flip are for labelled images; {text}")
 
     def _hook(self, name: str) -> Callable[..., Any] | None:
         found: Callable[..., Any] | None = getattr(self._user, name, None)
