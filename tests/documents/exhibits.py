@@ -40,13 +40,28 @@ def _exhibit(name: str, results: Results) -> str:
         raise NoFigureError(f"docs/papers has no result of '{name}': 'make papers' measures and publishes it")
     result = results[name]
     parts = [f"### {result.title}"]
-    parts += [table(HEADINGS, map(row_cells, result.rows))] if result.rows else []
+    parts += [_table(result)] if result.rows else []
     parts += [f"![{result.title}]({result.picture})"] if result.picture else []
     return "\n\n".join([*parts, *_notes(result)])
 
 
+def _table(result: Result) -> str:
+    rows = [list(row_cells(value)) for value in result.rows]
+    if _values(result):  # a note says it once for all rows
+        for cells in rows:
+            cells[HEADINGS.index("values")] = ""
+    return table(HEADINGS, rows)
+
+
+def _values(result: Result) -> int:
+    """Return how many values all rows with a range have, 0 if they differ or there are none."""
+    counts = {value.repeats for value in result.rows if value.repeats > 1}
+    return counts.pop() if len(counts) == 1 else 0
+
+
 def _notes(result: Result) -> list[str]:
-    notes = [f"*Emulated*: {result.emulation or 'nothing'}."]
+    notes = [f"*Values*: {_values(result)} for each median."] if _values(result) else []
+    notes += [f"*Emulated*: {result.emulation or 'nothing'}."]
     notes += [f"*Difference*: {result.difference}"] if result.difference else []
     notes += ["*A short and coarse run.*"] if result.quick else []
     return notes

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.papers.exhibit import Paper, choose, computed, key, measured
@@ -26,10 +28,19 @@ RESULT = Result(
 
 def test_an_exhibit_shows_the_paper_beside_ours() -> None:
     text = with_exhibits("<!--exhibit a/fig-6--><!--/exhibit-->\n", {"a/fig-6": RESULT})
-    assert "| as planned | 93.4 | 91 | 90 to 95 | 3 | img/s |" in text
+    assert "| as planned | 93.4 | 91 | 90 to 95 | img/s |" in text and "*Values*: 3 for each median." in text
     assert "*Emulated*: workers sleep." in text and "*Difference*: Ours is noisy." in text
     assert "![Fig. 6: speed](x.svg)" in text
     assert with_exhibits(text, {"a/fig-6": RESULT}) == text
+
+
+def test_rows_with_unlike_numbers_of_values_say_theirs_and_a_number_that_is_not_printed_is_left_empty() -> (
+    None
+):
+    rows = (measured("a", "s", None, [1.0, 3.0]), measured("b", "s", 5, [1.0, 2.0, 4.0]))
+    text = with_exhibits("<!--exhibit a/b--><!--/exhibit-->", {"a/b": replace(RESULT, rows=rows)})
+    assert "| a |  | 2 | 1 to 3 | 2 | s |\n| b | 5 | 2 | 1 to 4 | 3 | s |" in text
+    assert "*Values*" not in text
 
 
 def test_an_exhibit_without_a_result_is_an_error() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: means of states where lost datagrams are not sent again (Shibahara, Koibuchi, Matutani 2023,
+"""Pure: means of states where lost datagrams are not sent again (Shibahara, Koibuchi, Matsutani 2023,
 sections 3.1 and 3.2.2).
 
 Clients average their states, not what changed in them. Where a part of the mean does not come, a client keeps

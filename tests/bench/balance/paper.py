@@ -9,11 +9,15 @@ from millpond.train.balance.curve import Curve, Floats, Ints
 
 HOST_SPEED, HOST_BATCH = 33.4, 180
 CSD_SPEED, CSD_BATCH = 2.78, 15
-"""MobileNetV2, images per second at the batch that the paper found best."""
+"""MobileNetV2, images per second at the batch that the paper found best. The paper does not print the CSD's
+speed: with this one 15 images take as long as the host's 180.
+"""
 LIMIT = "the limit, which is the sum of the speeds that are there"
 CURVES = (
-    "the paper's speeds at batch 180 and 15; a host with 100 has 0.973 of its speed, since at 0.57 of it, "
-    "100 kept step with 180; CSDs with 2 and 5 are a guess: 1.7 and 2.3 img/s"
+    "the paper's speed of a host with a batch of 180, the 2.78 img/s with which a CSD's batch of 15 takes as "
+    "long, and our curves below these: a host with 100 "
+    "has 0.973 of its speed, since the paper's busy node, with 100 at 0.57 of its speed, kept step with the "
+    "180 of the others; CSDs with 2 and 5 have 1.7 and 2.3 img/s, which is a guess"
 )
 THREE = 93.4
 """Images per second of three equal nodes in one job (section V-A)."""

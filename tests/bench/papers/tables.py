@@ -9,7 +9,7 @@ from bench.papers.exhibit import Value
 from bench.papers.results import Result
 from bench.table import aligned
 
-HEADINGS = ("", "paper", "ours", "range", "n", "unit")
+HEADINGS = ("", "paper", "ours", "range", "values", "unit")
 _WIDTH = 118
 
 
@@ -23,16 +23,16 @@ def lines(result: Result) -> list[str]:
 
 
 def row_cells(value: Value) -> tuple[str, ...]:
-    """Return the cells of a row: the paper's value, ours, its range and repeats, the unit."""
+    """Return the cells of a row: the paper's value, ours, the range and number of its values, the unit."""
     span = f"{number(value.low)} to {number(value.high)}" if value.repeats > 1 else ""
     repeats = str(value.repeats) if value.repeats > 1 else ""
     return value.what, number(value.paper), number(value.ours), span, repeats, value.unit
 
 
 def number(value: float | str | None) -> str:
-    """Return a number in groups of three digits without an exponent, a text as it is, and "-" for none."""
+    """Return a number in groups of three digits without an exponent, a text as it is, "" for none."""
     if value is None:
-        return "-"
+        return ""
     if isinstance(value, str):
         return value
     return f"{int(value):,}" if float(value).is_integer() else f"{value:,.10f}".rstrip("0")

@@ -87,16 +87,17 @@ def measure_response(run: Run) -> Shown:
         for each in SERVERS
     ]
     for over, under, what, paper in (
-        (3, 5, "another way of receiving", 1.25),
-        (3, 6, "that, and racing", 3.93),
-        (1, 6, "the proposal over the server on the host", 1.39),
+        (3, 5, "TCP over UDP, both atomic", 1.25),
+        (3, 6, "TCP, atomic over UDP, racing", 3.93),
+        (1, 6, "the CPU's server over the paper's proposal", 1.39),
     ):
         rows.append(_ratio(f"({over}) over ({under}): {what}", paper, seconds[over], seconds[under]))
     for where in _SHARES.values():
         times = [1e3 * timing.response for timing in found[f"{_EXACT}, {where}"]]
         rows.append(measured(f"{_EXACT}, {where}", "ms", None, times))
     difference = (
-        "The paper prints its bars without numbers, and three ratios. The kernel's UDP stands for DPDK here, "
+        "The paper prints its bars without numbers, and three ratios. Its servers (5) and (6) have DPDK, for "
+        "which the kernel's UDP stands here, "
         "and loopback costs TCP next to nothing."
     )
     return Shown(tuple(rows), EMULATION, difference, _response_panels(seconds))
@@ -127,9 +128,9 @@ def measure_parts(run: Run) -> Shown:
             values = [1e3 * seconds for seconds in times[each.number]]
             rows.append(measured(f"({each.number}) {each.label}: {name}", "ms", None, values))
     rows += [
-        _ratio("compute of (3) over (4): without atomic additions", 6.66, compute[3], compute[4]),
-        _ratio("receive of (3) over (5): another way of receiving", 1.65, receive[3], receive[5]),
-        _ratio("compute of (3) over (5)", 1.09, compute[3], compute[5]),
+        _ratio("compute of (3) over (4): atomic over racing", 6.66, compute[3], compute[4]),
+        _ratio("receive of (3) over (5): TCP over UDP", 1.65, receive[3], receive[5]),
+        _ratio("compute of (3) over (5): TCP over UDP", 1.09, compute[3], compute[5]),
         *_shares_had(found),
         *_variants(found),
     ]
@@ -148,7 +149,7 @@ def _shares_had(found: Timings) -> list[Value]:
     for each in SERVERS:
         shares = [timing.cpu / timing.response for timing in found[each.label]]
         rows.append(
-            measured(f"({each.number}) cores that the server had, of {each.share:g}", "", None, shares)
+            measured(f"({each.number}) {each.label}: cores used, of {each.share:g}", "", None, shares)
         )
     return rows
 

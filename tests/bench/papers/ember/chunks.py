@@ -9,6 +9,7 @@ from bench.experiment import Run
 from bench.papers.exhibit import Shown, Value, measured
 
 _NETWORK = Work(1_500, (3, 32, 32), network=True)
+_OVER = "time over that of the best chunk"
 _KINDS = (("network of three convolutions", _NETWORK), ("steps that sleep", WORKS[SMALL_MODEL]))
 
 
@@ -24,7 +25,7 @@ def figure_7(run: Run) -> Shown:
         " both are close, longer again for large chunks. Here chunks are sent ahead of need, while the model"
         " computes. The tuner's choice stands where the paper leaves tuning to the user."
     )
-    which = f"a ratio has a value for each batch, {BATCHES}"
+    which = f"ranges are over the batches of {', '.join(map(str, BATCHES))}"
     emulation = f"{EMULATION} of {RATE}; one consumer; images of CIFAR-10's size, all black; {which}"
     return Shown(tuple(rows), emulation, difference, tuple(panels))
 
@@ -37,7 +38,7 @@ def _rows(name: str, cells: Cells) -> list[Value]:
         chunk: [cells.median(batch, chunk) / best[batch] for batch in BATCHES] for chunk in (small, large)
     }
     return [
-        measured(f"{name}: chunk {small}, under all batches, over the best", "x", "worst", over[small]),
-        measured(f"{name}: chunk {large}, above all batches, over the best", "x", "longer", over[large]),
-        measured(f"{name}: the tuner's chunk over the best", "x", None, cells.over_best),
+        measured(f"{name}: chunk of {small}, smaller than any batch, {_OVER}", "x", "worst", over[small]),
+        measured(f"{name}: chunk of {large}, larger than any batch, {_OVER}", "x", "longer", over[large]),
+        measured(f"{name}: the tuner's chunk, {_OVER}", "x", None, cells.over_best),
     ]

@@ -27,6 +27,8 @@ _NAMES: dict[Kind, tuple[Role, str]] = {
     "memory": ("untuned", "the set in each worker"),
     "ray": ("peer", "Ray"),
 }
+_STARTS: dict[Kind, str] = {"stream": "earlier than the baseline"}
+"""What the paper says of Fig. 6."""
 Jobs = dict[Kind, list[JobResult]]
 
 
@@ -67,9 +69,14 @@ def figure_4(run: Run) -> Shown:
     within = [each for each in within if each]
     rows = (
         measured("server's CPU during training, mean", "% of a core", None, [fmean(each) for each in within]),
-        measured("its spread (standard deviation)", "% of a core", None, [pstdev(each) for each in within]),
         measured(
-            "mean of the second half over that of the first",
+            "server's CPU during training, standard deviation",
+            "% of a core",
+            None,
+            [pstdev(each) for each in within],
+        ),
+        measured(
+            "server's CPU during training, second half over first half",
             "x",
             "constant",
             [_halves(each) for each in within if _halves(each)],
@@ -104,7 +111,7 @@ def figure_6(run: Run) -> Shown:
         lines.append(Line(role, name, [each.at for each in moments], [each.job / 1e6 for each in moments]))
     first = {kind: [each.loop[0] for each in found] for kind, found in jobs.items()}
     rows = tuple(
-        measured(f"training starts after, {name}", "s", None, first[kind])
+        measured(f"{name}: seconds until training starts", "s", _STARTS.get(kind), first[kind])
         for kind, (_, name) in _NAMES.items()
     )
     difference = (

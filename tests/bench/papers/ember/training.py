@@ -51,12 +51,14 @@ class Pair:
             rows += [
                 measured(f"{name}accuracy, {who}", "%", float(paper[0]), [each.accuracy for each in results]),
                 measured(f"{name}loss, {who}", "", float(paper[1]), [each.loss for each in results]),
-                measured(f"{name}time, {who}", "s", paper[2], [each.seconds for each in results]),
+                measured(
+                    f"{name}time, {who}", "s", f"{paper[2]} (h:mm:ss)", [each.seconds for each in results]
+                ),
             ]
         whole = self._ratios(lambda result: result.seconds)
         loops = self._ratios(lambda result: result.loop_seconds)
-        rows.append(measured(f"{name}time, Ember over Ray", "x", ratio, whole))
-        return [*rows, measured(f"{name}of it the training loop, Ember over Ray", "x", None, loops)]
+        rows.append(measured(f"{name}time, Ember over Ray (paper: of these times)", "x", ratio, whole))
+        return [*rows, measured(f"{name}time of the training loop, Ember over Ray", "x", None, loops)]
 
     def _ratios(self, of: Callable[[JobResult], float]) -> list[float]:
         return [of(own) / of(other) for own, other in zip(self.ours, self.theirs, strict=False)]
@@ -103,8 +105,9 @@ def table_4(run: Run) -> Shown:
             rows += pair.rows(f"{name}: ", ours, theirs, ratio)
     difference = (
         "The paper begins with pretrained weights and trains on 30,000 images of 224x224 and more for two"
-        f" hours. Here training begins from scratch and has few epochs ({epochs}), so accuracies compare with"
-        " each other and not with the paper's. Two of its times have 61 seconds; they are taken as printed."
+        f" hours. Here training begins from scratch and ends after {epochs} epoch{'s' * (epochs > 1)}, so"
+        " accuracies compare with each other and not with the paper's. Two of its times have 61 "
+        "seconds; they are taken as printed."
     )
     return Shown(tuple(rows), DIGITS.format("32x32 in three equal channels"), difference)
 

@@ -96,7 +96,8 @@ def figure_2(_run: Run) -> Shown:
             computed("VGG's parameters over GoogLeNet's", "x", 10, sizes["VGG-19"] / sizes["GoogLeNet"]),
         ),
         "no network is trained: the accuracies are those that the paper prints",
-        "The sizes agree. The figure's top-5 accuracies are not printed as numbers, so the picture has "
+        "The sizes agree with the paper's 8 and 10. The figure's top-5 accuracies are not "
+        "printed as numbers, so the picture has "
         "the top-1 accuracies of tables 2 and 3, and no point for VGG.",
         (Panel("Size and accuracy", "size of all parameters (MB)", "top-1 accuracy (%)", lines),),
     )

@@ -69,12 +69,13 @@ def figure_4(run: Run) -> Shown:
         f"{EMULATION}, where the paper's are of the Titan supercomputer"
         + ("; the time of a sixteenth of the vector, times 16" if run.quick else ""),
         "The paper prints no numbers of this figure, only that a tree grows with log2(p) and a server "
-        "with p. Equation 3 is for one direction while the server's other one is free; ours goes there "
-        "and back, one after the other. Ours pass on ranges as they come, where equation 4 is for nodes "
-        "that wait for whole vectors. The heap and the chain, of which our model chooses, are as fast as "
-        "the binomial tree or faster, so that tree is a formula and a measurement here, and no topology "
-        "that a job can name. Predictions beyond the measured nodes are for nodes with processors of "
-        "their own; the measured nodes share those of one machine, which costs a chain of many nodes most.",
+        "with p: its column is computed by its equations 3 and 4 for the links used here. Equation 3 is for "
+        "one direction; our vectors go there and back, one after the other. Our nodes pass on ranges as "
+        "they come, where equation 4 is for nodes that wait for whole vectors. The better of heap "
+        "and chain, of which our model chooses, is as fast as the binomial tree or faster, so that tree is "
+        "a formula and a measurement here, and no topology that a job can name. Predictions "
+        "beyond the measured nodes are for nodes with processors of their own; the measured nodes share "
+        "those of one machine, which costs a chain of many nodes most.",
         (_panel(found),),
     )
 

@@ -12,7 +12,14 @@ _BANDS = (
     "regains more than in the paper; the band with a lower side alone regains less than the score, as a "
     "score that gets worse does not end them."
 )
-_MORE = "Little data overfits at smaller (nm, rf) than ImageNet does; the shape is the paper's."
+_MORE = (
+    "Little data overfits at smaller (nm, rf) than ImageNet does; as in the paper, accuracy is "
+    "lost where both are large."
+)
+_VIDEO = (
+    "Little data overfits at smaller (nm, rf) than YouTube-8M does. The paper's points are "
+    "differences of its accuracies: 0.803 of plain training, 7 % less with fixed repeats, 0.783 by score."
+)
 
 PAPER = Paper(
     "met",
@@ -34,7 +41,7 @@ PAPER = Paper(
         Exhibit(
             "fig-9",
             "Fig. 9: accuracy with repeats by score",
-            accuracy("fig-9", {"fixed 64": 7, "score": 2, "score regains": 5, "regains": 5}, _MORE),
+            accuracy("fig-9", {"plain": 80.3, "fixed 64": 7, "score": 2, "score regains": 5}, _VIDEO),
         ),
         Exhibit(
             "fig-10",
@@ -43,10 +50,10 @@ PAPER = Paper(
                 "fig-10",
                 {
                     "fixed 64": "more than 10 at nm = 128",
-                    "score regains": "about 4",
-                    "bollinger": "less than 3",
-                    "bollinger regains": "more than 7",
-                    "regains": "about 4 by score, more than 7 by bollinger",
+                    "score regains": "about 4 at nm = 128",
+                    "bollinger": "less than 3 at nm = 128",
+                    "bollinger regains": "more than 7 (10 less 3)",
+                    "regains": "more than 7 (bollinger)",
                 },
                 _BANDS,
             ),

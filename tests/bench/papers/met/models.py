@@ -31,8 +31,8 @@ def bandwidth(_run: Run) -> Shown:
     """Fig. 1: the bandwidth that keeps eight A100 busy."""
     system = Roofline(NODE * A100, 10e9)
     needs = {each.name: point(system, each.operations, each.sample_bytes).needed / 1e9 for each in NETWORKS}
-    rows = [computed("largest of all networks", "GB/s", 130, max(needs.values()))]
-    rows += [computed(f"for {name}", "GB/s", None, need) for name, need in needs.items()]
+    rows = [computed("bandwidth for the network that needs most", "GB/s", 130, max(needs.values()))]
+    rows += [computed(f"bandwidth for {name}", "GB/s", None, need) for name, need in needs.items()]
     names = list(needs)
     line = Line("millpond", ", ".join(names), list(range(len(names))), list(needs.values()), marks=True)
     paper = Line("paper", "the text: up to 130 GB/s", [0, len(names) - 1], [130, 130])
@@ -55,11 +55,15 @@ def under_the_roofline(_run: Run) -> Shown:
     limited = [name for name, own in found.items() if own.share < 1]
     rows = [
         computed("operations per byte from which computing is the limit, at 2.5 TB/s", "", None, ridge),
-        computed("networks that reading limits", "", "a significant part", f"{len(limited)} of {len(found)}"),
+        computed(
+            "networks that reading limits", "", "a significant portion", f"{len(limited)} of {len(found)}"
+        ),
         computed("largest bandwidth that a network needs", "TB/s", "several", most / 1e12),
     ]
     rows += [
-        computed(f"{name}, {own.intensity:,.0f} operations per byte", "PF/s", None, own.reached / 1e15)
+        computed(
+            f"speed of {name}, {own.intensity:,.0f} operations per byte", "PF/s", None, own.reached / 1e15
+        )
         for name, own in found.items()
     ]
     xs = sorted([5e3, ridge, 1e6])
@@ -108,7 +112,7 @@ def throughput(_run: Run) -> Shown:
         computed("throughput with fixed rf 10", "samples/s", 65_000, fixed[10].throughput),
         computed("throughput without repeats", "samples/s", None, fixed[1].throughput),
         computed("EB_2 without repeats", "GB/s", 400, fixed[1].read / 1e9),
-        computed("EB_2 with fixed rf 128: 3.8 * 1024 / 128", "GB/s", 30.4, fixed[128].read / 1e9),
+        computed("EB_2 with fixed rf 128 (3.8 * 1024 / 128)", "GB/s", 30.4, fixed[128].read / 1e9),
     ]
     for name, mean, of_paper in (("score", 55.0, 90.7), ("bollinger", 35.0, 147.0)):
         rows += _adaptive(name, mean, of_paper)
@@ -139,7 +143,7 @@ def _adaptive(name: str, mean: float, printed: float) -> list[Value]:
     whole = f"{name}, rf {mean:g} on average"
     return [
         computed(f"{whole}: EB_2 with equal t_i", "GB/s", printed, _unweighted(repeats)),
-        computed(f"{whole}: deviation of rf for which that comes out", "", None, deviation),
+        computed(f"{whole}: standard deviation of rf that gives this", "", None, deviation),
         computed(f"{whole}: mini-epochs with rf below 10", "%", "less than 5", 100 * short),
         computed(f"{whole}: EB_2 with the real t_i, as equation 1 says", "GB/s", None, by_time.read / 1e9),
         computed(f"{whole}: throughput", "samples/s", "degradation is negligible", by_time.throughput),
