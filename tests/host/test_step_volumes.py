@@ -20,11 +20,11 @@ def test_a_step_has_the_inputs_of_its_layers_and_the_weights_of_the_model(tmp_pa
     model = ModelSpec("millpond.train.zoo.models:digits_cnn")
     job = Job("digits", DataSpec("private/digits", str(tmp_path)), model=model)
     found = step_volumes(job, tmp_path, 100)
-    assert found is not None
     # two convolutions, of one and 32 channels, and two linear layers
     assert found.data == 400 * (64 + 32 * 64 + 64 * 16 + 64) and found.weights == 4 * 85_066
     assert found.text.startswith("a step: data 1.3 MB, weights 0.3 MB, data/weights 3.76: exchange weights")
-    assert step_volumes(replace(job, data=DataSpec("private/digits")), tmp_path, 100) is None
+    with pytest.raises(LocalError, match="no test folder"):
+        step_volumes(replace(job, data=DataSpec("private/digits")), tmp_path, 100)
     wrong = replace(job, model=ModelSpec("gone:build"))
     with pytest.raises(
         LocalError, match="volumes are not counted: LocalError: model: factory: there is no mod"

@@ -178,11 +178,16 @@ def profile(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the curves into this file, too.")
     ] = None,
+    volumes: Annotated[
+        bool,
+        typer.Option(
+            "--volumes", help="Tell the data of a step over the weights; the job's code runs here, as you."
+        ),
+    ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Measure the time that each worker takes for steps of a job, and show the plan. Nothing is trained, and
-    no job stays in the list. For a job with a test folder the last line has the data of a step over the
-    weights; its code then runs on this machine.
+    no job stays in the list.
     """
     job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
@@ -200,18 +205,11 @@ def profile(
 
         profile_plot.draw(curves.profiles, curves.batches, job.name, picture)
     printing.show(output, curves, lambda: tables.curves(curves))
-    if output is Format.TEXT:
-        _show_volumes(job, job_file.parent, sum(curves.batches.values()))
+    if volumes:
+        from millpond.host.cli.step_volumes import step_volumes  # loads torch
 
-
-def _show_volumes(job: Job, folder: Path, samples: int) -> None:
-    from millpond.host.cli.step_volumes import step_volumes  # loads torch
-
-    try:
-        if found := step_volumes(job, folder, samples):
-            print(found.text)
-    except LocalError as error:
-        print(error, file=sys.stderr)
+        told = step_volumes(job, job_file.parent, sum(curves.batches.values()))
+        print(told.text, file=sys.stdout if output is Format.TEXT else sys.stderr)
 
 
 OwnFleetOption = Annotated[

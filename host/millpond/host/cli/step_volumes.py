@@ -31,12 +31,12 @@ class StepVolumes:
         return f"a step: {sizes}, data/weights {ratio:,.2f}: {advice}"
 
 
-def step_volumes(job: Job, folder: Path, samples: int) -> StepVolumes | None:
-    """Count a step of so many ``samples`` by two of the job's test samples, None if it has no test folder.
-    Raises LocalError if the job's code, whose files are in ``folder``, does not run here.
+def step_volumes(job: Job, folder: Path, samples: int) -> StepVolumes:
+    """Count a step of so many ``samples`` by two of the job's test samples. The job's code, whose files are in
+    ``folder``, runs in this process. Raises LocalError if it does not, or the job has no test folder.
     """
     if not job.data.test:
-        return None
+        raise LocalError("volumes are not counted: the job has no test folder in [data]")
     try:
         import numpy as np
         import torch
