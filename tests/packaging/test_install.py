@@ -205,9 +205,9 @@ def usable_unit(name: str, folder: Path) -> Path:
 @needs_systemd
 @pytest.mark.parametrize("name", UNITS)
 def test_units_are_valid(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["systemd-analyze", "verify", usable_unit(name, tmp_path)], capture_output=True, text=True
-    )
+    unit = usable_unit(name, tmp_path)
+    argv = ["systemd-analyze", "verify", "--man=no", unit]  # the packages have its pages
+    done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
