@@ -127,7 +127,7 @@ def test_a_kept_run_of_a_set_that_has_changed_is_refused_each_time(folder: Path)
                 list(millpond.data.stream(f"{where}/images", batch=8, run="kept"))
             stream = millpond.data.stream(f"{where}/images", batch=8)
             stream.load_state_dict(state)
-            with pytest.raises(Refused, match="is of 200 samples; the data set 'images' has 180"):
+            with pytest.raises(Refused, match="is of 200 samples; the data set has 180"):
                 list(stream)
 
 
