@@ -72,8 +72,8 @@ def speeds(run: Run) -> Shown:
         f"made up, {2 * samples} on each device, half of them private; batches of {_BATCH} in synchronous "
         "steps",
         "The paper adds processors, and this fleet does not: its four workers and the one process have "
-        "the same cores, so the ratio shows what exchanges cost, and on a busy machine that four "
-        "processes get more of it than one.",
+        "the same cores. The fleet's speed is that of the steps; the one process also makes its model and "
+        "reads the images in the time that counts.",
     )
 
 
