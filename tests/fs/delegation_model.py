@@ -283,6 +283,8 @@ class DelegationModel(RuleBasedStateMachine):
             self.manager.forget(NOBODY, 0)
             for attempt, before in waiting:
                 attempt.settle(before)
+        for attempt in [a for a in self.attempts if not a.is_compared]:
+            self.in_the_way(attempt)  # revokes what an earlier attempt waits for
         for _ in range(2):
             for attempt in [a for a in self.attempts if not a.is_compared]:
                 self.compare(attempt)
