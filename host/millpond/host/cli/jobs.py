@@ -34,7 +34,7 @@ from millpond.host.records.jobs import Round
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format
 from millpond.train.job import file
-from millpond.train.job.spec import Job, SynchronousSpec
+from millpond.train.job.spec import SynchronousSpec
 
 SetOption = Annotated[
     list[str] | None,

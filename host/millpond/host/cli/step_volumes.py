@@ -32,8 +32,8 @@ class StepVolumes:
 
 
 def step_volumes(job: Job, folder: Path, samples: int) -> StepVolumes:
-    """Count a step of so many ``samples`` by two of the job's test samples. The job's code, whose files are in
-    ``folder``, runs in this process. Raises LocalError if it does not, or the job has no test folder.
+    """Count a step of so many ``samples`` by two of the job's test samples. The job's code, whose files are
+    in ``folder``, runs in this process. Raises LocalError if it does not, or the job has no test folder.
     """
     if not job.data.test:
         raise LocalError("volumes are not counted: the job has no test folder in [data]")
