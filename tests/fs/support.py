@@ -207,6 +207,11 @@ class Held:
         self._begun.set()
         assert self.go_on.wait(8 * SOON)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether somebody has been in the middle of it."""
+        return self._begun.is_set()
+
     def begun(self) -> None:
         """Return once somebody is in the middle of it."""
         assert self._begun.wait(SOON)
