@@ -14,8 +14,8 @@ import pytest
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Advance, FetchSums, LinkProbed, ProbeLink, Sums
-from millpond.aggregate.node import ReductionNode, probe, ranges
-from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
+from millpond.aggregate.node import ReductionNode, probe
+from millpond.aggregate.topology import RANGE_VALUES, ReductionTree, ranges
 from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, RemoteError

@@ -18,8 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from millpond.aggregate.exact import LARGEST
-from millpond.aggregate.kernels import Vector
+from millpond.aggregate.kernels import LARGEST, Vector
 from millpond.aggregate.messages import FetchSums, JoinRound, RoundJoined, Unrepaired
 from millpond.aggregate.progress import STALL_SECONDS, expect
 from millpond.aggregate.udp.aggregator import ClientHead

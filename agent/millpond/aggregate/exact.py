@@ -27,11 +27,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from millpond.aggregate.kernels import Kernels, Totals, Vector, kernels
+from millpond.aggregate.kernels import LARGEST, Kernels, Totals, Vector, kernels
 from millpond.base.errors import RemoteError
 
-LARGEST = float(np.finfo(np.float32).max)
-"""The largest finite float32."""
 _SMALLEST, _MEAN_ERROR = float(np.finfo(np.float32).smallest_subnormal), 1e-6
 """The greatest error that rounding adds to a mean; the second is a share of the mean."""
 _BITS = 51

@@ -21,6 +21,7 @@ LIBRARY = Path(__file__).with_name("_kernels.so")
 _VERSION = 2
 _LANES = 8
 LARGEST = float(np.finfo(np.float32).max)
+"""The largest finite float32."""
 _BLOCK = 1 << 15  # of values, whose float64 copy stays in a processor's cache
 
 Vector = NDArray[np.float32]

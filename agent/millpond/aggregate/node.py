@@ -40,7 +40,7 @@ from millpond.aggregate.messages import (
     Values,
 )
 from millpond.aggregate.progress import STALL_SECONDS, ProgressTeller, expect
-from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
+from millpond.aggregate.topology import RANGE_VALUES, ReductionTree, ranges
 from millpond.aggregate.unrepaired import difference, state_after
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import MillpondError, ProtocolError
@@ -332,11 +332,6 @@ class SubtreeSum(ExactSum):
                 receive_values(channel, Sums, start, self._values[:count].data.cast("B"))
                 self.add_of(child, self._values[:count], *self._request.bounds[child])
         return self.totals(count)
-
-
-def ranges(start: int, stop: int) -> list[tuple[int, int]]:
-    """Return the ranges that are passed on one by one."""
-    return [(place, min(place + RANGE_VALUES, stop)) for place in range(start, stop, RANGE_VALUES)]
 
 
 def below_of(request: M, child: str) -> M:

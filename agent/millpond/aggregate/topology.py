@@ -215,6 +215,11 @@ def reduction_tree_seconds(size: float, nodes: int, rate: float) -> float:
     return size * 2 * math.log2(nodes) / rate
 
 
+def ranges(start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the ranges of values that are passed on one by one."""
+    return [(place, min(place + RANGE_VALUES, stop)) for place in range(start, stop, RANGE_VALUES)]
+
+
 def below_one(nodes: Sequence[str], size: int) -> dict[str, tuple[ReductionTree, ...]]:
     """Return the reductions by nodes alone, by name: of each tree a node is the only root, which divides, and
     the first one is the root of a single tree. In a "star" it is the parent of all others.

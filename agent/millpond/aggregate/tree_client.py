@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from millpond.aggregate.exact import LARGEST, check_within, most_of_mean, refusing, scale_of
-from millpond.aggregate.kernels import Vector
+from millpond.aggregate.exact import check_within, most_of_mean, refusing, scale_of
+from millpond.aggregate.kernels import LARGEST, Vector
 from millpond.aggregate.messages import (
     Advance,
     FetchSums,
@@ -20,9 +20,9 @@ from millpond.aggregate.messages import (
     Unrepaired,
     Values,
 )
-from millpond.aggregate.node import ChildConnections, Dial, SubtreeSum, below_of, ranges, receive_values
+from millpond.aggregate.node import ChildConnections, Dial, SubtreeSum, below_of, receive_values
 from millpond.aggregate.progress import STALL_SECONDS, expect
-from millpond.aggregate.topology import SINK, ReductionTree
+from millpond.aggregate.topology import SINK, ReductionTree, ranges
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
 from millpond.wire.channel import Channel
@@ -114,11 +114,12 @@ class TreeReduction:
     ) -> FetchSums:
         largest = max((factor * largest for factor, largest in bounds.values()), default=0.0)
         scale = scale_of(largest, max(len(bounds), 1))
-        place, below = (tree.start, tree.stop), dict(tree.subtree(SINK))
+        below = dict(tree.subtree(SINK))
         return FetchSums(
             SINK,
             exchange,
-            *place,
+            tree.start,
+            tree.stop,
             scale,
             below,
             dict(bounds),

@@ -10,16 +10,15 @@ missed one would be apart from all others for ever.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Ranges
-from millpond.aggregate.topology import RANGE_VALUES
+from millpond.aggregate.topology import ranges
 from millpond.base.errors import ProtocolError
 
-Vector = NDArray[np.float32]
 BOUND = 65536.0
 """The largest value per sample of an update that counts."""
 
@@ -33,9 +32,9 @@ def state_after(update: Vector, state: Vector, weight: float, added: Ranges) -> 
     for start, stop in added:
         np.negative(update[start:stop], out=update[start:stop])
     largest = 0.0
-    for part in _parts(len(update)):
-        update[part] += np.float32(weight) * state[part]
-        largest = max(largest, float(np.abs(update[part]).max()))
+    for start, stop in ranges(0, len(update)):
+        update[start:stop] += np.float32(weight) * state[start:stop]
+        largest = max(largest, float(np.abs(update[start:stop]).max()))
     if not math.isfinite(largest):
         raise ProtocolError("without repair a state has finite values alone")
     return largest
@@ -56,8 +55,3 @@ def most_of(weights: Mapping[str, float], root: str, largest: float, name: str) 
     any bound would set the unit of the sum, and the values of all others would be rounded to 0.
     """
     return weights[name] * (largest / weights[root] + 2 * BOUND)
-
-
-def _parts(size: int) -> Iterator[slice]:
-    for start in range(0, size, RANGE_VALUES):
-        yield slice(start, min(start + RANGE_VALUES, size))
