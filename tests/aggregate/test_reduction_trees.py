@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,19 +16,22 @@ from millpond.aggregate.node import ReductionNode, probe
 from millpond.aggregate.topology import RANGE_VALUES, ReductionTree, ranges
 from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, MillpondError, RemoteError
+from millpond.base.errors import RemoteError
 from millpond.wire.channel import Channel
+
+from .joined_nodes import JoinedNodes
 
 SIZE = 2 * RANGE_VALUES + 77
 NAMES = [f"n{number}" for number in range(6)]
 
 
-class Nodes:
+class Nodes(JoinedNodes):
     """Nodes in this process, joined by socket pairs, with the updates of one exchange."""
 
     exchange = 5
 
     def __init__(self, seed: int = 1) -> None:
+        super().__init__()
         rng = np.random.default_rng(seed)
         scales = 10.0 ** rng.integers(-6, 3, (len(NAMES), 1))
         rows = (rng.normal(size=(len(NAMES), SIZE)) * scales).astype(np.float32)
@@ -42,30 +43,13 @@ class Nodes:
         }
         self.bounds = {name: (1.0, float(np.abs(row).max())) for name, row in self.values.items()}
         self.bounds["n2"] = (0.25, self.bounds["n2"][1])
-        self.gone: set[str] = set()
-        self.threads: list[threading.Thread] = []
-
-    def dial(self, name: str) -> Channel:
-        if name in self.gone:
-            raise ConnectionLost(f"{name}: gone")
-        ours, theirs = socket.socketpair()
-        thread = threading.Thread(target=self._serve, args=(name, Channel(theirs, "a parent")))
-        self.threads.append(thread)
-        thread.start()
-        return Channel(ours, name)
-
-    def _serve(self, name: str, channel: Channel) -> None:
-        with channel, contextlib.suppress(MillpondError):
-            self.nodes[name].serve(channel)
 
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     made = Nodes()
     yield made
-    for thread in made.threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    made.have_ended()
 
 
 @pytest.fixture

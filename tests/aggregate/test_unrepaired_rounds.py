@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-import threading
 from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
@@ -22,10 +21,10 @@ from millpond.aggregate.node import ReductionNode
 from millpond.aggregate.tree_client import TreeReduction
 from millpond.aggregate.udp import native
 from millpond.base.deadline import Deadline
-from millpond.base.errors import MillpondError, RemoteError
-from millpond.wire.channel import Channel
+from millpond.base.errors import RemoteError
 from millpond.wire.messages import Ok
 
+from .joined_nodes import JoinedNodes
 from .udp.fake_link import lose_values, open_socket
 
 NAMES, WEIGHTS = ("csd0", "csd1", "csd2"), {"csd0": 10.0, "csd1": 30.0, "csd2": 20.0}
@@ -35,14 +34,14 @@ Places = Collection[tuple[str, int]]
 """Datagrams with values that do not come: of a node's update, or of the mean to that node."""
 
 
-class Team:
+class Team(JoinedNodes):
     """Three nodes with states that are equal at first, and the updates of the exchange under way."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rng = np.random.default_rng(3)
         self.states = {name: np.ones(SIZE, np.float32) for name in NAMES}
         self.updates = {name: np.zeros(SIZE, np.float32) for name in NAMES}
-        self.threads: list[threading.Thread] = []
         self.sockets = contextlib.ExitStack()
         self.hub = self._socket()
         self.own = {name: self._socket() for name in NAMES}
@@ -56,17 +55,6 @@ class Team:
         nothing = (lambda _: None, lambda _: None)
         rounds = DatagramRounds(hub, self.own[name], MTU, "127.0.0.0/8", *nothing)
         return ReductionNode(name, self.updates[name], self.states[name], self.dial, datagrams=rounds)
-
-    def dial(self, name: str) -> Channel:
-        ours, theirs = socket.socketpair()
-        thread = threading.Thread(target=self._serve, args=(name, Channel(theirs, "a parent")))
-        self.threads.append(thread)
-        thread.start()
-        return Channel(ours, name)
-
-    def _serve(self, name: str, channel: Channel) -> None:
-        with channel, contextlib.suppress(MillpondError):
-            self.nodes[name].serve(channel)
 
     def trained(self) -> dict[str, Vector]:
         """Let all nodes have new updates; returns the states after these, each from its node's own."""
@@ -90,9 +78,7 @@ def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
     monkeypatch.setattr(native, "is_usable", lambda: False)
     made = Team()
     yield made
-    for thread in made.threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    made.have_ended()
     made.sockets.close()
 
 
