@@ -29,10 +29,10 @@ class IndexedStream:
     """
 
     def __init__(
-        self, source: StreamSource, tuner: StreamTuner, shuffle: int, batch: int, apply: Decode | None
+        self, source: StreamSource, memory: int, shuffle: int, batch: int, apply: Decode | None
     ) -> None:
-        self._tuner = tuner
-        self._client = StreamClient(source, None, tuner)
+        self.tuner = StreamTuner(batch, memory, batch)
+        self._client = StreamClient(source, None, self.tuner)
         weakref.finalize(self, self._client.close)
         opened = self._client.description()
         self._shards, self._shuffle, self._batch = opened.shards, shuffle, batch
@@ -49,13 +49,13 @@ class IndexedStream:
     @property
     def ahead(self) -> int:
         """The steps whose samples are to be fetched before they are needed."""
-        size = self._batch * self._tuner.costs.sample_bytes
-        return min(_MOST_AHEAD, max(1, math.ceil(self._tuner.choice.window / size)))
+        size = self._batch * self.tuner.costs.sample_bytes
+        return min(_MOST_AHEAD, max(1, math.ceil(self.tuner.choice.window / size)))
 
     @property
     def stream_timing(self) -> StreamTiming:
         """The choice and its measurements, for a job's ``millpond data explain``."""
-        return self._tuner.timing
+        return self.tuner.timing
 
     @property
     def waited(self) -> float:

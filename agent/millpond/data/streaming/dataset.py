@@ -197,8 +197,7 @@ class StreamDataset(IterableDataset[Any]):
     def by_index(self, batch: int) -> IndexedStream:
         """Return the samples by their indices, for a group's loader whose ranks take ``batch`` each."""
         options = self._options
-        tuner = StreamTuner(batch, options.memory, batch)
-        return IndexedStream(self._source, tuner, options.shuffle, batch, options.apply)
+        return IndexedStream(self._source, options.memory, options.shuffle, batch, options.apply)
 
 
 def reader(turn: str, number: int) -> str:

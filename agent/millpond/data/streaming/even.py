@@ -82,10 +82,8 @@ class EvenStream(StreamDataset):
     def _opened(self) -> IndexedStream:
         """Return the samples; the connection remains for the next epochs."""
         if self._samples is None:
-            options = self._options
-            self._samples = IndexedStream(
-                self._source, self._tuner, options.shuffle, self._size, options.apply
-            )
+            self._samples = self.by_index(self._size)
+            self._tuner = self._samples.tuner  # its choice is that of this stream
         return self._samples
 
     def _begun(self, samples: int, ranks: int) -> tuple[EpochState, Ranges]:

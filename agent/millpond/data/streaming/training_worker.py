@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from millpond.data.streaming.by_index import IndexedStream
 from millpond.data.streaming.client import StreamSource
-from millpond.data.streaming.protocol.tuner import StreamTuner
 from millpond.linux.sockets import receive_descriptors
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import Folder
@@ -45,7 +44,7 @@ class _Streams:
         source = StreamSource(
             self.connect, folder.path, patience=PATIENCE, format=work.format, classes=work.classes
         )
-        return IndexedStream(source, StreamTuner(_BATCH, _MEMORY, _BATCH), 0, _BATCH, None)
+        return IndexedStream(source, _MEMORY, 0, _BATCH, None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
