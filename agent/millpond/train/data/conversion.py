@@ -60,11 +60,12 @@ def convert(source: Path, target: Path, shares: int) -> dict[str, int]:
         return _pictures(source, target, shares)
     train, test = _idx(source) if source.is_dir() and any(source.glob("*idx3*")) else _cifar(source)
     parts = {f"share-{k}": _Samples(train.images[k::shares], train.labels[k::shares]) for k in range(shares)}
-    for name, samples in (parts | {TEST: test}).items():
+    parts[TEST] = test
+    for name, samples in parts.items():
         (target / name).mkdir(parents=True)
         np.save(target / name / "images.npy", samples.images)
         np.save(target / name / "labels.npy", samples.labels)
-    return {name: len(samples.labels) for name, samples in (parts | {TEST: test}).items()}
+    return {name: len(samples.labels) for name, samples in parts.items()}
 
 
 def _cifar(source: Path) -> tuple[_Samples, _Samples]:

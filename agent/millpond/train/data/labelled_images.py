@@ -48,6 +48,8 @@ class LabelledImages:
         """Return the same images for training: what is at random in them follows from the text ``draws`` and
         the index.
         """
+        if not (self._variation.crop or self._variation.flip):
+            return self
         found = copy.copy(self)
         found._draws = draws
         return found
