@@ -42,17 +42,14 @@ def between_pairs(curve: Curve, speed: float) -> float:
     (batch, speed) pairs (equation 3 with its weights the right way round). Below all pairs it is the smallest
     batch, above all the batch of the fastest.
     """
-    low, high = _neighbours(curve, speed)
-    return low[0] if low == high else low[0] + (high[0] - low[0]) * (speed - low[1]) / (high[1] - low[1])
+    low, high, part = _neighbours(curve, speed)
+    return low * (1 - part) + high * part
 
 
 def as_printed(curve: Curve, speed: float) -> float:
     """Return the batch of a ``speed`` by equation 3 with the weights as the paper prints them."""
-    low, high = _neighbours(curve, speed)
-    if low == high:
-        return low[0]
-    part = (speed - low[1]) / (high[1] - low[1])
-    return low[0] * part + high[0] * (1 - part)
+    low, high, part = _neighbours(curve, speed)
+    return low * part + high * (1 - part)
 
 
 def inverse(curve: Curve, speed: float) -> float:
@@ -64,12 +61,15 @@ def inverse(curve: Curve, speed: float) -> float:
     return float(slow_enough[-1] if slow_enough.size else curve.batches[0])
 
 
-def _neighbours(curve: Curve, speed: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the pairs (batch, speed) below and above a speed, up to the peak; twice the same at an end."""
+def _neighbours(curve: Curve, speed: float) -> tuple[float, float, float]:
+    """Return the batches of the pairs (batch, speed) below and above a speed, up to the peak, and the part of
+    the way from the first to the second pair's speed; twice the same batch, and 0, at an end.
+    """
     pairs = [(float(b), b / s) for b, s in zip(curve.batches, curve.seconds, strict=True) if b <= curve.peak]
     rising = [pair for place, pair in enumerate(pairs) if all(pair[1] > other[1] for other in pairs[:place])]
     above = bisect_right([pair[1] for pair in rising], speed)
-    return rising[max(0, above - 1)], rising[min(above, len(rising) - 1)]
+    low, high = rising[max(0, above - 1)], rising[min(above, len(rising) - 1)]
+    return low[0], high[0], (speed - low[1]) / (high[1] - low[1]) if low != high else 0.0
 
 
 class CpuUsage:
