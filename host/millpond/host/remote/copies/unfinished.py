@@ -8,9 +8,9 @@ a file whose name no process holds was left by a killed copy.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 from millpond.linux.file_lock import name_held
 
@@ -42,11 +42,9 @@ def left_of(name: str, names: Iterable[str]) -> list[str]:
     return [each for each in names if each.startswith(stem) and each.endswith(_SUFFIX)]
 
 
-@contextlib.contextmanager
-def held(place: str) -> Iterator[bool]:
+def held(place: str) -> AbstractContextManager[bool]:
     """Hold a temporary name, with its volume, in a context. Yields False if another copy has it."""
-    with name_held(f"cp {place}") as is_held:
-        yield is_held
+    return name_held(f"cp {place}")
 
 
 def _digest(text: str) -> str:
