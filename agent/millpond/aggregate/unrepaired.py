@@ -13,12 +13,13 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
-from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Ranges
 from millpond.aggregate.topology import ranges
 from millpond.base.errors import ProtocolError
 
+Vector = NDArray[np.float32]
 BOUND = 65536.0
 """The largest value per sample of an update that counts."""
 
