@@ -34,7 +34,7 @@ def main(name: str, description: str, experiments: Sequence[Experiment], note: s
     failed, 2 wrong arguments.
     """
     parser = command_line(name, description)
-    parser.add_argument("--repeats", type=_positive, metavar="N", help="of each measurement: 5, 1 if quick")
+    parser.add_argument("--repeats", type=positive, metavar="N", help="of each measurement: 5, 1 if quick")
     arguments = parser.parse_args()
     chosen = chosen_of(experiments, arguments.only, parser)
     path = folder_of(arguments) / f"{name}.json"
@@ -147,7 +147,8 @@ def limited(seconds: float, cleanup: float = _CLEANUP_SECONDS) -> Iterator[None]
         faulthandler.cancel_dump_traceback_later()
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Return the number of an argument. Raises ValueError for one below 1."""
     if int(text) < 1:
         raise ValueError(text)
     return int(text)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -78,8 +78,13 @@ def interpreter_of(kind: Kind) -> str:
     if kind != "ray":
         return sys.executable
     with contextlib.suppress(Unmeasured):
-        return installed("ray", "torch==2.13.0", RAY, figures=[])
+        return installed_ray()
     return ""
+
+
+def installed_ray(figures: Iterable[str] = ()) -> str:
+    """Return Ray's interpreter. Raises Unmeasured, for all of ``figures``."""
+    return installed("ray", "torch==2.13.0", RAY, figures=figures)
 
 
 def run_job(kind: Kind, spec: JobSpec, python: str = sys.executable, *, watched: bool = False) -> JobResult:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.data.jobs import RAY, JobSpec, run_job
+from bench.data.jobs import RAY, JobSpec, installed_ray, run_job
 from bench.experiment import Run
-from bench.installed import installed
 from bench.rows import Row, summary
 
 TITLE = "a job beside Ray Train and Ray Data"
@@ -22,7 +21,7 @@ def measure(run: Run) -> list[Row]:
     """Alternate jobs, on this machine."""
     whole = "seconds of a job with two workers on {} images of 32 px, start included, ours over Ray's"
     names = {"stream_time_over_ray": whole, "stream_loop_over_ray": "seconds of its training loop alone"}
-    python = installed("ray", "torch==2.13.0", RAY, figures=names)
+    python = installed_ray(names)
     ratios: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
         random_images(Path(folder), _SAMPLES, _TESTED)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.experiment import Run, Unmeasured
-from bench.harness import LimitReachedError, command_line, folder_of, limited, progress
+from bench.harness import LimitReachedError, command_line, folder_of, limited, positive, progress
 from bench.papers.exhibit import Exhibit, Paper, Shown, choose, key
 from bench.papers.papers import PAPERS
 from bench.papers.results import Result, read, write
@@ -34,9 +34,7 @@ def main() -> int:
         "papers", "The tables and figures of the papers, with the papers' values beside ours."
     )
     parser.prog = "make papers"
-    parser.add_argument(
-        "--repeats", type=int, default=0, metavar="N", help="of each measurement: 3, 1 if quick"
-    )
+    parser.add_argument("--repeats", type=positive, metavar="N", help="of each measurement: 3, 1 if quick")
     parser.add_argument("--publish", action="store_true", help="copy the results into docs/papers")
     arguments = parser.parse_args()
     try:
