@@ -16,6 +16,7 @@ from statistics import median
 
 from bench.aggregate import rounds
 from bench.aggregate.rounds import VALUES, Server, serve
+from bench.compiled import shared_library
 from bench.experiment import Run
 from bench.installed import installed
 from bench.rows import Row, summary
@@ -122,10 +123,7 @@ def _over(found: dict[str, list[float]], kind: str, figure: str, what: str) -> R
 @contextlib.contextmanager
 def _shared_vector_library() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
-        library = Path(folder, "shared_vector.so")
-        source = _FOLDER / "shared_vector.c"
-        subprocess.run(["cc", "-O3", "-shared", "-fPIC", "-o", library, source, "-lpthread"], check=True)
-        yield library
+        yield shared_library(_FOLDER / "shared_vector.c", Path(folder))
 
 
 def measure_staged(run: Run) -> list[Row]:

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import socket
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.compiled import shared_library
 from bench.experiment import Unmeasured
 
 Vector = NDArray[np.float32]
@@ -29,13 +28,7 @@ _SLOT = 4096
 
 def build(folder: Path) -> Path:
     """Return the library, built in ``folder``. Raises Unmeasured without a compiler."""
-    if not shutil.which("cc"):
-        raise Unmeasured("there is no C compiler")
-    library = folder / "servers.so"
-    included = f"-I{_FOLDER.parents[1] / 'aggregate'}"
-    command = ["cc", "-O3", "-shared", "-fPIC", included, "-o", str(library)]
-    subprocess.run([*command, str(_FOLDER / "servers.c"), "-lpthread"], check=True)
-    return library
+    return shared_library(_FOLDER / "servers.c", folder, f"-I{_FOLDER.parents[1] / 'aggregate'}")
 
 
 def blocks(size: int) -> int:
