@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from bench.experiment import Run, Unmeasured
 from bench.harness import LimitReachedError, command_line, folder_of, limited, positive, progress
 from bench.papers.exhibit import Exhibit, Paper, Shown, choose, key
@@ -78,10 +80,13 @@ def run_all(chosen: Sequence[tuple[Paper, Exhibit]], run: Run, folder: Path) -> 
 
 
 def _measured(exhibit: Exhibit, run: Run) -> Shown:
+    threads = torch.get_num_threads()  # one that trains a small network sets 1
     try:
         return exhibit.measure(run)
     except Unmeasured as error:
         return Shown((), "", f"Not measured on this machine: {error}.")
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _picture(paper: Paper, exhibit: Exhibit, shown: Shown, folder: Path) -> str:

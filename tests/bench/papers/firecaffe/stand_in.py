@@ -34,10 +34,8 @@ class Training:
 def accuracies(training: Training, run: Run) -> list[float]:
     """Return the accuracy in per cent after training, for each seed."""
     epochs = training.epochs // _QUICK if run.quick else training.epochs
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # steps are too small for more
     found = [_accuracy(training, epochs, seed) for seed in range(run.repeats)]
-    torch.set_num_threads(threads)
     run.say(f"batch {training.batch}, rate {training.rate}: {', '.join(f'{each:.1f}' for each in found)} %")
     return found
 
