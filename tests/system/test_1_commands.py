@@ -49,6 +49,13 @@ def test_init_makes_keys_that_only_their_owner_reads(tmp_path: Path) -> None:
     assert "holds a fleet already" in complaint(millpond("init", "--fleet", tmp_path / "new"), 2)
 
 
+def test_a_fleet_of_boards_begins_without_devices(tmp_path: Path) -> None:
+    made = millpond("init", "--fleet", tmp_path, "--devices", "0")
+    assert made.out.startswith("fleet 'fleet' with no device is in"), made
+    added = millpond("add", "csd0", "--board", "generic-uefi", "--fleet", tmp_path)
+    assert "csd0 (generic-uefi) is in the fleet" in added.out, added
+
+
 def test_devices_for_a_program_and_for_a_person(fleet: Emulation) -> None:
     found = document(fleet.millpond("devices", "--format", "json"))["devices"]
     assert [device["name"] for device in found] == ["csd0", "csd1", "csd2"]

@@ -171,7 +171,8 @@ def _pyarrow() -> Any:
     try:
         from pyarrow import parquet  # an optional extra, and slow to import
     except ImportError:
-        raise LocalError("Parquet files need pyarrow: install millpond[parquet] where workers run") from None
+        missing = "Parquet files need pyarrow: pip install 'millpond[parquet]' where workers run"
+        raise LocalError(missing) from None
     return parquet
 
 

@@ -33,7 +33,9 @@ REFUSAL_SECONDS = 20.0
 @app.command()
 def init(
     fleet_directory: FleetOption = DEFAULT_FLEET,
-    devices: Annotated[int, typer.Option(min=1, max=99, help="The number of emulated devices.")] = 3,
+    devices: Annotated[
+        int, typer.Option(min=0, max=99, help="The number of emulated devices; 0 for a fleet of boards.")
+    ] = 3,
     name: Annotated[str, typer.Option(help="The fleet's name.")] = "fleet",
     lan: Annotated[
         bool, typer.Option("--lan", help="Connect the devices by a network (LAN) of their own.")
@@ -47,7 +49,7 @@ def init(
     names = [f"csd{number}" for number in range(devices)]
     made = provisioning.create(fleet_directory, name, names, lan=lan, keys=authority)
     document = {"fleet": str(made.directory), "name": name, "devices": names}
-    show(output, document, f"fleet '{name}' with {', '.join(names)} is in {made.directory}")
+    show(output, document, f"fleet '{name}' with {', '.join(names) or 'no device'} is in {made.directory}")
 
 
 @app.command()
