@@ -21,6 +21,8 @@ ALL: Weights = (1.0, 1.0, 1.0)
 """The paper's example of a score: the sum of training loss, training error and validation error."""
 LEAST_LOSS = 3.0
 """Points of accuracy that fixed repeats must lose before an adaptive rule has any to regain."""
+ADAPTIVE = ("score", "bollinger", "bands")
+"""The adaptive rules beside the fixed one: the paper's two, and ours."""
 
 
 def rules(most: int) -> dict[str, RepeatRule]:
@@ -34,14 +36,11 @@ def rules(most: int) -> dict[str, RepeatRule]:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A stand-in: ``data`` with so many training samples, trained as ``setting``; the values of rf = nm, and
-    the names of the adaptive rules beside the fixed one.
-    """
+    """A stand-in: ``data`` with so many training samples, trained as ``setting``; the values of rf = nm."""
 
     data: Callable[..., Split]
     samples: int
     setting: Setting
-    adaptive: tuple[str, ...] = ()
     cells: tuple[int, ...] = (16, 32, 64)
 
 
@@ -72,10 +71,10 @@ class Swept:
 
 
 SWEEPS: Mapping[str, Sweep] = {
-    "fig-7": Sweep(digits, 400, Setting(batch=32, rate=0.02)),
-    "fig-8": Sweep(digits, 400, Setting(batch=8, rate=0.015)),
-    "fig-9": Sweep(synthetic, 600, Setting(batch=16, rate=0.02, weighed=True), ("score",)),
-    "fig-10": Sweep(digits, 400, Setting(batch=16, rate=0.02, weighed=True), ("score", "bollinger", "bands")),
+    "fig-7": Sweep(digits, 400, Setting(batch=32, rate=0.02, weighed=True)),
+    "fig-8": Sweep(digits, 400, Setting(batch=8, rate=0.015, weighed=True)),
+    "fig-9": Sweep(synthetic, 600, Setting(batch=16, rate=0.02, weighed=True)),
+    "fig-10": Sweep(digits, 400, Setting(batch=16, rate=0.02, weighed=True)),
 }
 
 
@@ -103,7 +102,7 @@ def swept(name: str, run: Run) -> Swept:
         found.plain.append(100 * trained(split, seed, setting, plain(split, seed, setting)))
         for cell in cells:
             wanted = {"fixed": FixedRepeats(min(cell, setting.visits)), **rules(cell)}
-            for rule in ("fixed", *sweep.adaptive):
+            for rule in ("fixed", *ADAPTIVE):
                 accuracy, repeats = repeated(split, seed, setting, cell, wanted[rule])
                 found.accuracy.setdefault((rule, cell), []).append(100 * accuracy)
                 found.repeats.setdefault((rule, cell), []).extend(repeats)
@@ -126,7 +125,7 @@ def accuracy(name: str, printed: Printed, difference: str) -> Callable[[Run], Sh
     """
 
     def measure(run: Run) -> Shown:
-        found, adaptive = swept(name, run), SWEEPS[name].adaptive
+        found = swept(name, run)
         cells = found.cells
         rows = [measured("accuracy of plain training", "%", printed.get("plain"), found.plain)]
         rows += [
@@ -134,28 +133,23 @@ def accuracy(name: str, printed: Printed, difference: str) -> Callable[[Run], Sh
             for cell in cells
         ]
         for cell in found.fallen:
-            rows += _adaptive(found, adaptive, cell, printed if cell == cells[-1] else {})
-        return Shown(tuple(rows), EMULATION[name], difference, (_panel(found, cells, adaptive),))
+            rows += _adaptive(found, cell, printed if cell == cells[-1] else {})
+        return Shown(tuple(rows), EMULATION[name], difference, (_panel(found, cells),))
 
     return measure
 
 
-def _adaptive(found: Swept, adaptive: Sequence[str], cell: int, printed: Printed) -> list[Value]:
+def _adaptive(found: Swept, cell: int, printed: Printed) -> list[Value]:
     """Return the rows of the adaptive rules at one nm."""
     rows = []
-    for rule in adaptive:
+    for rule in ADAPTIVE:
         about = f"nm = {cell}, rf by {rule}"
         rows.append(_lost(f"points lost, {about}", printed.get(rule), found, rule, cell))
         regains = printed.get(f"{rule} regains")
         rows.append(measured(f"points regained, {about}", "points", regains, regained(found, rule, cell)))
-    papers_own = [rule for rule in adaptive if rule != "bands"]
-    if len(papers_own) > 1:
-        best = max(papers_own, key=lambda rule: fmean(regained(found, rule, cell)))
-        what = (
-            f"met_adaptive_regains, points regained by the better of the paper's rules ({best}), nm = {cell}"
-        )
-        rows.append(measured(what, "points", printed.get("regains"), regained(found, best, cell)))
-    return rows
+    best = max(("score", "bollinger"), key=lambda rule: fmean(regained(found, rule, cell)))
+    what = f"met_adaptive_regains, points regained by the better of the paper's rules ({best}), nm = {cell}"
+    return [*rows, measured(what, "points", printed.get("regains"), regained(found, best, cell))]
 
 
 def _lost(what: str, printed: float | str | None, found: Swept, rule: str, cell: int) -> Value:
@@ -168,13 +162,13 @@ def regained(found: Swept, rule: str, cell: int) -> list[float]:
     return [fixed - adaptive for fixed, adaptive in pairs]
 
 
-def _panel(found: Swept, cells: Sequence[int], adaptive: Sequence[str]) -> Panel:
+def _panel(found: Swept, cells: Sequence[int]) -> Panel:
     def line(rule: str, *, faint: bool) -> Line:
         ys = [fmean(found.accuracy[rule, cell]) for cell in cells]
         return Line("millpond", f"rf by {rule}" if rule != "fixed" else "rf = nm", cells, ys, faint=faint)
 
     plain_line = Line("limit", "plain training", [cells[0], cells[-1]], 2 * [fmean(found.plain)])
-    lines = [plain_line, line("fixed", faint=True), *(line(rule, faint=False) for rule in adaptive)]
+    lines = [plain_line, line("fixed", faint=True), *(line(rule, faint=False) for rule in ADAPTIVE)]
     return Panel("Accuracy after as many visits", "nm", "accuracy in %", tuple(lines))
 
 
@@ -187,7 +181,7 @@ def distributions(run: Run) -> Shown:
     cell = found.cells[-1]
     printed = {"score": 55, "bollinger": 35, "bands": None}
     rows, lines = list[Value](), list[Line]()
-    for rule in SWEEPS["fig-10"].adaptive:
+    for rule in ADAPTIVE:
         repeats = found.repeats[rule, cell]
         about = f"nm = {cell}, rf by {rule}"
         rows += [

@@ -11,6 +11,7 @@ from bench.balance.quotas import QUOTA, Squeeze, limited_groups, speed, squeeze,
 from bench.balance.squeezed import FULL, QUICK, Case, Course, Lengths
 from bench.balance.squeezed import squeeze as squeeze_virtual
 from bench.balance.team import LABELS, ROLES, emulation
+from bench.balance.team import speed as speed_of
 from bench.experiment import Line, Panel, Run, Unmeasured
 from bench.papers.exhibit import Exhibit, Shown, Value, measured
 from millpond.train.balance.policy import PolicyName
@@ -32,7 +33,8 @@ def measure(run: Run) -> Shown:
     lengths = QUICK if run.quick else FULL
     cases = [Case(taken, policy, lengths.planned, "") for taken in LEFT for policy in POLICIES]
     courses = squeeze_virtual(run, cases, lengths, tells=True)
-    rows = [row for case, found in courses.items() for row in _virtual(case, found, lengths)]
+    rows = [_before(cases[0], courses[cases[0]], lengths)]
+    rows += [row for case, found in courses.items() for row in _virtual(case, found, lengths)]
     real, why = _real(run)
     factor = cases[0].factor
     return Shown(
@@ -53,6 +55,11 @@ def measure(run: Run) -> Shown:
 def _paper(policy: PolicyName, taken: int) -> float | None:
     """Return the paper's img/s, its tuned ones also beside ours; None for methods of which it has none."""
     return LEFT[taken] * THREE if policy == "fixed" else TUNED[taken][1] if policy in _TUNED else None
+
+
+def _before(case: Case, found: Sequence[Course], lengths: Lengths) -> Value:
+    speeds = [case.factor * speed_of(course.steps[: lengths.before]) for course in found]
+    return measured("no cores taken", "img/s", THREE, speeds)
 
 
 def _virtual(case: Case, found: Sequence[Course], lengths: Lengths) -> list[Value]:
