@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import socket
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from millpond.data.streaming.server import DataServer, ServiceSettings
+from millpond.data.streaming.transforms.functions import in_process
 
 SAMPLES = 200
 
@@ -42,7 +43,9 @@ def tars(folder: Path, shards: int = 10, each: int = 20) -> None:
 
 @contextmanager
 def server_of(root: Path, port: int = 0, **settings: Any) -> Iterator[tuple[str, DataServer]]:
-    """Serve a folder. Yields the address and the service."""
+    """Serve a folder. Yields the address and the service. ``transforms`` may be functions by name."""
+    if isinstance(settings.get("transforms"), dict):
+        settings["transforms"] = in_process(settings["transforms"])
     sock = socket.create_server(("127.0.0.1", port))
     address = "{}:{}".format(*sock.getsockname())
     with DataServer(sock, ServiceSettings(root, **settings)) as server:
@@ -59,6 +62,3 @@ def service(root: Path, port: int = 0, **settings: Any) -> Iterator[str]:
 def double(sample: tuple[Any, Any]) -> tuple[Any, Any]:
     """A transform."""
     return sample[0] * 2, sample[1]
-
-
-Transforms = dict[str, Callable[[Any], Any]]

@@ -28,7 +28,7 @@ from millpond.data.streaming.dataset import StreamDataset
 from millpond.data.streaming.loader import StreamLoader
 from millpond.data.streaming.protocol.tuner import StreamTuner
 from millpond.data.streaming.served_set import open_set
-from millpond.data.streaming.transforms import functions_of
+from millpond.data.streaming.transforms.functions import functions_of, in_process
 from millpond.train.data import labelled_images
 from millpond.train.data.columns import Packed, unpack
 
@@ -289,7 +289,9 @@ def test_a_file_of_the_command_has_the_transforms(folder: Path) -> None:
             else:
                 assert sorted(labels(stream)) == list(range(-SAMPLES + 1, 1))
         serving.send_signal(signal.SIGTERM)
-    named = open_set(folder / "images", "worker", functions_of(folder / "mine.py")["inverted"], "npy")
+    named = open_set(
+        folder / "images", "worker", in_process(functions_of(folder / "mine.py"))("inverted"), "npy"
+    )
     (found,) = unpack(*_joined(named.read(np.array([5])))).batches(0, 1)
     assert found[1].tolist() == [-5]
 

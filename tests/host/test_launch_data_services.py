@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -35,6 +36,7 @@ class NearAgent:
     config: DeviceConfig
     answer: Message
     secrets: list[str] = field(default_factory=list)
+    codes: list[Launch | None] = field(default_factory=list)
     ends: list[Channel] = field(default_factory=list)
 
     def control(self, _deadline: Deadline) -> Channel:
@@ -44,7 +46,9 @@ class NearAgent:
         return Channel(near, self.config.name)
 
     def _serve(self, host: Channel) -> None:
-        self.secrets.append(host.expect(StartDataService, Deadline.after(10)).secret)
+        asked = host.expect(StartDataService, Deadline.after(10))
+        self.secrets.append(asked.secret)
+        self.codes.append(asked.code)
         host.send(self.answer, Deadline.after(10))
 
 
@@ -81,6 +85,17 @@ def test_a_service_is_started_once_for_all(services: DataRequests, agents: dict[
     (secret,) = agents["csd0"].secrets
     assert len(secret) == 64
     assert found == [DataFound("10.77.0.6", 4000, secret)] * 3
+    assert agents["csd0"].codes == [None]
+
+
+def test_a_launchs_transforms_go_to_the_service(agents: dict[str, NearAgent]) -> None:
+    files = {"a.py": b"", "mine.py": b"def cropped(sample): ..."}
+    launch = replace(worker(0, "csd0").launch, files=files, transforms="mine.py")
+    devices = cast("dict[str, Device]", agents)
+    with contextlib.closing(DataRequests([LaunchWorker("csd0", launch, "lo")], devices, Over())) as services:
+        services.answer("csd0", FindData("csd0"))
+    assert agents["csd0"].codes == [launch]
+    agents["csd0"].ends[0].close()
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,39 @@ def test_plain_ddp_has_as_many_batches_on_each_rank(ready: Emulation) -> None:
     assert 0 <= len(np.load(folder / "labels.npy")) - taken < 3
 
 
+TRANSFORMED = """\
+import sys
+import millpond.data
+for name in sys.argv[1:]:
+    try:
+        stream = millpond.data.stream("csd0:public/digits", batch=8, transform=name)
+        found = [images.shape[1:] for images, _ in stream]
+        print("shape", *found[0], len(set(found)))
+    except Exception as error:
+        print("refused", str(error).replace(chr(10), " / "))
+"""
+TRANSFORMS = """\
+def cropped(sample):
+    return sample[0][:, 2:6, 2:6], sample[1]
+
+def ends(sample):
+    print("the last words")
+    raise SystemExit(3)
+"""
+
+
+def test_a_launchs_transforms_change_the_samples_of_its_streams(ready: Emulation) -> None:
+    script, mine = write(ready, "transformed.py", TRANSFORMED), write(ready, "mine.py", TRANSFORMS)
+    argv = ("launch", "--devices", "csd0,csd1", "--transforms", mine, "--", script, "cropped", "ends", "none")
+    result = ready.millpond(*argv, timeout=180)
+    assert said_by_all(result, "shape") == [("1", "4", "4", "1")] * 3
+    refused = [" ".join(words) for words in said_by_all(result, "refused")]
+    for told in ("the process of the transform 'ends' has ended: the last words", "no transform 'none'"):
+        assert sum(told in line for line in refused) == 3, result
+    private = ready.millpond("launch", "--private", "--transforms", mine, "--", script, timeout=60)
+    assert private.code and "no --input" in private.err and "--transforms" in private.err
+
+
 def services(fleet: Emulation) -> list[psutil.Process]:
     """Processes of data services."""
     return running(p for p in fleet.processes() if name(p).startswith("data_service."))

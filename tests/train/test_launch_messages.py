@@ -117,6 +117,7 @@ def test_a_digest_is_of_names_and_contents_and_script_and_arguments_and_module()
     found = script_digest("a.py", files)
     assert found == script_digest("a.py", dict(reversed(files.items())))
     assert found != script_digest("a.py", files, ["--limit", "41"])
+    assert found != script_digest("a.py", files, transforms="a.py")
     modules = [script_digest("a.py", files, ["b"], module) for module in ("", "a", "b")]
     assert len({found, *modules}) == 4
     others = [("b.py", files), ("a.py", files | {"b.py": b"3"}), ("a.py", {"a.py": b"1", "c.py": b"2"})]

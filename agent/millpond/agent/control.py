@@ -259,9 +259,13 @@ class AgentService:
         """Run a data service for as long as the host holds this connection."""
         gate, tally = self.gate, self.data_tally
         try:
-            made = DataServiceProcess(self.config, request.secret, gate.patterns, tally, self.zygote)
+            made = DataServiceProcess(
+                self.config, request.secret, gate.patterns, tally, self.zygote, request.code
+            )
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
+        except ConfigError as error:
+            host.send(Failure("launch", str(error)), Deadline.after(REPLY_SECONDS))
         except OSError as error:
             text = f"the data service cannot be started: {error.strerror or error}"
             host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))

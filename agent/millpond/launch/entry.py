@@ -21,7 +21,7 @@ from pathlib import Path
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost
-from millpond.launch.inputs import receive_inputs
+from millpond.launch.inputs import lay_out, receive_inputs
 from millpond.launch.reach import why_alone
 from millpond.launch.saved import SavedFiles
 from millpond.launch.script import run_script
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 def _lay_out(launch: Launch, folder: Path, channel: Channel) -> str:
     """Write the script's files; return why that cannot be done, "" if it is."""
     try:
-        _write(launch.files, folder)
+        lay_out(launch.files, folder)
         if launch.inputs:
             receive_inputs(channel, folder)
     except ConfigError as error:
@@ -78,13 +78,6 @@ def _lay_out(launch: Launch, folder: Path, channel: Channel) -> str:
     except OSError as error:
         return f"the script's files cannot be written: {error.strerror}"
     return ""
-
-
-def _write(files: Mapping[str, bytes], folder: Path) -> None:
-    for name, content in files.items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
 
 
 def _run(launch: Launch, folder: Path, interface: str, requests: int, channel: Channel) -> int:

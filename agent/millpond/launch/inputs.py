@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +20,14 @@ from millpond.wire.channel import Channel
 
 PART_SECONDS = 600.0
 """How long the next part may take: those of other workers may come before it."""
+
+
+def lay_out(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write files into ``folder``. Raises OSError."""
+    for name, content in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
 
 
 def receive_inputs(channel: Channel, folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 LOG_BYTES = 4 << 20
 WAITING = 1000
 _FLUSH_SECONDS = 1.0
+_LAST_BYTES = 4096
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -78,9 +79,12 @@ class BoundedLog:
     def __init__(self, path: Path, *, most: int = LOG_BYTES) -> None:
         self._path, self._most = path, most
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._file = self._open()
+        self._file, self._last = self._open(), b""
         reader, self.writer = os.pipe2(os.O_CLOEXEC)
-        threading.Thread(target=self._copy, args=(reader,), name=f"log {path.name}", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._copy, args=(reader,), name=f"log {path.name}", daemon=True
+        )
+        self._thread.start()
 
     def _open(self) -> int:
         rotate(self._path, most=self._most)
@@ -90,6 +94,7 @@ class BoundedLog:
         """Copy until all writers have closed. A full disk costs the log, not the process that writes it."""
         written = 0
         while data := os.read(reader, 1 << 16):
+            self._last = (self._last + data)[-_LAST_BYTES:]
             with contextlib.suppress(OSError):
                 written += os.write(self._file, data)
                 if written > self._most:
@@ -102,3 +107,11 @@ class BoundedLog:
     def close_writer(self) -> None:
         """Close this process's copy of ``writer``, once the processes that write have theirs."""
         os.close(self.writer)
+
+    def last_lines(self, lines: int, seconds: float) -> list[str]:
+        """Return the last lines that were written, empty ones left out, after a wait of at most ``seconds``
+        until all writers have closed.
+        """
+        self._thread.join(seconds)
+        found = self._last.decode(errors="replace").splitlines()
+        return [line for line in found if line.strip()][-lines:]

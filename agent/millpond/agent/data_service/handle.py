@@ -7,6 +7,7 @@ user and a network namespace of its own; others reach it by a listening socket t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -14,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
+from millpond.agent.data_service.transformer import TransformerProcess
 from millpond.agent.gate import LedgerCounters, Pattern
+from millpond.agent.policy.launch_rules import check_transforms
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
@@ -22,6 +25,7 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, syst
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.data_service_messages import SHORTEST_SECRET, DataServiceReady
+from millpond.train.distributed.launch_messages import Launch
 from millpond.wire.channel import Channel
 
 REPLY_SECONDS = 10.0
@@ -30,7 +34,8 @@ _BACKLOG = 128
 
 class DataServiceProcess:
     """The process of a data service, a fork of ``zygote``, which listens at the tunnel's address. Its bytes
-    are counted in ``tally`` and searched for ``patterns``. Raises Refused, OSError.
+    are counted in ``tally`` and searched for ``patterns``. If the launch has transforms, their ``code`` runs
+    in another process. Raises Refused, OSError.
     """
 
     def __init__(
@@ -40,26 +45,40 @@ class DataServiceProcess:
         patterns: Sequence[Pattern],
         tally: LedgerCounters,
         zygote: Zygote,
+        code: Launch | None = None,
     ) -> None:
         if config.privacy.encrypt == "always":
             raise Refused("", "policy", 'privacy.encrypt is "always", and streams are not encrypted yet')
         if len(secret) < SHORTEST_SECRET:
             raise Refused("", "protocol", f"a secret of {len(secret)} characters is too short")
+        if code:
+            check_transforms(config.policy, code)
         settings = {
             "root": str(Path(config.volume, PUBLIC)),
             "secret": secret,
             "patterns": [(each.name, each.data.hex(), each.forbidden) for each in patterns],
         }
         address = config.link.address.partition("/")[0]
-        with socket.create_server((address, 0), backlog=_BACKLOG) as listener:
+        with (
+            contextlib.ExitStack() as failed,
+            socket.create_server((address, 0), backlog=_BACKLOG) as listener,
+        ):
             self.port: int = listener.getsockname()[1]
+            passed = [listener.fileno(), tally.descriptor]
+            self._transformer = TransformerProcess(config, code, zygote) if code else None
+            if self._transformer:
+                failed.callback(self._transformer.close)
+                passed.append(self._transformer.asked.fileno())
             self.process = zygote.start(
                 _sandbox(config),
-                ["3", "4", json.dumps(settings)],
-                [listener.fileno(), tally.descriptor],
+                [*map(str, range(3, 3 + len(passed))), json.dumps(settings)],
+                passed,
                 2,
                 entry="millpond.agent.data_service.process",
             )
+            failed.pop_all()
+        if self._transformer:
+            self._transformer.asked.close()
 
     def serve(self, host: Channel) -> None:
         """Tell the host where the service is, and wait until the host leaves or the process ends, by which
@@ -80,6 +99,8 @@ class DataServiceProcess:
     def close(self) -> None:
         """End the process and all its connections."""
         end(self.process)
+        if self._transformer:
+            self._transformer.close()
 
 
 def _sandbox(config: AgentConfig) -> Sandbox:

@@ -12,12 +12,16 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from millpond.agent.data_service.transformer import LONGEST_REASON
 from millpond.agent.gate import CanaryError, Gate, GateOutlet, LedgerCounters, Pattern
-from millpond.data.streaming.server import DataServer, ServiceSettings
+from millpond.data.streaming.server import NO_TRANSFORMS, DataServer, ServiceSettings
+from millpond.data.streaming.transforms.remote import RemoteTransforms, Restart
+from millpond.linux.sockets import receive_with_descriptors
 from millpond.wire.channel import Buffer
 from millpond.wire.messages import Kind
 
 log = logging.getLogger(__name__)
+_ASK = b"?"
 
 
 class _LoggedOutlet(GateOutlet):
@@ -32,10 +36,11 @@ class _LoggedOutlet(GateOutlet):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until the agent kills this process. The arguments are the descriptors of the listening socket and
-    of the counters of the ledger, and the settings as JSON.
+    """Serve until the agent kills this process. The arguments are the descriptors of the listening socket, of
+    the counters of the ledger and, if there are transforms, of the socket where their process is asked for;
+    and the settings as JSON.
     """
-    listener, tally, text = arguments
+    listener, tally, *transformer, text = arguments
     logging.basicConfig(level=logging.INFO, format="data service: %(message)s")
     settings = json.loads(text)
     sought = [Pattern(name, bytes.fromhex(data), stops) for name, data, stops in settings["patterns"]]
@@ -46,7 +51,24 @@ def main(arguments: Sequence[str]) -> int:
         here, there = connection.getsockname()[0], connection.getpeername()[0]
         return None if here == there else _LoggedOutlet(gate)
 
-    sock = socket.socket(fileno=int(listener))
-    with DataServer(sock, ServiceSettings(Path(settings["root"]), settings["secret"]), outlet):
+    transforms = RemoteTransforms(restart_at(int(transformer[0]))) if transformer else NO_TRANSFORMS
+    served = ServiceSettings(Path(settings["root"]), settings["secret"], transforms=transforms)
+    with DataServer(socket.socket(fileno=int(listener)), served, outlet):
         while True:
             signal.pause()
+
+
+def restart_at(descriptor: int) -> Restart:
+    """Return what has the agent replace the process of the transforms, see TransformerProcess."""
+    sock = socket.socket(fileno=descriptor)
+
+    def restart() -> tuple[str, socket.socket | None]:
+        try:
+            sock.send(_ASK)
+            answer = bytearray(1 + LONGEST_REASON)
+            size, found = receive_with_descriptors(sock, answer, 1)
+        except OSError as error:
+            return f"the agent does not answer: {error.strerror}", None
+        return answer[1:size].decode(errors="replace"), socket.socket(fileno=found[0]) if found else None
+
+    return restart

@@ -26,7 +26,12 @@ from millpond.train.distributed.group_messages import (
     ReportMetric,
     ShareState,
 )
-from millpond.train.distributed.launch_messages import Launch, script_digest
+from millpond.train.distributed.launch_messages import (
+    Launch,
+    check_files,
+    check_transforms_file,
+    script_digest,
+)
 from millpond.train.protocol import Folder
 from millpond.wire.messages import Message
 
@@ -43,7 +48,20 @@ def check_launch(policy: Policy, device: str, request: Launch) -> None:
         raise refused("code", "a private launch is its script and files alone, which owners sign")
     for folder in request.folders:
         check_folder(policy, device, Folder(folder, device))
-    digest = script_digest(request.script, request.files, request.arguments, request.module)
+    _check_code(policy, request)
+
+
+def check_transforms(policy: Policy, request: Launch) -> None:
+    """Raise Refused for transforms that the policy forbids, ConfigError for those that the launch has not."""
+    check_files(request.script, request.files, installed=bool(request.module))
+    check_transforms_file(request.transforms, request.files)
+    _check_code(policy, request)
+
+
+def _check_code(policy: Policy, request: Launch) -> None:
+    digest = script_digest(
+        request.script, request.files, request.arguments, request.module, request.transforms
+    )
     if policy.code == "listed" and digest not in policy.listed:
         raise refused("code", f"the script is not listed; its digest is {digest}")
     if policy.code == "signed":

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError
-from millpond.data.streaming.server import DataServer, ServiceSettings
-from millpond.data.streaming.transforms import functions_of
+from millpond.data.streaming.server import NO_TRANSFORMS, DataServer, ServiceSettings
+from millpond.data.streaming.transforms.functions import functions_of, in_process
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def _settings(arguments: argparse.Namespace) -> ServiceSettings:
     if not (arguments.grace > 0 and arguments.readers > 0):
         raise LocalError("--grace and --readers are positive")
     secret = arguments.secret_file.read_text().strip() if arguments.secret_file else ""
-    transforms = functions_of(arguments.transforms) if arguments.transforms else {}
+    transforms = in_process(functions_of(arguments.transforms)) if arguments.transforms else NO_TRANSFORMS
     root, state = arguments.folder, arguments.state
     return ServiceSettings(root, secret, state, transforms, arguments.grace, arguments.readers)
 

@@ -27,12 +27,19 @@ from millpond.train.data.parquet import ParquetRows
 from millpond.train.data.tar import TarSamples
 from millpond.train.task.guessed_images import format_of
 
-Transform = Callable[[Any], Any]
+Transform = Callable[[Sequence[Any]], Packed]
+"""Changes samples, and encodes them. Raises LocalError."""
 Decode = Callable[[Any], Any]
 """Changes a batch."""
 Read = Callable[[Ints], Packed]
 """Encodes samples, by their indices."""
 IMAGES = "images"
+
+
+class TransformerLost(LocalError):
+    """The process that applies transforms has died, hangs, or sent what is no answer: no sample is at fault,
+    as far as is known.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +111,9 @@ def _samples(found: Any, shards: tuple[int, ...], transform: Transform | None) -
         samples = found.__getitems__(indices)
         if isinstance(found, LabelledImages):
             samples = list(zip(*samples, strict=True))
-        return pack([_changed(sample, transform) for sample in samples] if transform else samples)
+        return transform(samples) if transform else pack(samples)
 
     return _served(shards, "", read)
-
-
-def _changed(sample: Any, transform: Transform) -> Any:
-    try:
-        return transform(sample)
-    except Exception as error:
-        raise LocalError(f"the transform of a sample failed: {error!r:.200}") from error
 
 
 def _images(images: LabelledImages, at: At) -> ServedSet:
@@ -142,7 +142,7 @@ def naming(read: Read) -> Read:
     def run(indices: Ints) -> Packed:
         try:
             return read(indices)
-        except DataError:  # it names the file
+        except (DataError, TransformerLost):  # the first names the file
             raise
         except Exception as error:
             if len(indices) == 1:

@@ -14,9 +14,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millpond.base.deadline import Deadline
@@ -33,6 +33,7 @@ from millpond.data.streaming.served_set import (
     in_words,
     open_set,
 )
+from millpond.data.streaming.transforms.functions import in_process
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel, Outlet
 from millpond.wire.framing import Limits
@@ -43,22 +44,25 @@ log = logging.getLogger(__name__)
 _OPEN_SECONDS = 20.0
 _PLACES = 1024
 _MOST_SETS = 256
+Transforms = Callable[[str], Transform]
+NO_TRANSFORMS: Transforms = in_process({})
 Outlets = Callable[[socket.socket], Outlet | None]
 """Makes what sees all bytes that are sent on a connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """Serve the folders below ``root``, to those that know the ``secret``, with ``transforms`` of
-    samples by name. Runs outlive the process in the folder ``state``. A consumer whose connection is lost has
-    ``grace`` seconds to come back. Chunks are read by ``readers`` threads. A consumer for which there
-    is nothing hears every ``keep_alive`` seconds that the service is there.
+    """Serve the folders below ``root``, to those that know the ``secret``. ``transforms`` returns a transform
+    by name, or raises LocalError. Runs outlive the process in the folder ``state``. A consumer whose
+    connection is lost has ``grace`` seconds to come back. Chunks are read by ``readers`` threads, and those
+    that are transformed by as many others. A consumer for which there is nothing hears every ``keep_alive``
+    seconds that the service is there.
     """
 
     root: Path
     secret: str = ""
     state: Path | None = None
-    transforms: Mapping[str, Transform] = field(default_factory=dict)
+    transforms: Transforms = NO_TRANSFORMS
     grace: float = 10.0
     readers: int = 4
     keep_alive: float = 5.0
@@ -73,13 +77,12 @@ class DataServer:
         self, sock: socket.socket, settings: ServiceSettings, outlets: Outlets = lambda _connection: None
     ) -> None:
         self._settings, self._outlets = settings, outlets
-        self._sets: dict[OpenData, ServedSet] = {}
-        self._opening = threading.Lock()
+        self._plain = _OpenSets(settings.readers, "data reader")
+        self._transformed = _OpenSets(settings.readers, "data transformer")
         self._lock = threading.RLock()
         self._connections: set[ConsumerConnection] = set()
         self._kept = KeptRuns(settings.state)
         self._runs = Runs(settings.grace, self._kept, time.monotonic())
-        self._pool = ThreadPoolExecutor(settings.readers, "data reader")
         self._closed = threading.Event()
         self._acceptor = Acceptor(sock, self._handle, places=_PLACES, name="data service")
         self._expiry = threading.Thread(target=self._expire, name="data leases", daemon=True)
@@ -93,7 +96,8 @@ class DataServer:
             for connection in self._connections:
                 connection.close()
         self._expiry.join()
-        self._pool.shutdown(cancel_futures=True)
+        for sets in (self._plain, self._transformed):
+            sets.pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> DataServer:
         return self
@@ -126,7 +130,8 @@ class DataServer:
         if not hmac.compare_digest(wish.secret.encode(), self._settings.secret.encode()):
             raise RemoteError("the secret is not that of this data service")
         name, folder = folder_of(self._settings.root, wish.name)
-        data = self._opened(name, folder, wish)
+        sets = self._transformed if wish.transform else self._plain
+        data = self._opened(sets, name, folder, wish)
         answer = DataOpened(data.shards, data.sample_bytes, data.decode)
         channel.send(answer, Deadline.after(_OPEN_SECONDS))
         named = f"{name}//{wish.transform}" if wish.transform else name  # no folder has such a name
@@ -137,7 +142,7 @@ class DataServer:
             sending,
             service,
             data,
-            self._pool,
+            sets.pool,
             self._lock,
             self._advance,
             self._settings.keep_alive,
@@ -163,21 +168,27 @@ class DataServer:
         for connection in self._connections:
             connection.wake()
 
-    def _opened(self, name: str, folder: Path, wish: OpenData) -> ServedSet:
-        """Return a data set; each of the last ones is opened once. Raises LocalError."""
+    def _opened(self, sets: _OpenSets, name: str, folder: Path, wish: OpenData) -> ServedSet:
+        """Return a data set. Raises LocalError."""
         classes = wish.classes if wish.format == "images" else ()
         key = replace(wish, name=name, secret="", classes=classes)
-        with self._opening:
-            if (found := self._sets.pop(key, None)) is None:
-                transform = self._transform(wish.transform)
+        with sets.opening:
+            if (found := sets.last.pop(key, None)) is None:
+                transform = self._settings.transforms(wish.transform) if wish.transform else None
                 check_links(self._settings.root, folder)
                 found = open_set(folder, wish.at, transform, wish.format, wish.classes)
-            self._sets[key] = found  # the last one
-            while len(self._sets) > _MOST_SETS:
-                del self._sets[next(iter(self._sets))]  # closed as soon as no connection has it
+            sets.last[key] = found
+            while len(sets.last) > _MOST_SETS:
+                del sets.last[next(iter(sets.last))]  # closed as soon as no connection has it
             return found
 
-    def _transform(self, name: str) -> Transform | None:
-        if name and name not in self._settings.transforms:
-            raise LocalError(f"the data service has no transform '{name}'")
-        return self._settings.transforms.get(name)
+
+class _OpenSets:
+    """Data sets of which each of the last ones is opened once, and the threads that read them. Those with
+    transforms have sets and threads of their own: a transform that hangs holds up no other stream.
+    """
+
+    def __init__(self, readers: int, name: str) -> None:
+        self.last: dict[OpenData, ServedSet] = {}
+        self.opening = threading.Lock()
+        self.pool = ThreadPoolExecutor(readers, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millpond.train.distributed.launch_messages import Launch
 from millpond.wire.messages import Kind, Message, message
 
 REQUESTS_CHANNEL = "MILLPOND_REQUESTS_CHANNEL"
@@ -21,10 +22,12 @@ SHORTEST_SECRET = 32
 @dataclass(frozen=True, slots=True)
 class StartDataService(Message):
     """Serve the public part of the volume to those that know the ``secret``, while this control connection is
-    open. Answered by DataServiceReady.
+    open. Answered by DataServiceReady. The service applies the transforms of ``code``, a launch that has
+    some: the files, what the digest covers and the signature matter.
     """
 
     secret: str
+    code: Launch | None = None
 
 
 @message("data_service.ready")

@@ -51,7 +51,7 @@ class Launch(Message):
     of several workers' machine, each has one thread. It has ``variables`` in its environment. With
     ``inputs``, InputParts and InputsEnd follow. If it ``tells_ports``, its first process sends Listening
     whenever these change. If it ``shares`` a folder with the others, see ShareFolder, that is at
-    SHARED_PLACE.
+    SHARED_PLACE. The data services of the launch apply the functions of ``transforms``, one of the files.
 
     Answered by any number of Outputs, then Exited, SavedParts, and at last AllSaved. The script runs for as
     long as this connection is open.
@@ -79,6 +79,7 @@ class Launch(Message):
     inputs: bool = False
     tells_ports: bool = False
     shares: bool = False
+    transforms: str = ""
 
 
 @message("launch.share")
@@ -222,6 +223,12 @@ def check_size(files: int, size: int) -> None:
         )
 
 
+def check_transforms_file(name: str, files: Collection[str]) -> None:
+    """Raise ConfigError unless ``name`` is one of a launch's Python files."""
+    if name not in files or not name.endswith(".py"):
+        raise ConfigError(f"the transforms '{name:.80}' are no Python file among the script's files")
+
+
 class SavedOrder:
     """Checks the order of SavedParts of one worker: each file whole, once, and all within ``most`` bytes."""
 
@@ -256,12 +263,17 @@ class SavedOrder:
 
 
 def script_digest(
-    script: str, files: Mapping[str, bytes], arguments: Sequence[str] = (), module: str = ""
+    script: str,
+    files: Mapping[str, bytes],
+    arguments: Sequence[str] = (),
+    module: str = "",
+    transforms: str = "",
 ) -> str:
-    """Return the SHA-256 of a script, its files, its arguments and the module that it is run as, if it is, in
-    hexadecimal, which owners of devices list or sign.
+    """Return the SHA-256 of a script, its files, its arguments, the module that it is run as and the file of
+    transforms, if there are such, in hexadecimal, which owners of devices list or sign.
     """
     kind = f"launch -m {module}" if module else "launch"
+    kind = f"{kind} --transforms {transforms}" if transforms else kind
     contents = [[name, hashlib.sha256(content).hexdigest()] for name, content in sorted(files.items())]
     return hashlib.sha256(json.dumps([kind, script, contents, *arguments]).encode()).hexdigest()
 

@@ -15,8 +15,8 @@ class StartLaunch(Message):
 
     What the workers save comes back, up to ``most_saved`` bytes of each. If ``confined``, the workers have no
     network, and see the private ``folders``; see ``launch_messages.Launch`` for these and ``module``,
-    ``processes`` and ``variables``. With ``shares`` the descriptor of the folder that all share follows, then
-    with ``inputs`` LaunchInputs and LaunchInputsEnd.
+    ``processes``, ``variables`` and ``transforms``. With ``shares`` the descriptor of the folder that all
+    share follows, then with ``inputs`` LaunchInputs and LaunchInputsEnd.
 
     Answered by LaunchOutput and LaunchSaved repeatedly, then LaunchEnded. The launch ends with the
     connection.
@@ -36,6 +36,7 @@ class StartLaunch(Message):
     variables: tuple[tuple[str, str], ...] = ()
     inputs: bool = False
     shares: bool = False
+    transforms: str = ""
 
 
 EVERYONE = "all"

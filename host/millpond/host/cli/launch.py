@@ -73,12 +73,23 @@ OutputOption = Annotated[
     Path | None,
     typer.Option("--output", metavar="DIR", help="Keep the files that the script saves, as DIR/WORKER/FILE."),
 ]
+OutputLimitOption = Annotated[
+    int, typer.Option("--output-limit", min=1, max=65536, help="The most MiB of files from each worker.")
+]
 SharedOption = Annotated[
     Path | None,
     typer.Option(
         "--shared",
         metavar="DIR",
         help="A folder that all workers share, at $MILLPOND_SHARED; made if missing.",
+    ),
+]
+TransformsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--transforms",
+        metavar="FILE.py",
+        help="Streams of the devices' public data have its functions of a sample, by name.",
     ),
 ]
 PrivateOption = Annotated[
@@ -116,10 +127,9 @@ def launch(
     variables: EnvironmentOption = None,
     given: InputOption = None,
     shared: SharedOption = None,
+    transforms: TransformsOption = None,
     saved: OutputOption = None,
-    most: Annotated[
-        int, typer.Option("--output-limit", min=1, max=65536, help="The most MiB of files from each worker.")
-    ] = 256,
+    most: OutputLimitOption = 256,
     private: PrivateOption = False,
     folders: FoldersOption = None,
     signature: SignatureOption = None,
@@ -135,9 +145,10 @@ def launch(
     file, here = module_file(as_module) if module else (script, True)
     if not here and (private or digest):
         raise LocalError(f"-m {script}: {file} is not here; a private launch has no installed modules")
-    name, sent = read_files(file, files or (), installed=not here)
+    changing = name_of(transforms) if transforms else ""
+    name, sent = read_files(file, [*(files or ()), *([transforms] if transforms else ())], installed=not here)
     if digest:
-        found = script_digest(name, sent, left, as_module)
+        found = script_digest(name, sent, left, as_module, changing)
         printing.show(output, {"digest": found}, found)
         return
     _check_folders(folders, shared, private=private)
@@ -156,6 +167,7 @@ def launch(
         variables=tuple(map(_variable, variables or ())),
         inputs=bool(given or wheels),
         shares=shared is not None,
+        transforms=changing,
     )
     with DaemonClient(fleet_directory) as client, _opened(shared) as folder:
         events = client.launch(start, read_inputs(given, wheels or ()), folder)

@@ -23,7 +23,8 @@ class DataRequests:
 
     def __init__(self, workers: Sequence[LaunchWorker], devices: Mapping[str, Device], over: Over) -> None:
         addresses = {each.name: each.launch.address for each in workers if each.name != HOST}
-        self._services = DataServices("launch", addresses, devices, over.add)
+        code = next((each.launch for each in workers if each.launch.transforms), None)
+        self._services = DataServices("launch", addresses, devices, over.add, code)
 
     def answer(self, asker: str, request: Message) -> Message:
         """Return the answer to a request of the worker ``asker``: DataFound or Failure. Raises ProtocolError

@@ -55,7 +55,12 @@ from millpond.host.records.jobs import HOST
 from millpond.launch.shared_mount import clear
 from millpond.linux import sockets
 from millpond.linux.zygote.client import Zygote
-from millpond.train.distributed.launch_messages import AllSaved, check_files, check_start
+from millpond.train.distributed.launch_messages import (
+    AllSaved,
+    check_files,
+    check_start,
+    check_transforms_file,
+)
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
 
@@ -97,6 +102,8 @@ class LaunchService:
         installed = bool(request.module) and not request.confined
         check_files(request.script, request.files, installed=installed)
         check_start(request.processes, dict(request.variables))
+        if request.transforms:
+            check_transforms_file(request.transforms, request.files)
         names = self._names(request)
         inputs.check([*([HOST] if request.host else []), *names])
         with self._reserve(names):
@@ -136,10 +143,10 @@ class LaunchService:
         if not names and not request.host:
             raise ConfigError("there is nobody to run the script: no device, and not the host")
         more = request.inputs or request.variables or request.shares or request.processes != 1
-        if request.confined and more:
+        if request.confined and (more or request.transforms):
             raise ConfigError(
                 "--private is for a script and its files alone: no --input, --wheels, --env, --shared, "
-                "--nproc-per-node"
+                "--nproc-per-node, --transforms"
             )
         if request.confined and not request.host:
             raise ConfigError("--private needs the host as rank 0, whose model all begin with: no --no-host")

@@ -120,6 +120,7 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
             inputs=request.inputs,
             tells_ports=name == HOST and bool(devices) and not request.confined,
             shares=request.shares,
+            transforms=request.transforms,
         )
 
     return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names)]

@@ -12,6 +12,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.host.fleet.device import Device
 from millpond.train.distributed.data_service_messages import DataFound, DataServiceReady, StartDataService
+from millpond.train.distributed.launch_messages import Launch
 from millpond.wire.channel import Channel
 
 START_SECONDS = 60.0
@@ -19,7 +20,8 @@ START_SECONDS = 60.0
 
 class DataServices:
     """The data services of the devices at ``addresses`` in their tunnels, of a launch or a job, ``owner``,
-    until ``close``. ``held`` is told of each connection that holds a service.
+    until ``close``. ``held`` is told of each connection that holds a service. The services apply the
+    transforms of ``code``, if there are such.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class DataServices:
         addresses: Mapping[str, str],
         devices: Mapping[str, Device],
         held: Callable[[Channel], None] = lambda _channel: None,
+        code: Launch | None = None,
     ) -> None:
         self._owner, self._addresses, self._devices, self._note = owner, addresses, devices, held
+        self._code = code
         self._lock, self._holding = threading.Lock(), threading.Lock()
         self._found: dict[str, tuple[DataFound, Channel]] = {}
         self._held: list[Channel] = []
@@ -66,7 +70,7 @@ class DataServices:
         self._note(control)
         with contextlib.ExitStack() as failed:
             failed.callback(control.close)
-            ready = control.call(StartDataService(secret), DataServiceReady, deadline)
+            ready = control.call(StartDataService(secret, self._code), DataServiceReady, deadline)
             if not 0 < ready.port < 1 << 16:
                 raise ProtocolError(f"it listens at port {ready.port}")
             failed.pop_all()

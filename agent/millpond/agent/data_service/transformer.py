@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (a process): the process that applies a launch's transforms for a data service, confined as a worker.
+
+It sees the files of the launch and nothing of the volume, and has no network. The data service, which alone
+sends, counts and searches, asks for it, and asks again when it has ended or hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+from millpond.agent.config import AgentConfig
+from millpond.launch.inputs import lay_out
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandboxed_process import end
+from millpond.linux.limits.process_limits import REFUSED
+from millpond.linux.logs import BoundedLog
+from millpond.linux.zygote.client import Child, Zygote
+from millpond.train.distributed.launch_messages import Launch
+
+LONGEST_REASON = 1000
+_DEATH_SECONDS = 2.0
+_LAST_LINES = 3
+_CODE = Path("/code")
+
+
+class TransformerProcess:
+    """The process of the transforms of ``code``, a fork of ``zygote``. Each message at the other end of
+    ``asked``, which the caller passes on and closes, ends the process, if there is one, and starts another.
+    The answer is "D", the reason for the end of the former, and the connection to the latter; without a
+    connection the reason why none has started. Raises OSError.
+    """
+
+    def __init__(self, config: AgentConfig, code: Launch, zygote: Zygote) -> None:
+        self._code, self._zygote = code, zygote
+        self._folder = tempfile.TemporaryDirectory(prefix="transforms-", dir=config.state)
+        shown = Path(self._folder.name, "code")
+        lay_out(code.files, shown)
+        for path in (shown, *shown.rglob("*")):
+            path.chmod(0o755)  # whatever the umask is, another user reads them
+        self._sandbox = Sandbox(
+            binds=(*system_binds(), *python_binds(), Bind(shown, _CODE)),
+            own_network=True,
+            own_pids=True,
+            uid=config.users.launch,  # not that of workers, which may read private data
+        )
+        self._path = config.job_logs / f"transforms-{Path(code.transforms).name}.log"
+        self._process: tuple[Child, BoundedLog] | None = None
+        self._ours, self.asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._thread = threading.Thread(target=self._answer, name="transforms", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the process."""
+        with contextlib.suppress(OSError):
+            self._ours.shutdown(socket.SHUT_RDWR)
+        self.asked.close()
+        self._thread.join()
+        self._ours.close()
+        self._folder.cleanup()
+
+    def _answer(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._ours.recv(1):
+                self._replace()
+        if self._process:
+            end(self._process[0])
+
+    def _replace(self) -> None:
+        reason = self._ended(*self._process) if self._process else ""
+        self._process = None
+        near, far = socket.socketpair()
+        with near, far:
+            try:
+                self._process, passed = self._started(far), [near.fileno()]
+            except OSError as error:
+                reason, passed = f"its process cannot be started: {error.strerror or error}", []
+            text = reason.encode()[:LONGEST_REASON]
+            socket.send_fds(self._ours, [b"D" + text], passed)
+
+    def _started(self, connection: socket.socket) -> tuple[Child, BoundedLog]:
+        log = BoundedLog(self._path)
+        arguments = ["3", str(_CODE / self._code.transforms)]
+        entry = "millpond.data.streaming.transforms.process"
+        try:
+            descriptors = [connection.fileno()]
+            return self._zygote.start(self._sandbox, arguments, descriptors, log.writer, entry=entry), log
+        finally:
+            log.close_writer()
+
+    @staticmethod
+    def _ended(process: Child, log: BoundedLog) -> str:
+        """End the process. Returns what it had run out of, and the last lines of its log."""
+        shortage = process.shortage(_DEATH_SECONDS).text or (REFUSED if process.refusals else "")
+        end(process)
+        return "; ".join(filter(None, (shortage, *log.last_lines(_LAST_LINES, _DEATH_SECONDS))))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (a socket): transforms in another process, of which a data service believes nothing.
+
+The process gets samples and returns changed ones. Sizes are checked before memory is taken, shapes and types
+before anything is sent on. A process that has died, hangs or sends what is no answer is replaced by another:
+the stream that waited for it fails, and no other.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LocalError,
+    ProtocolError,
+    Refused,
+    RemoteError,
+)
+from millpond.base.text import printable
+from millpond.data.streaming.protocol.messages import MOST_HEAD
+from millpond.data.streaming.protocol.service import LARGEST_CHUNK
+from millpond.data.streaming.served_set import Transform, TransformerLost
+from millpond.data.streaming.transforms.messages import ApplyTransform, TransformedSamples
+from millpond.train.data.columns import Packed, pack, unpack
+from millpond.wire.channel import Channel
+from millpond.wire.framing import Limits
+from millpond.wire.messages import Ok
+
+TRANSFORM_SECONDS = 50.0
+"""How long a transform may take for ``PART`` samples."""
+PART = 32
+"""Samples that are sent to the process at once."""
+Restart = Callable[[], tuple[str, socket.socket | None]]
+"""Ends the process, if there is one, and starts another. Returns the reason for the end of the former, and
+the connection to the latter; without a connection the reason why none has started."""
+
+
+class RemoteTransforms:
+    """The transforms of a process that ``restart`` starts, by name; thread-safe. The process has ``seconds``
+    for each part of a chunk.
+    """
+
+    def __init__(self, restart: Restart, seconds: float = TRANSFORM_SECONDS) -> None:
+        self._restart, self._seconds = restart, seconds
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+
+    def __call__(self, name: str) -> Transform:
+        """Return a transform. Raises LocalError if there is none of that name, or no process."""
+        self._transformed(name, ())
+        return functools.partial(self._transformed, name)
+
+    def close(self) -> None:
+        """End the connection, at which the process ends."""
+        with self._lock:
+            if self._channel:
+                self._channel.close()
+            self._channel = None
+
+    def _transformed(self, name: str, samples: Sequence[Any]) -> Packed:
+        with self._lock:
+            channel = self._running()
+            try:
+                return self._asked(channel, name, samples)
+            except Refused as error:  # by the process, which goes on
+                raise LocalError(error.text) from None
+            except RemoteError as error:
+                told = (_fault(name, error, self._seconds), self._replace())
+                raise TransformerLost(": ".join(filter(None, told))) from None
+
+    def _running(self) -> Channel:
+        if self._channel is None:
+            reason = self._replace()
+            if self._channel is None:
+                raise LocalError(f"no transform can be applied: {reason}")
+        return self._channel
+
+    def _replace(self) -> str:
+        """End the process, if there is one, and start another. Returns what Restart does."""
+        if self._channel:
+            self._channel.close()
+        reason, sock = self._restart()
+        limits = Limits(MOST_HEAD, LARGEST_CHUNK)
+        self._channel = Channel(sock, "the process of the transforms", limits=limits) if sock else None
+        return printable(reason)
+
+    def _asked(self, channel: Channel, name: str, samples: Sequence[Any]) -> Packed:
+        """Return a chunk of changed samples. Raises RemoteError."""
+        last = max(0, len(samples) - 1) // PART * PART
+        for start in range(0, last + 1, PART):
+            deadline = Deadline.after(self._seconds)
+            part = pack(samples[start : start + PART])
+            request = ApplyTransform(name, part.head, start == 0, start == last)
+            channel.send(request, deadline, b"".join(part.pieces))
+            if start < last:
+                channel.expect(Ok, deadline)
+        return _received(channel, len(samples), deadline)
+
+
+def _received(channel: Channel, samples: int, deadline: Deadline) -> Packed:
+    answer = channel.expect(TransformedSamples, deadline, None)
+    if answer.size > LARGEST_CHUNK and not channel.payload_left:
+        return Packed(b"", (), answer.size)  # too large to be sent, so that it is read again in halves
+    payload = memoryview(channel.receive_payload(LARGEST_CHUNK, deadline))
+    found = len(unpack(answer.head, payload))
+    if found != samples:
+        raise ProtocolError(f"{found} samples came back of {samples}")
+    return Packed(answer.head, (payload,), len(payload))
+
+
+def _fault(name: str, error: RemoteError, seconds: float) -> str:
+    if isinstance(error, DeadlineExceeded):
+        return f"the transform '{name}' hangs: it took more than {seconds:g} s for {PART} samples"
+    if isinstance(error, ConnectionLost):
+        return f"the process of the transform '{name}' has ended"
+    return f"the process of the transform '{name}' sent what is no answer"
