@@ -15,6 +15,7 @@ from bench.data import (
     stream_ray,
     streamed,
     tier_speed,
+    transforms,
 )
 from bench.experiment import Experiment
 
@@ -23,6 +24,7 @@ EXPERIMENTS = (
     Experiment("met_speed", tier_speed.TITLE, tier_speed.measure),
     Experiment("streamed", streamed.TITLE, streamed.measure),
     Experiment("tuner", heat_map.TITLE, heat_map.measure),
+    Experiment("transforms", transforms.TITLE, transforms.measure),
     Experiment("accuracy", stream_accuracy.TITLE, stream_accuracy.measure),
     Experiment("elastic", elastic.TITLE, elastic.measure),
     Experiment("mosaic", stream_peers.TITLE, stream_peers.measure),
