@@ -18,7 +18,8 @@ from millpond.host.api.daemon import JobInfo
 from millpond.host.cli import app
 from millpond.host.daemon.server import DaemonServer
 from millpond.host.fleet import directory
-from millpond.host.fleet.device import Device
+from millpond.host.fleet.device import Device, DeviceStatus
+from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.fleet.registry import DeviceRegistry
 from millpond.host.jobs import service as jobs_service
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
@@ -27,6 +28,7 @@ from millpond.host.launch.service import LaunchService
 from millpond.host.records.jobs import JobRow, Round
 from millpond.host.store.store import Store
 from millpond.train.job.file_cache import FileCache
+from millpond.wire.control_messages import Load, Welcome
 
 from ..waiting import eventually
 from .stored import jobs_of
@@ -72,6 +74,12 @@ class Rig:
     begun: dict[int, StandIn]
     command: Callable[..., tuple[int, str, str]]
     server: DaemonServer
+    devices: DeviceRegistry
+
+    def set_device(self, name: str, **status: Any) -> None:
+        """Change the status of a device."""
+        device = cast(Any, self.devices.get(name))
+        device.status = dataclasses.replace(device.status, **status)
 
     def write_job(self, name: str, text: str = "") -> Path:
         """Write a job file."""
@@ -118,6 +126,12 @@ class Rig:
         self.store.add_round(number, dataclasses.replace(first, **values))
 
 
+def _device(name: str) -> SimpleNamespace:
+    welcome = Welcome(name, "1", "boot", "x86_64", 4, 4 << 30, 8 << 30)
+    status = DeviceStatus(DeviceState.READY, "", welcome, Load(0.25, 1 << 30, 2 << 30, 41.0, ()))
+    return SimpleNamespace(name=name, stop=bool, config=SimpleNamespace(board="emulated"), status=status)
+
+
 @pytest.fixture
 def open_rig(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -153,7 +167,7 @@ def open_rig(
 
         monkeypatch.setattr(jobs_service, "Trainer", stand_in)
         names = [device.name for device in fleet.config.device]
-        known = DeviceRegistry({name: cast(Device, SimpleNamespace(name=name, stop=bool)) for name in names})
+        known = DeviceRegistry({name: cast(Device, _device(name)) for name in names})
         unused = cast(Any, None)
         files = FileCache(fleet.files)
 
@@ -175,7 +189,7 @@ def open_rig(
             unused,
         )
         rigs.append((server, jobs, store))
-        return Rig(tmp_path, jobs, store, begun, command, server)
+        return Rig(tmp_path, jobs, store, begun, command, server, known)
 
     yield begin
     close()

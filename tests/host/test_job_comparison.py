@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from millpond.host.records.comparison import differences, results
 from millpond.host.records.jobs import Round
@@ -103,3 +105,50 @@ def test_a_job_that_is_not_there_is_told_in_one_line(
     rig.submit()
     code, out, err = rig.command("jobs", *arguments)
     assert (code, out) == (2, "") and error in err and err.count("\n") == 1
+
+
+def test_curves_are_drawn_in_the_terminal_and_into_a_file(rig: Rig) -> None:
+    rig.submit("--set", "name=one")
+    rig.submit("--set", "name=two")
+    for number in (1, 2):
+        for each in (1, 2, 3):
+            scores = {"host": {"loss": 2.0 / each, "accuracy": 0.25 * each}}
+            rig.add_round(number, round=each, scores=scores, joules={"csd0": 2.0})
+    text = compared(rig, "plot", "1", "2")
+    assert "1 one: accuracy (host)" in text and "2 two: accuracy (host)" in text and "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "accuracy (host)" in compared(rig, "plot", "1")
+    path = rig.directory / "curves.png"
+    asked = ("plot", "1", "2", "--metric", "accuracy", "--over", "joules", "--to", str(path))
+    assert compared(rig, *asked) == f"the curves are in {path}\n"
+    with Image.open(path) as picture:
+        assert picture.width > 500
+    found = json.loads(compared(rig, "plot", "1", "--over", "joules", "--format", "json"))
+    assert found["curves"]["accuracy (host)"] == [[2.0, 0.25], [4.0, 0.5], [6.0, 0.75]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("plot", "1"), "no score to draw yet"),
+        (("plot", "2", "--metric", "f1"), "job 2 has no score 'f1'; it has accuracy"),
+        (("plot", "2", "--to", "/nowhere/x.png"), "/nowhere/x.png: No such file or directory"),
+        (("plot", "2", "--to", "curves.xyz"), "curves.xyz: Format 'xyz' is not supported"),
+        (("plot", "99"), "there is no job 99"),
+    ],
+)
+def test_a_curve_that_cannot_be_drawn_is_one_line(rig: Rig, arguments: tuple[str, ...], error: str) -> None:
+    rig.submit()
+    rig.submit()
+    rig.add_round(2)
+    code, out, err = rig.command("jobs", *arguments)
+    assert (code, out) == (2, "") and error in err and err.count("\n") == 1
+
+
+def test_a_missing_extra_is_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.submit()
+    rig.add_round(1)
+    monkeypatch.setitem(sys.modules, "plotille", None)
+    code, out, err = rig.command("jobs", "plot", "1")
+    assert (code, out) == (2, "")
+    assert err == "millpond: the package 'plotille' is not installed: pip install 'millpond[top]'\n"

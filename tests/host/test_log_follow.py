@@ -11,8 +11,8 @@ import pytest
 
 from millpond.host.api.daemon import NewLog
 from millpond.host.client.daemon_client import DaemonClient
-from millpond.host.remote import log_follow
-from millpond.host.remote.log_follow import LogEntry, follow
+from millpond.host.monitor import log_follow
+from millpond.host.monitor.log_follow import LogEntry, follow
 from millpond.wire.control_messages import LogPosition
 
 

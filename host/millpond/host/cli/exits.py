@@ -38,6 +38,8 @@ The fleet's directory is that of --fleet, else that of the variable MILLPOND_FLE
 """
 _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "fuse": "fuse-python"}
 """The names of packages for pip, where they differ from those of their modules."""
+_EXTRAS = dict.fromkeys(("textual", "plotille"), "'millpond[top]'")
+"""The extras that bring packages which one command alone needs."""
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 
@@ -69,9 +71,8 @@ def missing(error: ModuleNotFoundError) -> NoReturn:
     if error.name is None or error.name.startswith("millpond"):
         raise error
     package = error.name.partition(".")[0]
-    fail(
-        f"the package '{package}' is not installed: pip install {_DISTRIBUTIONS.get(package, package)}", LOCAL
-    )
+    wanted = _EXTRAS.get(package) or _DISTRIBUTIONS.get(package, package)
+    fail(f"the package '{package}' is not installed: pip install {wanted}", LOCAL)
 
 
 def exit_code(error: MillpondError) -> int:

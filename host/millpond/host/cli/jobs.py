@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,8 +17,8 @@ import typer
 
 from millpond.base.errors import LocalError, Refused
 from millpond.base.text import counted
-from millpond.host.api.daemon import MOST_LISTED, JobInfo, JobRecord
-from millpond.host.cli.exits import INTERRUPTED, JOB, fail
+from millpond.host.api.daemon import MOST_LISTED, JobInfo
+from millpond.host.cli.exits import INTERRUPTED, JOB, LOCAL, fail
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     DevicesOption,
@@ -29,7 +30,9 @@ from millpond.host.cli.options import (
 )
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
-from millpond.host.records.comparison import ComparedJob, JobComparison, differences, results
+from millpond.host.monitor import job_view
+from millpond.host.monitor.job_view import Axis, JobCourse
+from millpond.host.records.comparison import JobComparison, differences
 from millpond.host.records.jobs import Round
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format
@@ -228,7 +231,9 @@ def list_all(
     ] = MOST_LISTED,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """List jobs; 'compare' shows some side by side, 'model' fetches a model, 'prune' removes files."""
+    """List jobs; 'compare' shows some side by side, 'plot' draws curves, 'model' fetches a model, 'prune'
+    removes files.
+    """
     if context.invoked_subcommand is not None:
         return
     with DaemonClient(fleet_directory) as client:
@@ -262,7 +267,7 @@ def compare(
     with DaemonClient(place) as client:
         records = [client.job(number) for number in dict.fromkeys(numbers)]
     found = JobComparison(
-        tuple(_results(each) for each in records),
+        tuple(job_view.outcome(each.info, each.rounds) for each in records),
         differences([(each.job, each.code) for each in records]),
     )
     outcome, keys = tables.comparison(found)
@@ -272,6 +277,48 @@ def compare(
         tables.console().print(keys)
     elif shown is Format.TEXT and len(found.jobs) > 1:
         print("their definitions are the same")
+
+
+@jobs.command()
+def plot(
+    context: typer.Context,
+    numbers: Annotated[
+        list[int],
+        typer.Argument(metavar="JOB JOB...", help="The numbers of jobs.", autocompletion=complete_jobs),
+    ],
+    path: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Draw into this file: .png, .svg or .pdf."),
+    ] = None,
+    over: Annotated[
+        Axis, typer.Option(help="The axis: rounds, or what the rounds took together.")
+    ] = Axis.ROUNDS,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Draw this score instead of the one that decides.")
+    ] = "",
+    fleet_directory: OwnFleetOption = None,
+    output: OwnFormatOption = None,
+) -> None:
+    """Draw the curves of jobs' scores: in the terminal, or into a file. Of one job all its scores are drawn.
+
+    The terminal needs the extra millpond[top], a file matplotlib.
+    """
+    from millpond.host.monitor import job_plot
+
+    place, shown = _of_group(context, fleet_directory, output)
+    with DaemonClient(place) as client:
+        records = [client.job(number) for number in dict.fromkeys(numbers)]
+    drawn = job_plot.curves([JobCourse(each.info, each.rounds) for each in records], over, metric)
+    if not drawn:
+        fail("no score to draw yet", LOCAL)
+    units = {each.info.unit for each in records}
+    label = units.pop() if over is Axis.ROUNDS and len(units) == 1 else job_plot.AXIS_LABELS[over]
+    if path:
+        job_plot.save(drawn, ", ".join(each.info.name for each in records), label, path)
+        printing.show(shown, {"plot": str(path)}, f"the curves are in {path}")
+        return
+    width, height = shutil.get_terminal_size()
+    printing.show(shown, {"curves": drawn}, lambda: job_plot.text(drawn, width, height - 1, label))
 
 
 @jobs.command()
@@ -335,16 +382,3 @@ def stop(
     with DaemonClient(fleet_directory) as client:
         client.stop(job)
     printing.show(output, {"id": job, "state": "stopped"}, f"job {job} is stopped")
-
-
-def _results(job: JobRecord) -> ComparedJob:
-    info = job.info
-    return results(
-        info.id,
-        info.name,
-        info.state,
-        job.rounds,
-        metric=info.metric,
-        final=info.score,
-        best=info.best,
-    )

@@ -60,6 +60,10 @@ class DaemonConnection:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection, from any thread: one that waits for an answer gets ConnectionLost."""
         self._channel.close()
 
     def _call(

@@ -333,8 +333,9 @@ class DaemonServer:
         return found
 
     def _watch(self, client: Channel, request: daemon.Watch) -> None:
-        for progress in self._jobs.follow(request.job):
-            client.send(progress, NEVER)  # its reader may stand still, such as a pager
+        with contextlib.closing(self._jobs.follow(request.job)) as progresses:
+            for progress in progresses:
+                client.send(progress, NEVER)  # its reader may stand still, such as a pager
 
     def _launch(self, client: Channel, request: StartLaunch) -> None:
         self._launches.run(request, client)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from millpond.host.api.daemon import (
 )
 from millpond.host.jobs import artifacts, job_log, queue
 from millpond.host.jobs.context import JobContext, limited
+from millpond.host.jobs.following import JobFollowing
 from millpond.host.jobs.job_folder import BEST, LOG
 from millpond.host.jobs.job_log import IS_LAST, JobLog
 from millpond.host.jobs.pruning import JobPruner
@@ -46,10 +48,10 @@ from millpond.wire.control_messages import LogPosition
 log = logging.getLogger(__name__)
 
 KEPT_LOGS = 20
+KEPT_SUMMARIES = 500
 MOST_ROUNDS = 1000
 """Rounds that a command is told at once."""
 STORE_RETRY_SECONDS = 5.0
-FOLLOW_SECONDS = 30.0
 
 
 class JobNotStarted(LocalError):
@@ -83,11 +85,12 @@ class JobService:
 
     def __init__(self, store: Store, make_context: Callable[[Callable[[], None]], JobContext]) -> None:
         self._store = store
-        self._context = make_context(self._notify)
-        self._changed = threading.Condition()
-        self._revision = 0  # changes whenever a job, a round or a line of a log does
+        self._following = JobFollowing(self._progress, self._new_lines)
+        self._context = make_context(self._following.changed)
+        self._lock = threading.Lock()
         self._running: dict[int, _Running] = {}
         self._logs: dict[int, JobLog] = {}  # of jobs that have ended
+        self._summaries: dict[int, tuple[int, int, dict[str, float]]] = {}
         self._queue = threading.RLock()  # held while a queued job begins or is stopped
         self._waits: dict[int, tuple[int, ...]] = {}
         self._pruner = JobPruner(store, self._context.fleet, self._queue_held)
@@ -150,7 +153,7 @@ class JobService:
             except MillpondError as error:  # a full disk, most likely
                 log.error("queued jobs cannot begin: %s", error)
                 self._begin_later()
-        self._notify()
+        self._following.changed()
 
     def _begin_later(self) -> None:
         if not self._closing and not self._store.fault:
@@ -177,7 +180,8 @@ class JobService:
         """Start a job's thread. Raises JobNotStarted, and stores the job as failed, if that is not possible;
         LocalError if it is not possible yet.
         """
-        context = limited(self._context, self._names(row.job))
+        changed = functools.partial(self._following.changed, row.id)
+        context = replace(limited(self._context, self._names(row.job)), changed=changed)
         try:
             running = _Running(row, context, context.fleet.job_directory(row.id) / LOG)
         except (LocalError, OSError) as error:
@@ -190,7 +194,7 @@ class JobService:
         running.thread = threading.Thread(
             target=self._run, args=(row.id, running), name=f"job {row.id}", daemon=True
         )
-        with self._changed:
+        with self._lock:
             self._running[row.id] = running
         try:
             self._store.begin_job(row.id)
@@ -204,7 +208,7 @@ class JobService:
 
     def _forget(self, number: int, running: _Running) -> None:
         """Undo the start of a job whose thread has not begun."""
-        with self._changed:
+        with self._lock:
             del self._running[number]
         running.log.close()
 
@@ -220,11 +224,12 @@ class JobService:
                 log.error("job %d: its end cannot be recorded: %s", number, problem)
                 running.closing.wait(STORE_RETRY_SECONDS)
         running.log.close()
-        with self._changed:
+        with self._lock:
             del self._running[number]
             self._logs[number] = running.log
             while len(self._logs) > KEPT_LOGS:
                 del self._logs[min(self._logs)]
+        self._following.changed(number, ended=True)
         self._begin_queued()
         self._pruner.prune_beyond_limits(time.time(), number)
 
@@ -264,7 +269,7 @@ class JobService:
         if running.waits != lack:
             running.runner.log.warning("the job waits, and goes on from its last checkpoint: %s", lack)
         running.waits = lack
-        self._notify()
+        self._following.changed()
         running.stop.wait(STORE_RETRY_SECONDS)
 
     def stop(self, number: int) -> None:
@@ -308,7 +313,7 @@ class JobService:
             self._closing = True
             if self._retry:
                 self._retry.cancel()
-        self._notify()  # clients that follow a job
+        self._following.close()
         for running in list(self._running.values()):
             running.closing.set()
             self._end(running)
@@ -341,31 +346,19 @@ class JobService:
         code = signed_code.digest(row.job.work, row.files)
         return JobRecord(self._info(row), row.job, code, tuple(self._store.rounds(number)))
 
-    def follow(self, number: int) -> Iterator[JobProgress]:
+    def follow(self, number: int) -> Generator[JobProgress, None, None]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
         example when the daemon ends.
         """
-        last, lines_seen = -1, 0
-        while True:
-            seen = self._revision
-            if self._closing:
-                raise Refused("", "ended", ENDED)
-            row = self._row(number)
-            rounds = self._store.rounds(number, after=last, most=MOST_ROUNDS)
-            lines, lines_seen = self._new_lines(number, lines_seen)
-            more = len(rounds) == MOST_ROUNDS
-            yield JobProgress(self._info(row), tuple(rounds), tuple(lines), more)
-            last = rounds[-1].round if rounds else last
-            if more:
-                continue
-            if row.state not in ACTIVE:
-                return
-            with self._changed:
-                if self._revision == seen:
-                    self._changed.wait(FOLLOW_SECONDS)
+        return self._following.follow(number)
+
+    def _progress(self, number: int, after: int) -> JobProgress:
+        row = self._row(number)
+        rounds = self._store.rounds(number, after=after, most=MOST_ROUNDS)
+        return JobProgress(self._info(row), tuple(rounds), more=len(rounds) == MOST_ROUNDS)
 
     def _new_lines(self, number: int, seen: int) -> tuple[list[str], int]:
-        with self._changed:
+        with self._lock:
             running = self._running.get(number)
             found = running.log if running else self._logs.get(number)
         return found.since(seen) if found else ([], seen)
@@ -406,11 +399,6 @@ class JobService:
     def _folder(self, number: int) -> Path:
         return self._context.fleet.job_directory(_check_kept(self._row(number)).id)
 
-    def _notify(self) -> None:
-        with self._changed:
-            self._revision += 1
-            self._changed.notify_all()
-
     def _row(self, number: int) -> JobRow:
         row = self._store.job(number) if 0 < number <= LARGEST_NUMBER else None
         if row is None:
@@ -419,19 +407,34 @@ class JobService:
 
     def _info(self, row: JobRow) -> JobInfo:
         """Return a job as commands see it. Raises LocalError for a round that cannot be read."""
-        recent, standing = self._store.last_rounds(row.id, RECENT), row.standing
+        standing, (last, waits) = row.standing, self._recent(row.id)
         if standing is None:
             board = ScoreBoard.of(row.job.evaluate, row.job.total, self._store.scores(row.id))
             self._store.set_standing(row.id, standing := board.standing)
         return replace(
             self._without_rounds(row),
-            round=recent[-1].round if recent else 0,
+            round=last,
             metric=standing.metric,
             score=standing.score,
             best=standing.best,
             best_round=standing.best_round,
-            waits=shares(total(each.data for each in recent)),
+            waits=waits,
         )
+
+    def _recent(self, number: int) -> tuple[int, dict[str, float]]:
+        """Return the last round of a job and the waiting in the RECENT last ones, read again once it has
+        others.
+        """
+        version = self._store.version(number)
+        known = self._summaries.get(number)
+        if known is None or known[0] != version:
+            recent = self._store.last_rounds(number, RECENT)
+            waits = shares(total(each.data for each in recent))
+            known = version, recent[-1].round if recent else 0, waits
+            self._summaries[number] = known
+            if len(self._summaries) > KEPT_SUMMARIES:
+                self._summaries.pop(next(iter(self._summaries)))
+        return known[1:]
 
     def _reason(self, row: JobRow) -> str:
         """Return what an active job waits for, "" for nothing."""

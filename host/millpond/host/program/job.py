@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from millpond.base.errors import LocalError, MillpondError, RemoteError
 from millpond.host.api.daemon import JobInfo
 from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.monitor import job_plot
+from millpond.host.monitor.job_view import JobCourse
 from millpond.host.records.jobs import Round
 
 if TYPE_CHECKING:
@@ -113,19 +115,7 @@ class RunningJob:
 
     def plot(self) -> Figure:
         """Draw the scores over the rounds. Raises LocalError without matplotlib."""
-        try:
-            from matplotlib import pyplot  # with which a notebook shows figures
-        except ImportError:
-            raise LocalError("a plot needs matplotlib: pip install matplotlib") from None
-        figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-        pyplot.close(figure)  # else a notebook shows it twice
-        info, rounds = self.info, self.rounds
-        scored = [place for each in rounds for place in each.scores.items()]
-        names = dict.fromkeys((place, name) for place, figures in scored for name in figures)
-        for place, name in names:
-            points = [(r.round, r.scores[place][name]) for r in rounds if name in r.scores.get(place, {})]
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{name} ({place})")
-        axes.set(xlabel=info.unit, title=info.name)
-        if names:
-            axes.legend()
-        return figure
+        with DaemonClient(self._fleet) as client:
+            found = client.job(self.number)
+        drawn = job_plot.curves([JobCourse(found.info, found.rounds)])
+        return job_plot.figure(drawn, found.info.name, found.info.unit)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar
 
 from millpond.base import schema
@@ -53,7 +54,7 @@ def _job_row(row: sqlite3.Row) -> JobRow:
     }
     return JobRow(
         id=row["id"],
-        job=schema.load(Job, json.loads(row["job"]), f"job {row['id']}", strict=False),
+        job=_job(row["job"], f"job {row['id']}"),
         files=files,
         plan=schema.load(JobPlan, json.loads(row["plan"]), "plan", strict=False) if row["plan"] else None,
         state=JobState(row["state"]),
@@ -65,6 +66,12 @@ def _job_row(row: sqlite3.Row) -> JobRow:
         owner=row["owner"],
         standing=_standing(row["standing"]),
     )
+
+
+@lru_cache(maxsize=256)
+def _job(text: str, where: str) -> Job:
+    """Return a job's definition. A list of jobs is read again and again, and they seldom change."""
+    return schema.load(Job, json.loads(text), where, strict=False)
 
 
 def _standing(text: str) -> Standing | None:

@@ -10,6 +10,7 @@ import re
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class Store:
         if self.fault:
             log.error("there are no jobs: %s", self.fault)
         self._told: set[int] = set()
+        self._versions: Counter[int] = Counter()
 
     def close(self) -> None:
         """Close the database."""
@@ -79,6 +81,10 @@ class Store:
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+    def version(self, job: int) -> int:
+        """Return a number that differs once the rounds of a job do."""
+        return self._versions[job]
 
     def saw_device(self, name: str, boot: str, software: str) -> None:
         """Store that a device has answered, if there is room for that."""
@@ -194,12 +200,14 @@ class Store:
         """Store a finished round, and the job's standing after it. From here on the job resumes after it."""
         values = (job, result.round, json.dumps(schema.dump(result)))
         with self._transaction() as db:
+            self._versions[job] += 1
             db.execute("INSERT OR REPLACE INTO results (job, round, result) VALUES (?, ?, ?)", values)
             db.execute("UPDATE jobs SET standing = ? WHERE id = ?", (_text_of(standing), job))
 
     def drop_rounds(self, job: int, first: int) -> None:
         """Forget the rounds of a job from ``first`` on: it is about to compute them again."""
         with self._transaction() as db:
+            self._versions[job] += 1
             if db.execute("DELETE FROM results WHERE job = ? AND round >= ?", (job, first)).rowcount:
                 db.execute("UPDATE jobs SET standing = '' WHERE id = ?", (job,))
 

@@ -22,7 +22,7 @@ from millpond.host.cli.options import (
     new_app,
 )
 from millpond.host.client.daemon_client import DaemonClient
-from millpond.host.remote import log_follow
+from millpond.host.monitor import log_follow
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
 

@@ -17,7 +17,9 @@ from rich.text import Text
 from millpond.base.schema import dump
 from millpond.base.text import counted
 from millpond.host.api.daemon import DeviceInfo, JobInfo
-from millpond.host.records.jobs import HOST, Round
+from millpond.host.monitor import job_plot
+from millpond.host.monitor.job_view import JobCourse
+from millpond.host.records.jobs import Round
 from millpond.host.terminal.printing import size
 from millpond.wire.control_messages import Ledger
 
@@ -78,24 +80,9 @@ def build(facts: Facts, directory: Path, tracer: str) -> dict[str, Any]:
 
 
 def _draw(facts: Facts, path: Path) -> None:
-    import matplotlib as mpl  # slow to import
-
-    mpl.use("Agg")
-    from matplotlib import pyplot, ticker
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-    metric, unit = facts.job.metric, facts.job.unit
-    scores = [one.scores.get(HOST, {}).get(metric) or 0.0 for one in facts.rounds]
-    axes.plot([one.round for one in facts.rounds], scores, marker="o", markersize=3)
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    if metric == "accuracy":
-        axes.axhline(0.95, linestyle=":", color="grey", linewidth=1)
-        axes.set_ylim(0, 1.02)
-    axes.set(xlabel=unit, ylabel=f"{metric} on held-out digits")
-    axes.set_title(f"{facts.job.name}: emulated devices: {len(facts.devices)}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    title = f"{facts.job.name}: emulated devices: {len(facts.devices)}"
+    drawn = job_plot.curves([JobCourse(facts.job, tuple(facts.rounds))], metric=facts.job.metric)
+    job_plot.save(drawn, title, facts.job.unit, path)
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:

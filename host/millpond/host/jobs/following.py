@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (threads): tells commands the progress of jobs; that of a job is read once for all who follow it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from typing import Final
+
+from millpond.base.errors import Refused
+from millpond.host.api.connection import ENDED
+from millpond.host.api.daemon import LARGEST_NUMBER, JobProgress
+from millpond.host.records.jobs import ACTIVE, Round
+
+PAUSE_SECONDS: Final = 0.25
+"""The least time between two answers to one command, but for the job's end: changes are told together."""
+FOLLOW_SECONDS: Final = 30.0
+KEPT_ROUNDS: Final = 64
+"""The last rounds of a followed job that are kept in memory; a command that lacks more reads the store."""
+Read = Callable[[int, int], JobProgress]
+NewLines = Callable[[int, int], tuple[list[str], int]]
+
+
+class JobFollowing:
+    """The commands that follow jobs. ``read`` returns a job by its number with the first rounds behind one,
+    ``new_lines`` its log's lines behind the first ones of a number, and the number of all. Thread-safe.
+    """
+
+    def __init__(self, read: Read, new_lines: NewLines) -> None:
+        self._read, self._new_lines = read, new_lines
+        self._lock = threading.Lock()
+        self._jobs: dict[int, _FollowedJob] = {}
+        self._closing = False
+
+    def changed(self, number: int | None = None, *, ended: bool = False) -> None:
+        """Tell the followers of a job, or of all jobs, that it has changed, or has ``ended``."""
+        with self._lock:
+            found = self._jobs.values() if number is None else filter(None, [self._jobs.get(number)])
+            jobs = list(found)
+        for job in jobs:
+            job.changed(hurry=ended)
+
+    def close(self) -> None:
+        """End all following: the daemon ends."""
+        self._closing = True
+        self.changed(ended=True)
+
+    def follow(self, number: int) -> Generator[JobProgress, None, None]:
+        """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
+        example when the daemon ends.
+        """
+        last, seen = 0, 0
+        with self._followed(number) as job:
+            while True:
+                revision = job.revision
+                if self._closing:
+                    raise Refused("", "ended", ENDED)
+                found = job.since(last)
+                lines, seen = self._new_lines(number, seen)
+                yield replace(found, lines=tuple(lines)) if lines else found
+                last = found.rounds[-1].round if found.rounds else last
+                if not found.more:
+                    if found.info.state not in ACTIVE:
+                        return
+                    job.wait(revision)
+
+    @contextlib.contextmanager
+    def _followed(self, number: int) -> Iterator[_FollowedJob]:
+        with self._lock:
+            job = self._jobs.setdefault(number, _FollowedJob(number, self._read))
+            job.followers += 1
+        try:
+            yield job
+        finally:
+            with self._lock:
+                job.followers -= 1
+                if not job.followers:
+                    del self._jobs[number]
+
+
+class _FollowedJob:
+    """A job with followers: its last answer, and its last rounds."""
+
+    def __init__(self, number: int, read: Read) -> None:
+        self._number, self._read = number, read
+        self.followers, self.revision = 0, 0
+        self._condition, self._reading = threading.Condition(), threading.Lock()
+        self._hurry = threading.Event()
+        self._now: JobProgress | None = None
+        self._known = -1  # the revision of what follows
+        self._rounds: list[Round] = []
+        self._before = 0  # the number of the round before those
+
+    def changed(self, *, hurry: bool) -> None:
+        """Have the followers look again, those in their pause at once if they are to ``hurry``."""
+        with self._condition:
+            self.revision += 1
+            if hurry:
+                self._hurry.set()
+            self._condition.notify_all()
+
+    def wait(self, revision: int) -> None:
+        """Wait for a change since ``revision``, at least PAUSE_SECONDS unless there is a hurry."""
+        self._hurry.wait(PAUSE_SECONDS)
+        with self._condition:
+            if self.revision == revision:
+                self._condition.wait(FOLLOW_SECONDS)
+
+    def since(self, last: int) -> JobProgress:
+        """Return the job now, with its rounds behind ``last`` or the first of them."""
+        with self._reading:
+            revision = self.revision
+            if self._now is None or self._known != revision:
+                self._now, self._known = self._look(self._now is None), revision
+            if last >= self._before:
+                rounds = tuple(each for each in self._rounds if each.round > last)
+                return replace(self._now, rounds=rounds) if rounds else self._now
+        return self._read(self._number, last)
+
+    def _look(self, is_first: bool) -> JobProgress:
+        """Read the job, and the rounds that are new."""
+        self._hurry.clear()
+        end = self._rounds[-1].round if self._rounds else self._before
+        found = self._read(self._number, LARGEST_NUMBER if is_first else end)
+        if is_first or found.more or found.info.round < end:  # it computes its last rounds again
+            self._rounds, self._before = [], found.info.round
+        else:
+            self._rounds.extend(found.rounds)
+        if len(self._rounds) > KEPT_ROUNDS:
+            self._before = self._rounds[-KEPT_ROUNDS - 1].round
+            del self._rounds[:-KEPT_ROUNDS]
+        if found.info.state not in ACTIVE:
+            self._hurry.set()
+        return replace(found, rounds=(), more=False)

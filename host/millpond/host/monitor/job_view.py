@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the course of a job from its rounds: curves, shares, waiting, bytes, remaining time, events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from typing import Final, TypeVar
+
+from millpond.host.api.daemon import JobInfo, JobProgress
+from millpond.host.records.comparison import ComparedJob, results
+from millpond.host.records.data_costs import RECENT, shares, total
+from millpond.host.records.jobs import ACTIVE, JobEvent, JobState, Round
+
+KEPT_LINES: Final = 1000
+Points = tuple[tuple[float, float], ...]
+K = TypeVar("K")
+
+
+class Axis(StrEnum):
+    """The quantity over which a curve is drawn; all but rounds are sums since the job's first round."""
+
+    ROUNDS = "rounds"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    JOULES = "joules"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPart:
+    """A worker's part in the last rounds: its ``samples`` in the last one, its ``share`` of the samples and
+    the share of its time in which it ``waits`` for data in the last RECENT, the reason why it is ``missing``
+    in the last, "" if it took part.
+    """
+
+    worker: str
+    samples: int
+    share: float
+    waits: float
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCourse:
+    """A job as it is now and its finished ``rounds``, in order; ``lines`` are the last of its log."""
+
+    info: JobInfo
+    rounds: tuple[Round, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def after(self, progress: JobProgress) -> JobCourse:
+        """Return the course with what the daemon has told since."""
+        first = progress.rounds[0].round if progress.rounds else 0
+        kept = self.rounds
+        while first and kept and kept[-1].round >= first:  # a resumed job computes its last rounds again
+            kept = kept[:-1]
+        lines = (*self.lines, *progress.lines)[-KEPT_LINES:]
+        return JobCourse(progress.info, (*kept, *progress.rounds), lines)
+
+    @property
+    def outcome(self) -> ComparedJob:
+        """The results so far, as 'millpond jobs compare' has them: seconds, bytes, joules, scores."""
+        return outcome(self.info, self.rounds)
+
+    @property
+    def remaining(self) -> float | None:
+        """The seconds until the last round, by the mean of the last RECENT; None before the first round, and
+        for a job that does not run.
+        """
+        recent = self.rounds[-RECENT:]
+        if self.info.state != JobState.RUNNING or not recent:
+            return None
+        left = max(0, self.info.rounds - self.info.round)
+        return left * sum(each.seconds for each in recent) / len(recent)
+
+    @property
+    def workers(self) -> tuple[WorkerPart, ...]:
+        """The parts of the workers, by name; those that were missing in the last round are there, too."""
+        if not self.rounds:
+            return ()
+        recent, last = self.rounds[-RECENT:], self.rounds[-1]
+        samples = {name: sum(each.workers.get(name, 0) for each in recent) for name in _workers(recent)}
+        every = sum(samples.values()) or 1
+        waits = shares(total(each.data for each in recent))
+        return tuple(
+            WorkerPart(
+                name,
+                last.workers.get(name, 0),
+                count / every,
+                waits.get(name, 0.0),
+                last.missing.get(name, ""),
+            )
+            for name, count in sorted(samples.items())
+        )
+
+    @property
+    def links(self) -> dict[str, tuple[int, int]]:
+        """The bytes (to, from) that crossed the tunnel of each device in all rounds."""
+        found: dict[str, tuple[int, int]] = {}
+        for each in self.rounds:
+            for device, (to, back) in each.tunnel.items():
+                before = found.get(device, (0, 0))
+                found[device] = (before[0] + to, before[1] + back)
+        return dict(sorted(found.items()))
+
+    @property
+    def events(self) -> tuple[tuple[int, JobEvent], ...]:
+        """The events of all rounds, each with the number of the round in which it happened."""
+        return tuple((each.round, event) for each in self.rounds for event in each.events)
+
+    @property
+    def plan(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
+        """The share of each worker in the samples of each round: the plan over time."""
+        return tuple((each.round, _fractions(each.workers)) for each in self.rounds)
+
+    def scores(self, axis: Axis = Axis.ROUNDS) -> dict[tuple[str, str], Points]:
+        """Return the curves of the scores by place ("host" or "devices") and name, the deciding metric first.
+        A figure that was not finite has no point.
+        """
+        found = self._curves(
+            axis,
+            lambda each: (
+                ((place, name), value)
+                for place, figures in each.scores.items()
+                for name, value in figures.items()
+            ),
+        )
+        return dict(sorted(found.items(), key=lambda item: item[0][1] != self.info.metric))
+
+    def metrics(self, axis: Axis = Axis.ROUNDS) -> dict[str, Points]:
+        """Return the curves of the training metrics over all workers, by name."""
+        return self._curves(axis, lambda each: each.metrics.items())
+
+    def by_worker(self, metric: str, axis: Axis = Axis.ROUNDS) -> dict[str, Points]:
+        """Return the curve of a training metric of each worker, by the worker's name."""
+        return self._curves(
+            axis,
+            lambda each: (
+                (worker, figures[metric]) for worker, figures in each.by_worker.items() if metric in figures
+            ),
+        )
+
+    def curve(self, axis: Axis = Axis.ROUNDS) -> Points:
+        """Return the curve of the deciding metric; without one that of the first score; () without any."""
+        return next(iter(self.scores(axis).values()), ())
+
+    def _curves(
+        self, axis: Axis, values: Callable[[Round], Iterable[tuple[K, float | None]]]
+    ) -> dict[K, Points]:
+        found: dict[K, list[tuple[float, float]]] = {}
+        for place, each in zip(along(self.rounds, axis), self.rounds, strict=True):
+            for key, value in values(each):
+                if value is not None:
+                    found.setdefault(key, []).append((place, value))
+        return {key: tuple(points) for key, points in found.items()}
+
+
+def outcome(info: JobInfo, rounds: Sequence[Round]) -> ComparedJob:
+    """Return the results of a job with these finished rounds."""
+    metric, final, best = info.metric, info.score, info.best
+    return results(info.id, info.name, info.state, rounds, metric=metric, final=final, best=best)
+
+
+def along(rounds: Sequence[Round], axis: Axis) -> tuple[float, ...]:
+    """Return the place of each round on an axis: its number, or the sum of its seconds, of the bytes that
+    crossed all tunnels both ways, or of the known joules, and those of the rounds before it.
+    """
+    if axis is Axis.ROUNDS:
+        return tuple(float(each.round) for each in rounds)
+    cost: dict[Axis, Callable[[Round], float]] = {
+        Axis.SECONDS: lambda each: each.seconds,
+        Axis.BYTES: lambda each: sum(map(sum, each.tunnel.values())),
+        Axis.JOULES: lambda each: sum(each.joules.values()),
+    }
+    return tuple(accumulate(map(cost[axis], rounds)))
+
+
+def has_ended(info: JobInfo) -> bool:
+    """Return whether a job neither runs nor waits in the queue."""
+    return info.state not in ACTIVE
+
+
+def _workers(rounds: Iterable[Round]) -> set[str]:
+    return {name for each in rounds for name in (*each.workers, *each.missing)}
+
+
+def _fractions(samples: Mapping[str, int]) -> dict[str, float]:
+    every = sum(samples.values()) or 1
+    return {name: count / every for name, count in samples.items()}

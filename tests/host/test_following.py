@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following of jobs: each follower gets every round once, and a change is read once for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from millpond.base.errors import Refused
+from millpond.host.api.daemon import JobInfo, JobProgress
+from millpond.host.jobs import following
+from millpond.host.jobs.following import JobFollowing
+from millpond.host.records.jobs import Round
+
+from ..waiting import eventually
+
+JOB = JobInfo(7, "digits", "running", "", "", 0, 200, "round", "loss", None, None, 0, 0.0, None)
+MANY = 20
+
+
+class Jobs:
+    """One job in memory that counts how often it is read."""
+
+    def __init__(self, rounds: int = 0) -> None:
+        self.state, self.rounds, self.reads, self.page = "running", rounds, 0, 1000
+        self.following = JobFollowing(self.read, lambda _number, seen: ([], seen))
+
+    def read(self, number: int, after: int) -> JobProgress:
+        self.reads += 1
+        found = [Round(n, {}, 1.0, 1, {}, {}, {}) for n in range(1, self.rounds + 1) if n > after]
+        info = replace(JOB, state=self.state, round=self.rounds)
+        return JobProgress(info, tuple(found[: self.page]), more=len(found) >= self.page)
+
+    def add(self, rounds: int = 1) -> None:
+        self.rounds += rounds
+        self.following.changed(7)
+
+    def end(self) -> None:
+        self.state = "done"
+        self.following.changed(7, ended=True)
+
+
+class Follower(threading.Thread):
+    """A command that follows the job."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        super().__init__()
+        self.jobs, self.seen, self.state = jobs, list[int](), ""
+        self.start()
+
+    def run(self) -> None:
+        for progress in self.jobs.following.follow(7):
+            self.seen += [each.round for each in progress.rounds]
+            self.state = progress.info.state
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "PAUSE_SECONDS", 0.0)
+
+
+def followers(jobs: Jobs, rounds: int) -> Iterator[Follower]:
+    """Yield MANY followers that have seen all rounds."""
+    for each in [Follower(jobs) for _ in range(MANY)]:
+        eventually(lambda each=each: len(each.seen) == rounds, "all rounds")  # type: ignore[misc]
+        yield each
+
+
+def test_a_change_is_read_once_for_all_who_follow_a_job() -> None:
+    jobs = Jobs(rounds=3)
+    every = list(followers(jobs, 3))
+    assert jobs.reads == 1 + MANY, "each reads the rounds before its time"
+    for number in (4, 5):
+        jobs.add()
+        for each in every:
+            eventually(lambda each=each: len(each.seen) == number, "the new round")  # type: ignore[misc]  # noqa: B023
+    assert jobs.reads == 3 + MANY
+    jobs.end()
+    for each in every:
+        each.join(30)
+        assert (each.seen, each.state) == ([1, 2, 3, 4, 5], "done")
+    assert jobs.reads == 4 + MANY
+
+
+def test_whoever_lacks_more_than_is_kept_reads_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "KEPT_ROUNDS", 4)
+    jobs = Jobs()
+    progress = jobs.following.follow(7)
+    assert not next(progress).rounds
+    for _ in range(9):
+        jobs.add()
+        other = jobs.following.follow(7)  # has the last rounds read
+        assert [each.round for each in next(other).rounds] == list(range(1, jobs.rounds + 1))
+        other.close()
+    assert [each.round for each in next(progress).rounds] == list(range(1, 10))
+    jobs.add()
+    assert [each.round for each in next(progress).rounds] == [10]
+    progress.close()
+
+
+def test_many_rounds_come_in_parts_and_more_at_once_than_a_part() -> None:
+    jobs = Jobs(rounds=7)
+    jobs.page = 3
+    progress = jobs.following.follow(7)
+    assert [(len(found.rounds), found.more) for found in (next(progress) for _ in range(3))] == [
+        (3, True),
+        (3, True),
+        (1, False),
+    ]
+    jobs.add(5)
+    assert [[each.round for each in next(progress).rounds] for _ in range(2)] == [[8, 9, 10], [11, 12]]
+    progress.close()
+
+
+def test_rounds_that_are_computed_again_are_not_told_twice() -> None:
+    jobs = Jobs(rounds=5)
+    progress = jobs.following.follow(7)
+    assert len(next(progress).rounds) == 5
+    jobs.rounds = 3  # goes on from a checkpoint
+    jobs.following.changed(7)
+    assert (found := next(progress)).info.round == 3 and not found.rounds
+    jobs.add(3)
+    assert [each.round for each in next(progress).rounds] == [6]
+    progress.close()
+
+
+def test_an_end_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "PAUSE_SECONDS", 3600.0)
+    jobs = Jobs(rounds=1)
+    (follower, *others) = followers(jobs, 1)
+    jobs.end()
+    for each in (follower, *others):
+        each.join(30)
+        assert each.state == "done"
+
+
+def test_the_end_of_the_daemon_ends_all_following() -> None:
+    jobs = Jobs(rounds=1)
+    progress = jobs.following.follow(7)
+    next(progress)
+    jobs.following.close()
+    with pytest.raises(Refused, match="the host daemon has ended"):
+        next(progress)
