@@ -32,6 +32,7 @@ from millpond.train.distributed.launch_messages import (
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
+from ..audited import unlogged_sessions
 from ..waiting import eventually
 
 CANARY = b"canary-of-the-tests"
@@ -50,7 +51,7 @@ class Agent:
         link = LinkConfig(str(folder / "s"), "10.77.0.2/30")
         config = replace(AgentConfig("csd0", link, volume=str(folder / "volume")), **settings)
         self.gate = Gate([Pattern("c", CANARY, True)], LedgerCounters.in_memory())
-        self.launches = LaunchedScripts(config, self.gate, [], crossed, zygote)
+        self.launches = LaunchedScripts(config, self.gate, [], crossed, zygote, unlogged_sessions)
         self.error: Exception | None = None
 
     def serve(self, launch: Launch) -> tuple[Channel, threading.Thread]:

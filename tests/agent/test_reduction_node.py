@@ -67,7 +67,9 @@ class Node:
         config = AgentConfig(name, link, lan="127.0.0.1/8", policy=Policy(plain_lan=plain))
         certificate, key = (text.decode() for text in authority.sign(name))
         request = StartNode(authority.pem.decode(), certificate, key, SIZE)
-        self.process = NodeProcess(config, request, self.memory, patterns, self.tally)
+        self.process = NodeProcess(
+            config, request, self.memory, patterns, self.tally, LedgerCounters.in_memory()
+        )
         self.offered.offer(3)
 
     def connect(self) -> Channel:

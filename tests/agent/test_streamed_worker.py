@@ -34,6 +34,7 @@ from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Kind
 
+from ..audited import unlogged
 from ..data_stream.served import SAMPLES, images
 from ..job_files import written
 from ..waiting import eventually
@@ -94,7 +95,9 @@ class Device:
         request = PrepareWorker(work, self.name, (folder,), {}, TENSORS, streams=place)
         files = LaidOutFiles(WorkerFiles(written({"net.py": MODEL}, self._base / "code")), ("net.py",))
         draws = SecretDraws(self._base / "draws.key")
-        return JobWorker(self.config, request, files, self._zygote, StateAnswers(0), draws, self.gate)
+        return JobWorker(
+            self.config, request, files, self._zygote, StateAnswers(0), draws, self.gate, unlogged()
+        )
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind
 
+from ..audited import unlogged
 from ..job_files import written
 
 CANARY = b"canary-of-the-test-1"  # as long as five floats
@@ -176,7 +177,14 @@ class Agent:
         files = LaidOutFiles(WorkerFiles(written({"net.py": MODEL}, base / "code")), ("net.py",))
         self.kept = base / "volume" / "private" / ".millpond" / "steps"
         self.another = lambda: JobWorker(
-            config, request, files, zygote, StateAnswers(0), SecretDraws(base / "draws.key"), self.gate
+            config,
+            request,
+            files,
+            zygote,
+            StateAnswers(0),
+            SecretDraws(base / "draws.key"),
+            self.gate,
+            unlogged(),
         )
         self.worker = self.another()
         self.epoch = 0

@@ -40,6 +40,7 @@ PAGES: Final = {
     "daemon-protocol": (
         "Protocol of the daemon's socket",
         "millpond.host.api.daemon",
+        "millpond.host.api.audit",
         "millpond.host.api.launch",
         "millpond.host.api.connection",
     ),

@@ -31,6 +31,8 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.launch_messages import Launch
 from millpond.wire.channel import Channel
 
+from ..audited import unlogged_sessions
+
 Images = NDArray[np.uint8]
 SECONDS = 60.0
 
@@ -53,7 +55,7 @@ class NearDevice:
             policy=policy,
         )
         self.gate = Gate((), LedgerCounters.in_memory())
-        self._scripts = LaunchedScripts(config, self.gate, [], lambda: 0, zygote)
+        self._scripts = LaunchedScripts(config, self.gate, [], lambda: 0, zygote, unlogged_sessions)
         self._threads: list[threading.Thread] = []
 
     @property

@@ -36,6 +36,7 @@ from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind
 
+from ..audited import unlogged
 from ..job_files import written
 
 DIGITS = Folder("private/digits", "csd0")
@@ -185,7 +186,7 @@ class Device:
         answers = answers or StateAnswers(policy.answers_per_state)
         draws = SecretDraws(base / "state" / "draws.key")
         files = LaidOutFiles(WorkerFiles(written(code or model(), base / "code")), ("net.py",))
-        self.worker = JobWorker(config, request, files, zygote, answers, draws, self.gate)
+        self.worker = JobWorker(config, request, files, zygote, answers, draws, self.gate, unlogged())
         near, far = socket.socketpair()
         try:
             with Channel(near, "csd0"), Channel(far, "host") as control:

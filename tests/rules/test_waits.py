@@ -23,7 +23,6 @@ MAY_BE_ENDLESS = {
     "fs/millpond/fs/client/prefetcher.py: self._dense.get()": _TASKS,
     "fs/millpond/fs/client/write_behind.py: self._due.get()": _TASKS,
     "fs/millpond/fs/fuse/threads.py: self._traffic.wait()": _TASKS,
-    "host/millpond/host/cli/sign.py: subprocess.run(command, ": "it may ask for a passphrase",
     "host/millpond/host/emulation/machine.py: command.wait()": _FOREGROUND,
     "host/millpond/host/emulation/machine.py: os.waitpid(pid, 0)": _FOREGROUND,
     "host/millpond/host/emulation/machine.py: subprocess.run(['unshare', ": _FOREGROUND,

@@ -64,6 +64,7 @@ def test_a_running_device_gets_a_new_certificate(owned: tuple[Emulation, Path]) 
     emulation.wait(BOTH)
     before = revocation.known_serials(emulation.fleet, "csd0")
     boot = emulation.agent("csd0").pid
+    assert "is seen for the first time" in emulation.millpond("audit", "csd0", "--verify").out
     result = emulation.millpond("renew", "csd0", "--authority", owner)
     assert (result.code, result.out) == (0, "csd0 has a new certificate\n"), result
     assert revocation.is_listed(emulation.fleet, before[0])
@@ -71,6 +72,8 @@ def test_a_running_device_gets_a_new_certificate(owned: tuple[Emulation, Path]) 
     emulation.wait(BOTH)
     assert emulation.millpond("run", "csd0", "--", "echo", "ran").out == "ran\n"
     assert emulation.agent("csd0").pid == boot
+    result = emulation.millpond("audit", "csd0", "--verify")
+    assert result.code == 0 and "has grown since entry" in result.out, result
 
 
 def test_a_boards_certificate_goes_to_it_by_its_admins_ssh_server(

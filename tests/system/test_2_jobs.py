@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.host.api import daemon
 
+from ..waiting import eventually
 from .support import Emulation, Result, millpond
 
 pytestmark = pytest.mark.timeout(240)
@@ -86,6 +87,18 @@ def test_updates_of_eight_bits_cross_in_a_quarter_of_the_bytes(fleet: Emulation)
     values = sum(tensor.size for tensor in model.values())
     assert sizes == [dict.fromkeys(sizes[0], 4 * Encoding(name).size(values)) for name in ("float32", "int8")]
     assert sizes[1]["csd0"] / sizes[0]["csd0"] < 0.26
+    wanted = [size["csd0"] for size in sizes]
+    eventually(lambda: audited(fleet, "csd0")[-2:] == wanted, "the audit log tells it", 20, 0.5)
+
+
+def audited(fleet: Emulation, device: str) -> list[int]:
+    """Verify a device's audit log, and return the bytes of parameters of each job in it."""
+    told = fleet.millpond("audit", device, "--verify", "--format", "json")
+    assert told.code == 0, told
+    rows = [row["answers"] for row in json.loads(told.out)["summary"]["rows"]]
+    jobs = [row for row in rows if row["role"] == "job"]
+    assert all(row["peer"].startswith("host (") and row["code"] and row["policy"] for row in jobs)
+    return [row["sent"].get("parameters", 0) for row in jobs]
 
 
 def test_a_job_in_mini_epochs_that_a_rule_repeats_learns_as_well(fleet: Emulation) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy import error_reports
 from millpond.agent.policy.launch_rules import STRANGE, GroupGuard, shown_folders, sources
@@ -65,8 +66,12 @@ _ANSWERS: dict[type[Message], type[Message]] = {
 MOST_OUTPUT = 16 << 20
 
 
-def run_confined(config: AgentConfig, zygote: Zygote, request: Launch, host: Channel) -> None:
-    """Run a script that the policy allows, until it ends or the host leaves. Raises RemoteError, OSError."""
+def run_confined(
+    config: AgentConfig, zygote: Zygote, request: Launch, host: Channel, session: AuditSession
+) -> None:
+    """Run a script that the policy allows, until it ends or the host leaves; its exchanges are noted in
+    ``session``. Raises RemoteError, OSError.
+    """
     sandbox = _sandbox(config, request)
     output = None
     if config.privacy.errors != "full":
@@ -78,7 +83,7 @@ def run_confined(config: AgentConfig, zygote: Zygote, request: Launch, host: Cha
         if output:
             output.close_writer()
     try:
-        _Relay(config, request, script, host).run()
+        _Relay(config, request, script, host, session).run()
     finally:
         script.stop()
 
@@ -106,7 +111,15 @@ def expect_exit(script: LaunchedScript, *, confined: bool = True) -> Exited:
 class _Relay:
     """Passes one script's requests on to the host, and the answers back."""
 
-    def __init__(self, config: AgentConfig, request: Launch, script: LaunchedScript, host: Channel) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        request: Launch,
+        script: LaunchedScript,
+        host: Channel,
+        session: AuditSession,
+    ) -> None:
+        self._session, self._folders = session, " ".join(shown_folders(config.policy, request))
         self._script, self._group, self._host = script, script.requests, host
         self._code = sources(request.files)
         self._guard, self._rank = GroupGuard(config.policy, self._code), request.rank
@@ -180,6 +193,8 @@ class _Relay:
             self._error = self._rebuilt(head.message)
             return False
         request = self._guard.checked(head.message)
+        if isinstance(request, (Contribution, ReportMetric)):
+            self._session.exchange({self._folders: request.samples} if request.samples else {})
         self._host.send(request, Deadline.after(SEND_SECONDS))
         if isinstance(request, Contribution) and request.samples:
             self._expect(VectorWanted)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millpond.agent import gate as gates
+from millpond.agent.audit.recorder import AuditRecorder
+from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
 from millpond.agent.data_service.handle import DataServiceProcess
 from millpond.agent.health import load
@@ -38,14 +40,18 @@ from millpond.launch.shared_mount import SharedMount
 from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.data_service_messages import StartDataService
 from millpond.train.distributed.launch_messages import Launch, ShareFolder
+from millpond.train.job import signed_code
 from millpond.train.job.check import check_work
 from millpond.train.job.files import check_job_files
 from millpond.train.protocol import PrepareWorker, WarmUp
 from millpond.wire import tls
+from millpond.wire.audit_log import Answered
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
     AtRest,
     Attach,
+    GetAuditEntries,
+    GetAuditHead,
     GetLedger,
     GetLoad,
     GetLog,
@@ -130,7 +136,9 @@ class AgentService:
         nodes_tally: gates.LedgerCounters,
         data_tally: gates.LedgerCounters,
         check: SelfCheck,
+        audit: AuditRecorder,
     ) -> None:
+        self.audit = audit
         self.config, self.software, self.gate, self.at_rest = config, software, gate, at_rest
         self.nodes_tally, self.data_tally = nodes_tally, data_tally
         self.volume, self.launches, self.log_lines = volume, launches, log_lines
@@ -171,7 +179,11 @@ class AgentService:
             if isinstance(message, Attach):
                 return message
             handler = _HANDLERS.get(type(message), _refuse)
-            if (answer := handler(self, message, host)) is None:
+            try:
+                answer = handler(self, message, host)
+            except Refused as error:
+                answer = Failure(error.code, error.text)
+            if answer is None:
                 return None
             host.send(answer, Deadline.after(REPLY_SECONDS))
 
@@ -198,6 +210,14 @@ class AgentService:
     def _ledger(self, _request: GetLedger, _host: Channel) -> Message:
         sent, seen = gates.ledger(self.gate, [self.volume.tally, self.nodes_tally, self.data_tally])
         return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
+
+    @answers(GetAuditHead)
+    def _audit_head(self, _request: GetAuditHead, _host: Channel) -> Message:
+        return self.audit.head()
+
+    @answers(GetAuditEntries)
+    def _audit_entries(self, request: GetAuditEntries, _host: Channel) -> Message:
+        return self.audit.entries(request.first)
 
     @answers(GetTicket)
     def _ticket(self, request: GetTicket, _host: Channel) -> Message:
@@ -232,12 +252,17 @@ class AgentService:
             text = f"policy.largest_model: a node of {request.size} values"
             host.send(Failure("policy", text), Deadline.after(REPLY_SECONDS))
             return
-        self._serve_node(NodeMemory.of_zeros(request.size), host, first=request)
+        with self.audit.session(Answered("node", peer=tls.peer_of(host.sock))) as session:
+            self._serve_node(NodeMemory.of_zeros(request.size), host, session, first=request)
 
-    def _serve_node(self, memory: NodeMemory, host: Channel, first: Message | None = None) -> None:
+    def _serve_node(
+        self, memory: NodeMemory, host: Channel, session: AuditSession, first: Message | None = None
+    ) -> None:
         """Answer requests about a node of ``memory`` until the host closes the connection."""
+        gates.charge(host, session.counters)
+        tallies = self.nodes_tally, session.counters
         requests = NodeRequests(
-            lambda request: NodeProcess(self.config, request, memory, self.gate.patterns, self.nodes_tally),
+            lambda request: NodeProcess(self.config, request, memory, self.gate.patterns, *tallies),
             lambda node, tls: self.issue(Purpose(node=node), tls),
         )
         with contextlib.closing(requests):
@@ -280,11 +305,16 @@ class AgentService:
             check_work(request.work, "the job")
             check_job_files(request.needed, "the job: files")
             check_job(self.config.policy, self.config.name, request)
+            signer = ""
             if self.config.policy.code == "signed":
-                signatures.check_signature(self.config.policy.owners, request)
-            with self._files.laid_out(request.needed, host) as files:
-                self._run_worker(request, files, host)
+                signer = signatures.check_signature(self.config.policy.owners, request)
+            with self.audit.session(_about(request, host, signer)) as session:
+                gates.charge(host, session.counters)
+                with self._files.laid_out(request.needed, host) as files:
+                    self._run_worker(request, files, host, session)
         except Refused as error:
+            if error.code == "policy":
+                self.audit.refused(request.work.name, error.text)
             if error.code == "worker":  # it has died
                 self._check.hurry()
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
@@ -297,19 +327,30 @@ class AgentService:
             log.error("job %s: %s", request.work.name, text)
             host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
 
-    def _run_worker(self, request: PrepareWorker, files: LaidOutFiles, host: Channel) -> None:
-        worker = JobWorker(self.config, request, files, self.zygote, self._answers, self._draws, self.gate)
+    def _run_worker(
+        self, request: PrepareWorker, files: LaidOutFiles, host: Channel, session: AuditSession
+    ) -> None:
+        worker = JobWorker(
+            self.config, request, files, self.zygote, self._answers, self._draws, self.gate, session
+        )
         self._workers.append(worker)
         log.info("job %s: worker started", worker.name)
         try:
             ready = worker.prepare(host)
             ticket = self.issue(Purpose(worker), request.tls)
             host.send(replace(ready, token=ticket.token, tls=ticket.tls), Deadline.after(REPLY_SECONDS))
-            self._serve_node(worker.node_memory, host)
+            self._serve_node(worker.node_memory, host, session)
         finally:
             self._workers.remove(worker)
             worker.stop()
             log.info("job %s: worker ended", worker.name)
+
+
+def _about(request: PrepareWorker, host: Channel, signer: str) -> Answered:
+    code = signed_code.digest(request.work, request.files)
+    return Answered(
+        "job", request.work.name, run=request.run, peer=tls.peer_of(host.sock), code=code, signer=signer
+    )
 
 
 def _without_payload(request: Head) -> Message:

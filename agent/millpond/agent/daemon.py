@@ -13,10 +13,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from millpond.agent.audit.recorder import AuditRecorder
+from millpond.agent.audit.signer import DeviceSigner
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.control import AgentService
 from millpond.agent.encryption import encrypt
-from millpond.agent.gate import Gate, open_ledger, patterns
+from millpond.agent.gate import Gate, LedgerCounters, ledger, open_ledger, patterns
 from millpond.agent.job_worker import bare_sandbox
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.listener import Listener
@@ -83,25 +85,32 @@ def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator
         stack.callback(volume.stop)
         mount = DeviceMount(config)
         stack.callback(mount.stop)
-        gate = Gate(sought, open_ledger(ledgers, "agent", sought))
+        identity = Identity.in_directory(Path(config.identity))
+        audit = AuditRecorder(config, DeviceSigner(identity))
+        stack.callback(audit.stop)
+        control = audit.standing("control", LedgerCounters.in_memory())
+        gate = Gate(sought, open_ledger(ledgers, "agent", sought), control.counters)
         zygote = workers_zygote(config.zygote_idle, limits)
         stack.callback(zygote.close)
         software, streams = VERSION, open_ledger(ledgers, "data", sought)
         others = [volume.tally, streams]
-        launches = LaunchedScripts(config, gate, others, lambda: end.counts[0].bytes, zygote)
+        launches = LaunchedScripts(config, gate, others, lambda: end.counts[0].bytes, zygote, audit.session)
         nodes = open_ledger(ledgers, "nodes", sought)
+        audit.standing("volume", volume.tally)
+        audit.standing("streams", streams)
+        audit.start(VERSION, ledger(gate, [volume.tally, nodes, streams])[0])
         check = SelfCheck(
             lambda: "" if volume.alive else "the volume's server is down",
             lambda: worker_fault(zygote, bare_sandbox(config), limits),
         )
         stack.callback(check.stop)
         service = AgentService(
-            config, software, gate, volume, launches, lines, at_rest, zygote, nodes, streams, check
+            config, software, gate, volume, launches, lines, at_rest, zygote, nodes, streams, check, audit
         )
-        context = CurrentContext(Identity.in_directory(Path(config.identity)), server=True)
+        context = CurrentContext(identity, server=True)
         listener = Listener(service, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)
-        check.looks.append(lambda: listener.fault)
+        check.looks += (lambda: listener.fault, lambda: audit.fault)
         yield [
             SupervisedPart("the tunnel's end", lambda: end.alive),
             SupervisedPart("the disk of the flash", disk_of(Path(config.flash))),

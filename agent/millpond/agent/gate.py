@@ -20,7 +20,7 @@ from pathlib import Path
 
 from millpond.agent.config import Privacy
 from millpond.base.errors import ConfigError, LocalError
-from millpond.wire.channel import Buffer
+from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind
 
 log = logging.getLogger(__name__)
@@ -93,12 +93,20 @@ class LedgerCounters:
 
 
 class Gate:
-    """Counts and searches the bytes that leave through its outlets, one for each connection."""
+    """Counts and searches the bytes that leave through its outlets, one for each connection. Bytes are also
+    counted in ``account``, which tells the audit log for which job they are.
+    """
 
-    def __init__(self, patterns: Sequence[Pattern], tally: LedgerCounters) -> None:
+    def __init__(
+        self, patterns: Sequence[Pattern], tally: LedgerCounters, account: LedgerCounters | None = None
+    ) -> None:
         if len(KINDS) + len(patterns) > mmap.PAGESIZE // 8:
             raise LocalError(f"{len(patterns)} canaries and tracers are too many")
-        self.patterns, self.tally = tuple(patterns), tally
+        self.patterns, self.tally, self._account = tuple(patterns), tally, account
+
+    def charging(self, account: LedgerCounters) -> Gate:
+        """Return the same gate for what is counted in another account."""
+        return Gate(self.patterns, self.tally, account)
 
     def outlet(self) -> GateOutlet:
         """Make the outlet of a new connection."""
@@ -107,6 +115,8 @@ class Gate:
     def count(self, kind: Kind, size: int) -> None:
         """Count bytes that leave without a search: those sent again were searched the first time."""
         self.tally.add(KINDS.index(kind), size)
+        if self._account is not None:
+            self._account.add(KINDS.index(kind), size)
 
 
 class GateOutlet:
@@ -120,6 +130,10 @@ class GateOutlet:
         self._payload_tail = b""  # the last bytes of payloads alone
         self._examined_tail = b""  # the last bytes of what leaves in another form
         self._keep = max((len(pattern.data) for pattern in gate.patterns), default=1) - 1
+
+    def charge(self, account: LedgerCounters) -> None:
+        """Count in another account what leaves from now on: the connection has turned out to be a job's."""
+        self._gate = self._gate.charging(account)
 
     @property
     def searches(self) -> bool:
@@ -160,6 +174,12 @@ class GateOutlet:
                 self._gate.tally.add(index, found)
                 if pattern.forbidden:
                     raise CanaryError(f"canary '{pattern.name}' was about to leave the device")
+
+
+def charge(connection: Channel, account: LedgerCounters) -> None:
+    """Count in ``account`` what leaves by a connection from now on."""
+    if isinstance(connection.outlet, GateOutlet):
+        connection.outlet.charge(account)
 
 
 def ledger(gate: Gate, others: Sequence[LedgerCounters]) -> tuple[dict[str, int], dict[str, int]]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 
+from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import Gate
 from millpond.agent.job_files import LaidOutFiles
@@ -77,7 +78,7 @@ class JobWorker:
     """The worker process of one job with ``files``, a fork of ``zygote``. ``prepare`` comes first; then
     ``relay`` relays each bulk request. The state and the values of updates lie in memory that the agent
     shares with the worker. Answers at one state are counted in ``answers``; models draw from ``draws``. What
-    the worker asks a data service passes ``gate``.
+    leaves, also by the relay of the worker's streams, passes ``gate``, and is noted in ``session``.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class JobWorker:
         answers: StateAnswers,
         draws: SecretDraws,
         gate: Gate,
+        session: AuditSession,
     ) -> None:
+        self.gate, self.session = gate.charging(session.counters), session
         self.name, self._request, self._files = request.work.name, request, files
         self._place = Path("/", os.urandom(8).hex())  # of private folders, in the worker's sandbox
         self._config, self._answers, self._draws = config, answers, draws
@@ -100,7 +103,7 @@ class JobWorker:
         self._size, encoding = 4 * size, request.work.encoding
         self._encoder = UpdateEncoder(encoding, size, end) if encoding.name != PLAIN else None
         self._busy = threading.Lock()
-        sandbox, self._streams = self._sandbox(), _relay(config, request, gate)
+        sandbox, self._streams = self._sandbox(), _relay(config, request, self.gate)
         # The state that jobs keep is private, and a worker with a stream could send it.
         self._kept = None if self._streams else _state_folder(config, self.name)
         with contextlib.ExitStack() as failed:
@@ -181,6 +184,7 @@ class JobWorker:
             assert self._guard is not None  # no ticket is issued before
             self._guard.check(request, self._state.data)
         except Refused as error:
+            self.session.refuse()
             host.send(Failure(error.code, error.text), Deadline.after(SEND_SECONDS))
             return
         if not self._streams:  # such a worker has no private data, and could tell others of the seed
@@ -199,7 +203,18 @@ class JobWorker:
             task = request.exchange, request.seed, request.ranges
             answer = self._released(answer, task, host)
             self._has_update = True
+        if isinstance(answer, Update):
+            self.session.exchange(self._covered(request))
         host.send(answer, Deadline.after(SEND_SECONDS))
+
+    def _covered(self, request: Work) -> dict[str, int]:
+        """Return the number of samples by folder that the answer to a request covers."""
+        if request.held_out:
+            counts = self._held
+        else:
+            counts = tuple(sum(stop - start for start, stop in ranges) for ranges in request.ranges)
+        known = zip(self._request.folders, counts, strict=False)  # made-up samples are of no folder
+        return {folder.path: count for folder, count in known if count}
 
     def _receive_state(self, request: Work, size: int, host: Channel) -> None:
         """Receive the state of a request, or take the one that was spread over the nodes. Raises Refused if

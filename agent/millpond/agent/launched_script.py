@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from millpond.agent.audit.recorder import Begin
+from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
 from millpond.agent.confined_script import expect_exit, run_confined, showing_private
-from millpond.agent.gate import KINDS, Gate, LedgerCounters, ledger
-from millpond.agent.policy.launch_rules import check_launch
+from millpond.agent.gate import Gate, LedgerCounters, charge, ledger
+from millpond.agent.policy.launch_rules import check_launch, code_digest
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, DeadlineExceeded, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
@@ -45,8 +47,10 @@ from millpond.train.distributed.launch_messages import (
     check_files,
     check_start,
 )
+from millpond.wire.audit_log import Answered
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Kind, Message
+from millpond.wire.tls import peer_of
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +64,7 @@ COUNT_SECONDS = 1.0
 
 class LaunchedScripts:
     """Runs one launched script at a time, a fork of ``zygote``. ``crossed`` returns the bytes that have left
-    by the tunnel.
+    by the tunnel. The audit log says first that a script ``begins``.
     """
 
     def __init__(
@@ -70,9 +74,10 @@ class LaunchedScripts:
         others: Sequence[LedgerCounters],
         crossed: Callable[[], int],
         zygote: Zygote,
+        begins: Begin,
     ) -> None:
         self._config, self._gate, self._others, self._crossed = config, gate, others, crossed
-        self._zygote = zygote
+        self._zygote, self._begins = zygote, begins
         self._shared = SharedFolders(Path(config.state, "shared"), _user(config))
         self._lock = threading.Lock()
         self._script = ""
@@ -101,21 +106,25 @@ class LaunchedScripts:
 
     def share(self, request: ShareFolder, host: Channel, issue: Issue) -> None:
         """Mount the folder that a launch shares, until the host leaves. Raises RemoteError."""
-        with self._counted():
+        about = Answered("shared folder", run=request.run, peer=peer_of(host.sock))
+        with self._begins(about) as session, self._counted(session):
+            charge(host, session.counters)
             self._shared.serve(request, host, issue)
 
     def _serve(self, request: Launch, host: Channel, inputs: _Inputs) -> None:
         installed = bool(request.module) and not request.confined
         check_files(request.script, request.files, installed=installed)
         check_start(request.processes, dict(request.variables))
+        signer = ""
         if request.confined or self._config.privacy.launch == "private":
-            check_launch(self._config.policy, self._config.name, request)
-        with self._place(request.script):
+            signer = check_launch(self._config.policy, self._config.name, request)
+        with self._place(request.script), self._begins(_about(request, host, signer)) as session:
+            charge(host, session.counters)
             log.info("launch %s: worker %d of %d", request.script, request.rank, request.world_size)
             if request.confined:
-                run_confined(self._config, self._zygote, request, host)
+                run_confined(self._config, self._zygote, request, host, session)
             else:
-                with self._counted() as count:
+                with self._counted(session) as count:
                     self._run(request, host, inputs, count)
 
     @contextlib.contextmanager
@@ -143,16 +152,16 @@ class LaunchedScripts:
             script.stop()
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[Callable[[], None]]:
+    def _counted(self, session: AuditSession) -> Iterator[Callable[[], None]]:
         """Yield a function to call now and then: it adds to the ledger the bytes that have left by the tunnel
         and that the gate has not counted, packets' heads included.
         """
-        begin = self._uncounted()
+        gate, begin = self._gate.charging(session.counters), self._uncounted()
 
         def count() -> None:
             new = self._uncounted() - begin  # bytes once added are in the gate's sum from then on
             if new > 0:
-                self._gate.tally.add(KINDS.index(Kind.LAUNCHED), new)
+                gate.count(Kind.LAUNCHED, new)
 
         try:
             yield count
@@ -284,6 +293,11 @@ def _finish(script: LaunchedScript, host: Channel, outgoing: _Outgoing, most: in
         data = script.channel.receive_payload(head.payload_size, Deadline.after(SEND_SECONDS))
         outgoing.until_taken()
         outgoing.send(head.message, bytes(data))
+
+
+def _about(request: Launch, host: Channel, signer: str) -> Answered:
+    code, peer = code_digest(request), peer_of(host.sock)
+    return Answered("launch", request.script, run=request.run, peer=peer, code=code, signer=signer)
 
 
 def _user(config: AgentConfig) -> int:

@@ -127,7 +127,7 @@ class Listener:
         place.authenticated()
         client.send(Ok(), deadline)
         if purpose.worker is not None:
-            outlet = self._service.gate.outlet()
+            outlet = purpose.worker.gate.outlet()
             purpose.worker.relay(Channel(client.sock, "host", limits=_HOST, outlet=outlet))
             return
         server = purpose.node or purpose.shared or self._service.volume

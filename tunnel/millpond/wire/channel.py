@@ -170,7 +170,7 @@ class Channel:
     ) -> None:
         self.sock, self.peer, self._clean = sock, peer, clean
         self._receiver = Receiver(limits or Limits(), peer)
-        self._outlet = outlet
+        self.outlet = outlet
         self._payload_left = 0
         self._early = memoryview(b"")
         self.eager = False
@@ -210,10 +210,10 @@ class Channel:
         """Return data that is going to leave in another form: a copy that the outlet has searched if it
         searches, else ``data`` itself.
         """
-        if not (self._outlet and self._outlet.searches):
+        if not (self.outlet and self.outlet.searches):
             return data
         copy = bytearray(data)
-        self._outlet.examine(copy)
+        self.outlet.examine(copy)
         return copy
 
     def _send_small(
@@ -221,10 +221,10 @@ class Channel:
     ) -> None:
         """Send head and payload in one call: a packet costs more than a copy."""
         data = bytes(body)
-        if self._outlet:
+        if self.outlet:
             parts = ((kind, heads, False), (payload_kind, data, True))
             for part in parts if data else parts[:1]:
-                self._outlet.passing(*part)
+                self.outlet.passing(*part)
         with self._sending:
             self.sock.settimeout(deadline.remaining())
             self.sock.sendall(heads + data)
@@ -254,12 +254,12 @@ class Channel:
 
     @property
     def _sends_pages(self) -> bool:
-        return self._plain and not (self._outlet and self._outlet.searches)
+        return self._plain and not (self.outlet and self.outlet.searches)
 
     def _send_bytes(self, kind: Kind, data: Buffer, deadline: Deadline, *, payload: bool) -> None:
-        if self._outlet:
-            data = bytes(data) if self._outlet.searches else data
-            self._outlet.passing(kind, data, payload)
+        if self.outlet:
+            data = bytes(data) if self.outlet.searches else data
+            self.outlet.passing(kind, data, payload)
         with self._sending:
             self.sock.settimeout(deadline.remaining())
             self.sock.sendall(data)
@@ -268,8 +268,8 @@ class Channel:
         self, kind: Kind, data: memoryview, descriptor: int, start: int, deadline: Deadline
     ) -> None:
         """Have the kernel send ``data``, which lies in ``descriptor`` at ``start``, without a copy."""
-        if self._outlet:
-            self._outlet.passing(kind, data, payload=True)
+        if self.outlet:
+            self.outlet.passing(kind, data, payload=True)
         end = start + len(data)
         with self._sending:
             self.sock.settimeout(0.0)

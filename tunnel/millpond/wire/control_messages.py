@@ -103,6 +103,38 @@ class Ledger(Message):
     private_bytes: int
 
 
+@message("audit.head.get")
+class GetAuditHead(Message):
+    """Ask for the head of the audit log, signed; answered by AuditHead."""
+
+
+@message("audit.head", Kind.METRICS)
+class AuditHead(Message):
+    """The head of the audit log: the ``number`` of its last entry, and the ``digest`` of its line. The first
+    entry is the ``oldest``. Without a ``signature`` the ``reason`` for its absence. See ``wire.audit_log``.
+    """
+
+    oldest: int
+    number: int
+    digest: str
+    signature: str
+    reason: str = ""
+
+
+@message("audit.get")
+class GetAuditEntries(Message):
+    """Ask for entries of the audit log from the ``first`` on; answered by AuditEntries."""
+
+    first: int
+
+
+@message("audit", Kind.METRICS)
+class AuditEntries(Message):
+    """Lines of the audit log, in order: as many as a message holds, none behind the last."""
+
+    lines: tuple[str, ...]
+
+
 @message("ticket.get")
 class GetTicket(Message):
     """Ask for a bulk connection to the volume; answered by Ticket. ``tls`` False lets the agent decide."""

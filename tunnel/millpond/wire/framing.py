@@ -25,7 +25,7 @@ from millpond.base.schema import dump, load
 from millpond.base.text import escaped, printable
 from millpond.wire.messages import Message, registered
 
-PROTOCOL = 12
+PROTOCOL = 13
 MAGIC = b"mp"
 PREFIX = struct.Struct("!2sHIQ")
 

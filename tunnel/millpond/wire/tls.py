@@ -156,6 +156,13 @@ def peer_name(tls: ssl.SSLSocket) -> str:
     return str(names[0]) if names else ""
 
 
+def peer_of(sock: socket.socket) -> str:
+    """Return the name and the serial number of the certificate that a peer has shown, "" on a connection
+    without TLS.
+    """
+    return f"{peer_name(sock)} ({peer_serial(sock):x})" if isinstance(sock, ssl.SSLSocket) else ""
+
+
 def peer_serial(tls: ssl.SSLSocket) -> int:
     """Return the serial number of the certificate that a peer has shown."""
     certificate: Any = tls.getpeercert()

@@ -40,7 +40,7 @@ _LONGEST_QUESTION = 65
 
 
 class NodeProcess:
-    """The process of a node with ``memory``. Its bytes are counted in ``tally``."""
+    """The process of a node with ``memory``. Its bytes are counted in ``tally`` and in ``account``."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class NodeProcess:
         memory: NodeMemory,
         patterns: Sequence[Pattern],
         tally: LedgerCounters,
+        account: LedgerCounters,
     ) -> None:
         self.memory = memory
         self._allowed = SetPeers({})
@@ -72,7 +73,8 @@ class NodeProcess:
             known = passed.enter_context(_memory_file(json.dumps(settings).encode()))
             datagrams = _lan_sockets(passed, address, interface) if interface else ()
             others = [each.fileno() for each in (listener, dials, agent, *datagrams)]
-            descriptors = [known.fileno(), *memory.descriptors, tally.descriptor, *others]
+            counters = [tally.descriptor, account.descriptor]
+            descriptors = [known.fileno(), *memory.descriptors, *counters, *others]
             module = [sys.executable, "-m", "millpond.agent.node.process", *map(str, descriptors)]
             self.process = start(_sandbox(config), module, pass_fds=descriptors)
             self.ready = NodeReady(address, listener.getsockname()[1], bool(config.lan))

@@ -137,11 +137,11 @@ def main(settings_descriptor: str, *numbers: str) -> None:
     logging.basicConfig(level=logging.INFO, format="node: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a service manager may send to all of a unit
-    values, state, offered, tally, listener, dials, agent, *lan = map(int, numbers)
+    values, state, offered, tally, account, listener, dials, agent, *lan = map(int, numbers)
     with os.fdopen(int(settings_descriptor), "rb") as file:
         settings = json.load(file)
     sought = [Pattern(name, bytes.fromhex(data), stops) for name, data, stops in settings["patterns"]]
-    gate = Gate(sought, LedgerCounters(tally))
+    gate = Gate(sought, LedgerCounters(tally), LedgerCounters(account))
     server = NodeServer(settings["name"], gate, _contexts(settings))
     size = 4 * settings["size"]
     update = np.frombuffer(memory.map_read_only(values, size), np.float32)

@@ -41,14 +41,16 @@ _MOST_GATHERS = 4096
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{LONGEST_NAME - 1}}}")
 
 
-def check_launch(policy: Policy, device: str, request: Launch) -> None:
-    """Raise Refused for a launch that may read private folders, and that the policy forbids."""
+def check_launch(policy: Policy, device: str, request: Launch) -> str:
+    """Return the fingerprint of the owner's key that signed a launch that may read private folders, "" where
+    the policy asks for none. Raises Refused for one that it forbids.
+    """
     more = request.variables or request.inputs or request.shares or request.processes != 1
     if more and (request.confined or policy.code != "any"):
         raise refused("code", "a private launch is its script and files alone, which owners sign")
     for folder in request.folders:
         check_folder(policy, device, Folder(folder, device))
-    _check_code(policy, request)
+    return _check_code(policy, request)
 
 
 def check_transforms(policy: Policy, request: Launch) -> None:
@@ -58,14 +60,16 @@ def check_transforms(policy: Policy, request: Launch) -> None:
     _check_code(policy, request)
 
 
-def _check_code(policy: Policy, request: Launch) -> None:
-    digest = script_digest(
-        request.script, request.files, request.arguments, request.module, request.transforms
-    )
+def code_digest(request: Launch) -> str:
+    """Return the digest of a launch's code, which owners list or sign."""
+    return script_digest(request.script, request.files, request.arguments, request.module, request.transforms)
+
+
+def _check_code(policy: Policy, request: Launch) -> str:
+    digest = code_digest(request)
     if policy.code == "listed" and digest not in policy.listed:
         raise refused("code", f"the script is not listed; its digest is {digest}")
-    if policy.code == "signed":
-        check_digest(policy.owners, digest, request.signature)
+    return check_digest(policy.owners, digest, request.signature) if policy.code == "signed" else ""
 
 
 def shown_folders(policy: Policy, request: Launch) -> tuple[str, ...]:

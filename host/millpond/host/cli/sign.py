@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from millpond.base.errors import ConfigError, LocalError
 from millpond.host.cli.options import FormatOption, new_app
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.linux import ssh_signatures
 from millpond.linux.files import write_durably
 from millpond.train.job import file
 from millpond.train.job.signed_code import NAMESPACE, digest
@@ -49,13 +49,9 @@ def sign(job_file: Path, key: Path) -> tuple[Path, str]:
             f"{job_file.name}: {job.table}: signature: must be a file of its own beside the job file"
         )
     found = digest(job.work, file.describe(files, job_file.name))
-    command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE]
+    signature = ssh_signatures.sign(key, NAMESPACE, found)
     try:
-        signed = subprocess.run(command, input=found.encode(), capture_output=True, check=False)
-        if signed.returncode:
-            told = signed.stderr.decode(errors="replace").strip().splitlines() or ["ssh-keygen failed"]
-            raise LocalError(f"{key}: {told[-1]}")
-        write_durably(path, signed.stdout)
+        write_durably(path, signature.encode())
     except OSError as error:
         raise LocalError(f"{error.filename}: {error.strerror}") from None
     return path, found

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ProtocolError, Refused, RemoteError
-from millpond.host.api import daemon
+from millpond.host.api import audit, daemon
 from millpond.host.api.launch import (
     LaunchEnded,
     LaunchInput,
@@ -22,7 +22,7 @@ from millpond.host.client.submission import JobSubmission
 from millpond.host.records.jobs import ACTIVE
 from millpond.linux import sockets
 from millpond.train.distributed.launch_messages import SAVED_PART
-from millpond.wire.control_messages import Ledger, LogPosition
+from millpond.wire.control_messages import AuditEntries, AuditHead, Ledger, LogPosition
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Failure, Ok
 
@@ -62,6 +62,14 @@ class DaemonClient(JobSubmission):
     def ledgers(self) -> dict[str, Ledger]:
         """Return the privacy ledgers by device."""
         return self._call(daemon.GetLedgers(), daemon.Ledgers, self._deadline).ledgers
+
+    def audit_head(self, device: str) -> AuditHead:
+        """Return the signed head of a device's audit log."""
+        return self._call(audit.GetAuditHeadOf(device), AuditHead, self._deadline)
+
+    def audit_entries(self, device: str, first: int) -> tuple[str, ...]:
+        """Return lines of a device's audit log from the entry ``first`` on."""
+        return self._call(audit.GetAuditEntriesOf(device, first), AuditEntries, self._deadline).lines
 
     def jobs(self, last: int = daemon.MOST_LISTED) -> tuple[daemon.JobInfo, ...]:
         """Return the ``last`` jobs, oldest first."""

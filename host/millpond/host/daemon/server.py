@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import (
@@ -26,7 +27,7 @@ from millpond.base.errors import (
 )
 from millpond.base.sizes import SLOWEST
 from millpond.base.text import LONGEST, printable
-from millpond.host.api import daemon
+from millpond.host.api import audit, daemon
 from millpond.host.api.connection import GetVolume, VolumeTicket
 from millpond.host.api.launch import StartLaunch
 from millpond.host.daemon.places import UserPlace, UserPlaces, most_places
@@ -47,9 +48,14 @@ from millpond.train.job.files import JobFile, check_job_files, contents
 from millpond.train.job.spec import Job
 from millpond.train.protocol import FileContents, MissingFiles
 from millpond.wire.acceptor import Acceptor
+from millpond.wire.audit_log import LONGEST_LINE, PAGE_BYTES
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
     CONTROL_PORT,
+    AuditEntries,
+    AuditHead,
+    GetAuditEntries,
+    GetAuditHead,
     GetLedger,
     GetLog,
     GetTicket,
@@ -62,6 +68,7 @@ from millpond.wire.messages import Failure, Message, Ok
 from millpond.wire.texts import cleaned
 
 log = logging.getLogger(__name__)
+R = TypeVar("R", bound=Message)
 REPLY_SECONDS = 10.0
 MESSAGE_SECONDS = 30.0
 """Time in which a request that has begun to come is whole."""
@@ -236,6 +243,21 @@ class DaemonServer:
                     ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
         return daemon.Ledgers(ledgers)
 
+    def _get_audit_head(self, _client: Channel, request: audit.GetAuditHeadOf) -> Message:
+        return self._asked(request.device, GetAuditHead(), AuditHead)
+
+    def _get_audit_entries(self, _client: Channel, request: audit.GetAuditEntriesOf) -> Message:
+        found = self._asked(request.device, GetAuditEntries(request.first), AuditEntries)
+        if sum(map(len, found.lines)) > PAGE_BYTES + LONGEST_LINE:
+            raise ProtocolError(f"{request.device} sent more of its audit log than a message may have")
+        return found
+
+    def _asked(self, device: str, request: Message, answer: type[R]) -> R:
+        """Return a device's answer to a request of its own. Raises RemoteError."""
+        deadline = Deadline.after(REPLY_SECONDS)
+        with self._device(device).control(deadline) as agent:
+            return agent.call(request, answer, deadline)
+
     def _announce_files(self, _client: Channel, request: daemon.AnnounceFiles) -> Message:
         check_job_files(request.files, "files")
         with self._files.held(request.files.values()):  # there is room for them
@@ -363,6 +385,8 @@ class DaemonServer:
         daemon.Dial: _dial,
         GetVolume: _get_volume,
         daemon.GetLedgers: _get_ledgers,
+        audit.GetAuditHeadOf: _get_audit_head,
+        audit.GetAuditEntriesOf: _get_audit_entries,
         daemon.AnnounceFiles: _announce_files,
         FileContents: _take_file,
         daemon.SmallFiles: _take_small_files,

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (shared memory): the account of one job, launch or service, between two entries of the audit log."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from millpond.agent.gate import KINDS, LedgerCounters
+from millpond.wire.audit_log import Answered
+
+_MOST_FOLDERS, _LONGEST_NAME = 32, 200
+_OTHERS = "(others)"
+
+
+class AuditSession:
+    """The answers to ``about``, whose bytes all gates of the device count in ``counters``."""
+
+    def __init__(self, about: Answered, counters: LedgerCounters | None = None) -> None:
+        self.about = replace(
+            about, name=_clipped(about.name), peer=_clipped(about.peer), run=_clipped(about.run)
+        )
+        self.counters = counters or LedgerCounters.in_memory()
+        self.ended = self.told_end = False
+        self._lock = threading.Lock()
+        self._told = self._now()
+        self._exchanges, self._refused, self._samples = 0, 0, Counter[str]()
+
+    def exchange(self, samples: Mapping[str, int]) -> None:
+        """Note an answer that covers so many ``samples`` by folder."""
+        with self._lock:
+            self._exchanges += 1
+            for folder, count in samples.items():
+                known = folder in self._samples or len(self._samples) < _MOST_FOLDERS
+                self._samples[_clipped(folder) if known else _OTHERS] += count
+
+    def refuse(self) -> None:
+        """Note an exchange that was refused."""
+        with self._lock:
+            self._refused += 1
+
+    def taken(self) -> Answered:
+        """Return what is new since the last call."""
+        with self._lock:
+            now, before = self._now(), self._told
+            sent = {str(kind): new - old for kind, new, old in zip(KINDS, now, before, strict=True)}
+            found = replace(
+                self.about,
+                state="ends" if self.ended else "goes on",
+                exchanges=self._exchanges,
+                refused=self._refused,
+                samples=dict(self._samples),
+                sent={kind: count for kind, count in sent.items() if count},
+            )
+            self._told, self._exchanges, self._refused = now, 0, 0
+            self._samples.clear()
+        return found
+
+    @property
+    def untold(self) -> int:
+        """The bytes that are new since the last entry."""
+        return sum(self._now()) - sum(self._told)
+
+    def put_back(self, untold: Answered) -> None:
+        """Take back what could not be written, for the next entry."""
+        with self._lock:
+            before = zip(KINDS, self._told, strict=True)
+            self._told = tuple(count - untold.sent.get(str(kind), 0) for kind, count in before)
+            self._exchanges += untold.exchanges
+            self._refused += untold.refused
+            self._samples.update(untold.samples)
+
+    def _now(self) -> tuple[int, ...]:
+        return tuple(self.counters[number] for number in range(len(KINDS)))
+
+
+def is_empty(found: Answered) -> bool:
+    """Return whether an entry would tell of nothing."""
+    return not (found.exchanges or found.refused or found.sent)
+
+
+def _clipped(text: str) -> str:
+    return text[:_LONGEST_NAME]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the command 'audit': shows what a device has answered, from the log that the device signs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, FormatOption, new_app
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
+
+app = new_app()
+
+
+@app.command()
+def audit(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Verify signatures, and that the log has only grown since.")
+    ] = False,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Verify, and forget which entries this host has seen before.")
+    ] = False,
+    job: Annotated[str, typer.Option(metavar="JOB", help="Show one job alone: its name or number.")] = "",
+    entries: Annotated[
+        bool, typer.Option("--entries", help="Show each entry, rather than a line for each job.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show what a device has answered, to whom, under which policy, by job. The device writes a log of it,
+    whose entries are chained by hashes, and signs it.
+    """
+    from millpond.host.records.audit import summary
+    from millpond.host.remote.audit import reading
+    from millpond.host.terminal import audit_table
+
+    with DaemonClient(fleet_directory) as client:
+        copy = reading.read(client, device)
+        verdict = None
+        if verify or anew:
+            from millpond.host.remote.audit import verification  # imports cryptography, which takes long
+
+            verdict = verification.verify(client.fleet, copy, anew=anew)
+    found = summary(copy.entries, job)
+    shown = copy.entries if entries else found
+    document = {"device": device, "verified": verdict, "entries" if entries else "summary": shown}
+    if entries:
+        lines = [*map(audit_table.entry_line, copy.entries), audit_table.verdict_line(verdict)]
+        printing.show(output, document, "\n".join(lines))
+        return
+    printing.show(output, document, lambda: audit_table.show(found, audit_table.verdict_line(verdict)))

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host verifies the audit log of a device that may lie: signatures, certificates, and what it has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from millpond.agent.audit.recorder import AuditRecorder
+from millpond.agent.audit.signer import DeviceSigner
+from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.base.errors import ProtocolError, RemoteError
+from millpond.host.fleet import provisioning, renewal, revocation
+from millpond.host.fleet.authority import Authority
+from millpond.host.fleet.directory import Fleet
+from millpond.host.records.audit import summary
+from millpond.host.remote.audit import reading
+from millpond.host.remote.audit.reading import AuditLogCopy
+from millpond.host.remote.audit.verification import verify
+from millpond.host.terminal import audit_table, tables
+from millpond.wire.audit_log import Answered, Entry, LogHead, Started, encode
+from millpond.wire.control_messages import AuditHead
+from millpond.wire.tls import Identity
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return provisioning.create(tmp_path_factory.mktemp("audit") / "fleet", "fleet", ["csd0", "csd1"])
+
+
+@dataclass
+class Device:
+    """A device's recorder, and a daemon's client that reaches it. ``lie`` changes what it answers."""
+
+    fleet: Fleet
+    base: Path
+    head: AuditHead | None = None
+    lines: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.audit = self._recorder()
+
+    def _recorder(self) -> AuditRecorder:
+        own = Identity.in_directory(self.fleet.device_directory("csd0") / "etc")
+        link = LinkConfig("s", "10.77.0.2/30")
+        made = AuditRecorder(AgentConfig("csd0", link, state=str(self.base)), DeviceSigner(own))
+        made.start("0.2.0", {})
+        return made
+
+    def restart(self) -> None:
+        self.audit.stop()
+        self.audit = self._recorder()
+
+    def job(self, name: str, **about: str) -> None:
+        with self.audit.session(Answered("job", name, **about)) as session:
+            session.counters.add(2, 4096)
+            session.exchange({"private/digits": 64})
+
+    def audit_head(self, device: str) -> AuditHead:
+        return self.head or self.audit.head()
+
+    def audit_entries(self, device: str, first: int) -> tuple[str, ...]:
+        return self.lines.get(first) or self.audit.entries(first).lines
+
+    def copy(self) -> AuditLogCopy:
+        return reading.read(self, "csd0")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def device(made: Fleet, tmp_path: Path) -> Iterator[Device]:
+    (made.device_directory("csd0") / "audit-head.json").unlink(missing_ok=True)
+    device = Device(made, tmp_path)
+    device.job("digits", run="3 of 4.0", peer="host (ab)", code="c" * 64, signer="SHA256:x")
+    yield device
+    device.audit.stop()
+
+
+def test_a_log_is_verified_and_may_grow(device: Device) -> None:
+    first = verify(device.fleet, device.copy())
+    assert first.kept is None and first.entries == first.number
+    device.job("more")
+    device.restart()
+    second = verify(device.fleet, device.copy())
+    assert second.kept and second.kept.number == first.number < second.number
+    line = audit_table.verdict_line(second)
+    assert f"has grown since entry {first.number}" in line and line.startswith("verified: ")
+    assert "first time" in audit_table.verdict_line(first)
+
+
+def test_a_rolled_back_log_is_told(device: Device, tmp_path: Path) -> None:
+    device.audit.stop()
+    saved = {path: path.read_bytes() for path in (tmp_path / "audit").iterdir()}
+    device.restart()
+    device.job("hidden")
+    seen = verify(device.fleet, device.copy())
+    device.audit.stop()
+    for path, data in saved.items():
+        path.write_bytes(data)
+    device.audit = device._recorder()
+    with pytest.raises(RemoteError, match=f"has seen entry {seen.number}: the log was rolled back"):
+        verify(device.fleet, device.copy())
+    while device.audit.head().number < seen.number:  # one that has grown since tells it all the same
+        device.job("cover")
+    with pytest.raises(RemoteError, match="is another one than this host has seen: the log was rewritten"):
+        verify(device.fleet, device.copy())
+    assert verify(device.fleet, device.copy(), anew=True).kept is None
+    assert verify(device.fleet, device.copy()).kept
+
+
+def test_entries_that_the_host_has_seen_must_not_be_dropped_unseen(device: Device) -> None:
+    verify(device.fleet, device.copy())
+    copy = device.copy()
+    last = copy.head.number
+    later = replace(copy, head=replace(copy.head, oldest=last + 1))
+    with pytest.raises(RemoteError, match="what lies between is gone"):
+        verify(device.fleet, later)
+
+
+def test_a_cut_or_changed_answer_is_told(device: Device) -> None:
+    lines, head = device.audit.entries(1).lines, device.audit.head()
+    device.lines = {1: lines[:2], 3: (lines[3],)}
+    with pytest.raises(ProtocolError, match="csd0: entry 3 of the audit log does not continue the chain"):
+        device.copy()
+    device.lines, device.head = {}, replace(head, number=head.number + 5)
+    with pytest.raises(ProtocolError, match="ends before entry"):
+        device.copy()
+    device.head = replace(head, digest="0" * 64)
+    with pytest.raises(ProtocolError, match="is not the one that it has signed"):
+        device.copy()
+
+
+def test_a_device_that_sends_without_end_is_left(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 20)
+    device.head = AuditHead(1, 1 << 60, "", "")
+    chain = [LogHead()]
+
+    def endless(_device: str, first: int) -> tuple[str, ...]:
+        line = encode(chain[-1], 0.0, Started("x" * 60000))
+        reader = reading.ChainReader(chain[-1])
+        reader.take(line)
+        assert reader.head
+        chain.append(reader.head)
+        return (line,)
+
+    device.audit_entries = endless  # type: ignore[method-assign]
+    with pytest.raises(ProtocolError, match="is too long"):
+        device.copy()
+
+
+def test_a_head_without_a_signature_or_with_another_is_refused(device: Device) -> None:
+    copy = device.copy()
+    with pytest.raises(RemoteError, match="is not signed: no key"):
+        verify(device.fleet, replace(copy, head=replace(copy.head, signature="", reason="no key")))
+    device.job("more")
+    other = device.audit.head().signature
+    with pytest.raises(RemoteError, match=f"the signature of entry {copy.end.number}"):
+        verify(device.fleet, replace(copy, head=replace(copy.head, signature=other)))
+
+
+def test_another_devices_key_does_not_sign(device: Device, tmp_path: Path) -> None:
+    own = Identity.in_directory(device.fleet.device_directory("csd1") / "etc")
+    link = LinkConfig("s", "10.77.0.2/30")
+    false = AuditRecorder(AgentConfig("csd0", link, state=str(tmp_path / "false")), DeviceSigner(own))
+    false.start("0.2.0", {})
+    device.audit.stop()
+    device.audit = false
+    with pytest.raises(RemoteError, match="has the certificate of another device"):
+        verify(device.fleet, device.copy())
+
+
+def test_a_renewed_device_goes_on_with_its_log(device: Device) -> None:
+    before = verify(device.fleet, device.copy())
+    device.restart()  # signs with the old key
+    fleet, authority = device.fleet, Authority.load(device.fleet.ca, device.fleet.identity.authority)
+    renewed = renewal.Renewal(fleet, authority, "csd0")
+    renewed.install()
+    renewed.finish()
+    device.job("later")
+    after = verify(fleet, device.copy())
+    assert after.kept and after.kept.digest == before.digest
+    assert after.signatures == 2 and after.certificate != before.certificate
+
+
+def test_a_revoked_certificate_is_told(made: Fleet, tmp_path: Path) -> None:
+    fleet = provisioning.create(tmp_path / "fleet", "fleet", ["csd0"])
+    device = Device(fleet, tmp_path / "state")
+    try:
+        verify(fleet, device.copy())
+        revocation.revoke(
+            fleet, Authority.load(fleet.ca, fleet.identity.authority), revocation.known_serials(fleet, "csd0")
+        )
+        with pytest.raises(RemoteError, match="is revoked"):
+            verify(fleet, device.copy())
+    finally:
+        device.audit.stop()
+
+
+def test_a_summary_adds_the_entries_of_a_job_up(device: Device) -> None:
+    device.job("other", run="4 of 5.0")
+    found = summary(device.copy().entries)
+    jobs = {row.answers.name: row for row in found.rows if row.answers.role == "job"}
+    assert jobs["digits"].answers.sent == {"parameters": 4096}
+    assert jobs["digits"].answers.samples == {"private/digits": 64}
+    assert jobs["digits"].answers.state == "ends"
+    for name in ("digits", "3"):
+        assert [row.answers.name for row in summary(device.copy().entries, name).rows] == ["digits"]
+    console = tables.console()
+    with console.capture() as shown:
+        console.print(audit_table.show(found, "verdict"))
+    text = shown.get()
+    assert "job digits (3)" in text and "cccccccccccc signed" in text and "private/digits 64" in text
+    assert "verdict" in text and "is in force since" in text
+    assert "answered" in audit_table.entry_line(device.copy().entries[2])
+
+
+def test_bytes_that_no_entry_has_are_told() -> None:
+    def entry(number: int, event: Started | Answered) -> Entry:
+        return Entry(number, float(number), event)
+
+    found = summary(
+        [
+            entry(1, Started("", {"control": 10, "parameters": 100})),
+            entry(2, Answered("job", "a", sent={"parameters": 50})),
+            entry(3, Started("", {"control": 10, "parameters": 175})),
+            entry(4, Started("", {"control": 3})),  # counts anew
+        ]
+    )
+    assert found.unlogged == {"parameters": 25}
