@@ -36,7 +36,7 @@ RELEASES = bookworm noble trixie
 RERUN =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check reference docs guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data papers conformance
+.PHONY: help demo test test-all coverage check reference docs guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people papers conformance
 .PHONY: image image-lock qemu test-image bench-image other-python
 .PHONY: manual wheels deb test-wheel test-deb release
 
@@ -128,6 +128,9 @@ bench-aggregate: $(STAMP) system  ## what aggregations cost: tables and .bench/a
 
 bench-data: $(STAMP) system  ## what data in a slow tier costs: tables and .bench/data.json (ARGS=--help)
 	@PYTHONPATH=tests .venv/bin/python -m bench.data $(ARGS)
+
+bench-people: $(STAMP) system  ## what it costs to look at a fleet of 64: tables and .bench/people.json (ARGS=--help)
+	@PYTHONPATH=tests .venv/bin/python -m bench.people $(ARGS)
 
 papers: $(STAMP) system  ## the papers' tables and figures, theirs beside ours: .bench/papers.json (ARGS=--only stannis)
 	@PYTHONPATH=tests .venv/bin/python -m bench.papers $(ARGS)

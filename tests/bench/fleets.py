@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from bench.experiment import Unmeasured
 from job_files import written
 from millpond.host.fleet import provisioning
-from system.support import Emulation, create, why_not
+from millpond.host.fleet.directory import Fleet
+from system.support import START_SECONDS, Emulation, create, why_not
 
 IDLE_MODEL = """\
 from millpond.train.zoo.models import cifar_cnn
@@ -31,10 +32,16 @@ class Idle(nn.Module):
 
 
 @contextmanager
-def running(devices: Sequence[str], *, searched: bool, lan: bool = False) -> Iterator[Emulation]:
+def running(
+    devices: Sequence[str],
+    *,
+    searched: bool,
+    lan: bool = False,
+    before: Callable[[Fleet], None] = lambda _: None,
+) -> Iterator[Emulation]:
     """A running fleet: with a canary and a tracer for agents to search for, or without, as fleets are by
     themselves. What a peer sends is never searched. With a ``lan`` the devices have one of their own.
-    Raises Unmeasured where there can be no fleet.
+    ``before`` is called before it starts. Raises Unmeasured where there can be no fleet.
     """
     if complaint := why_not():
         raise Unmeasured(f"no fleet: {complaint}")
@@ -43,9 +50,10 @@ def running(devices: Sequence[str], *, searched: bool, lan: bool = False) -> Ite
         if not searched:
             for device in devices:
                 provisioning.write_agent_config(emulation.fleet, device, {})
+        before(emulation.fleet)
         try:
             emulation.start()
-            emulation.wait_ready()
+            emulation.wait_ready(max(START_SECONDS, 5.0 * len(devices)))
             yield emulation
         finally:
             emulation.stop()
