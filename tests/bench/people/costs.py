@@ -17,13 +17,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 
 import psutil
+from tests.waiting import eventually
 
 from bench.experiment import Run
 from bench.people.fleet import Watched
 from bench.rows import Row, summary
 from millpond.host.client.daemon_client import DaemonClient
 from system.support import MILLPOND
-from waiting import eventually
 
 WATCHERS = 20
 _SETTLE = 3.0
