@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millpond.agent import job_worker
 from millpond.agent.gate import CanaryError, Pattern, ledger
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux.zygote.client import Zygote
-from millpond.train.protocol import PART_VALUES, Fetch, Part, Ready, Update, Work
+from millpond.train.protocol import PART_VALUES, Fetch, Part, Ready, Update, Work, WorkProgress
 from millpond.train.strategies import LocalRule
 from millpond.train.worker import handle
 from millpond.train.worker.handle import HostLeft
@@ -32,6 +33,7 @@ from .worker_rig import (
     RAISE,
     SIZE,
     SPEAK,
+    TELL,
     Agent,
     agent,
     agent_in,
@@ -315,3 +317,17 @@ def test_what_a_model_says_itself_does_not_leave(tmp_path: Path, zygote: Zygote)
             agent.step(host, SPEAK)
         assert str(agent.error) == "the worker sent 'update', which may not leave"
         assert sent(agent) == 0
+
+
+@pytest.mark.parametrize(("period", "told"), [(0.0, [50, 60, 99]), (60.0, [])])
+def test_how_far_a_worker_is_leaves_in_percents_that_grow_and_not_often(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, period: float, told: list[int]
+) -> None:
+    """The model says 50, 40, 60, 60 and 200: what is left of it can hide little."""
+    monkeypatch.setattr(job_worker, "PROGRESS_SECONDS", period)
+    found = list[int]()
+    with agent.host() as host:
+        host.send(agent.work(TELL), soon(), bytes(4 * SIZE))
+        while isinstance(message := host.receive(soon()).message, WorkProgress):
+            found.append(message.percent)
+    assert isinstance(message, Update) and found == told

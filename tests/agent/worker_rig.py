@@ -45,7 +45,7 @@ from ..audited import unlogged
 from ..job_files import written
 
 CANARY = b"canary-of-the-test-1"  # as long as five floats
-GOOD, RAISE, DIE, HANG, LEAK, LEAK_LATER, SPEAK, CLAIM = range(8)
+GOOD, RAISE, DIE, HANG, LEAK, LEAK_LATER, SPEAK, CLAIM, TELL = range(9)
 MARK = 4711.0
 
 MODEL = f'''
@@ -81,6 +81,8 @@ class Net(nn.Module):
             threading.Thread(target=leak_later, args=(weight,), daemon=True).start()
         if mode in ({SPEAK}, {CLAIM}):
             speak(bytes(8 if mode == {SPEAK} else 0))
+        if mode == {TELL}:
+            tell(50, 40, 60, 60, 200)
         return self.layers(images)
 
 
@@ -106,10 +108,19 @@ def speak(payload):
     from millpond.train.protocol import Update
     from millpond.wire.framing import encode
     update = Update(1, 10, 10.0, 0.0, 0.0, 0.0, 0.0, 0, {{"loss": (0.0, 10.0)}}, local_steps=7.0)
-    told = encode(update, len(payload)) + payload
+    write(encode(update, len(payload)) + payload)
+    time.sleep(600)
+
+
+def tell(*percents):
+    from millpond.train.protocol import WorkProgress
+    from millpond.wire.framing import encode
+    write(b"".join(encode(WorkProgress(percent)) for percent in percents))
+
+
+def write(told):
     (own,) = (n for n in os.listdir("/proc/self/fd") if is_socket("/proc/self/fd/" + n))
     os.write(int(own), told)
-    time.sleep(600)
 
 
 def is_socket(path):

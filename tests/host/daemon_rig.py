@@ -24,6 +24,7 @@ from millpond.host.fleet.registry import DeviceRegistry
 from millpond.host.jobs import service as jobs_service
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
 from millpond.host.jobs.service import JobService
+from millpond.host.jobs.stage import JobStage
 from millpond.host.launch.service import LaunchService
 from millpond.host.records.jobs import JobRow, Round
 from millpond.host.store.store import Store
@@ -48,6 +49,7 @@ class StandIn:
         self.row, self.context, self.stop = row, context, stop
         self.log = logging.Logger(f"tests.job.{row.id}")
         self.end = threading.Event()
+        self.stage = JobStage.TRAINING, 0.25
         self.failure: Exception | None = None
 
     def run(self) -> Path:

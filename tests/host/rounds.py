@@ -40,6 +40,7 @@ class RealDevice:
     """A worker whose updates are those of local training on its ``samples``, as they are decoded."""
 
     holds = False
+    percent = 0
 
     def __init__(
         self, rank: int, task: object, samples: SampleSet, work: WorkSpec, encoding: Encoding | None

@@ -39,7 +39,7 @@ class CountingWorker:
     def __init__(self, name: str, folders: Sequence[range], size: int) -> None:
         self.name, self.folders, self.size = name, folders, size
         self.asked: list[Work] = []
-        self.holds = False
+        self.holds, self.percent = False, 0
         self.held = 10  # samples that are held out
         self.reads: list[int] = []
         self._next = 0

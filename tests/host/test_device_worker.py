@@ -19,6 +19,7 @@ from millpond.host.fleet.device import Device
 from millpond.host.workers.worker import DeviceWorker
 from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.protocol import (
+    MOST_PERCENT,
     PART_VALUES,
     Fetch,
     Folder,
@@ -29,6 +30,7 @@ from millpond.train.protocol import (
     Update,
     WarmUp,
     Work,
+    WorkProgress,
 )
 from millpond.train.state.layout import Tensor
 from millpond.wire.channel import Channel
@@ -57,6 +59,7 @@ class Sender(DialledDevice):
         self.encoding, self.head_encoding = encoding, encoding.name
         self.changed: Callable[[bytearray], bytes] = bytes
         self.fetched: list[int] = []
+        self.told: tuple[int, ...] = ()
         self.silent_from = SIZE
         self._exchange = 0
 
@@ -70,6 +73,8 @@ class Sender(DialledDevice):
         elif isinstance(request, Work):
             host.receive_payload(4 * SIZE, soon())
             self._exchange = request.exchange
+            for percent in self.told:
+                host.send(WorkProgress(percent), soon())
             head = (request.exchange, request.samples, request.samples, 1e5, 1.0, 0.1, 0.0, 0)
             host.send(Update(*head, {"loss": (1.0, 1.0)}, self.head_encoding), soon())
         elif isinstance(request, Fetch):
@@ -208,3 +213,13 @@ def test_an_update_in_another_encoding_is_refused(said: str, told: str) -> None:
         with pytest.raises(ProtocolError) as caught:
             train(worker, 1)
     assert str(caught.value) == f"csd0 encoded an update as {told}"
+
+
+def test_a_device_tells_how_far_it_is_before_it_answers(pair: Pair) -> None:
+    """What it claims beyond its bounds counts as within them."""
+    worker, device = pair
+    for told, percent in (((10, 30), 30), ((-5,), 0), ((1000,), MOST_PERCENT), ((), 0)):
+        device.told = told
+        request = Work(1, 1, 1, (((0, 10),),))
+        assert worker.train(request, zero_state(SIZE), soon()).samples == 10
+        assert worker.percent == percent

@@ -18,7 +18,6 @@ from pathlib import Path
 import paramiko
 import pytest
 import typer
-from rich.console import Console
 
 from millpond.base.errors import LocalError, RemoteError
 from millpond.host.cli import update
@@ -27,6 +26,7 @@ from millpond.host.cli.update import UpdateOutcome, check, roll
 from millpond.host.remote import bundles, device_update, ssh
 from millpond.host.remote.bundles import Bundle
 from millpond.host.remote.device_update import DeviceUpdate, Running
+from millpond.host.terminal.progress_lines import ProgressLines
 from millpond.linux.file_lock import locked
 
 from .update_support import make_fleet, make_image
@@ -114,16 +114,19 @@ def test_all_means_all_of_the_board_and_no_others(tmp_path: Path) -> None:
         update._names(fleet, ["dev1"], "qemu-virt", everybody=True)
 
 
-def test_a_line_for_each_phase_and_each_tenth() -> None:
-    shown = io.StringIO()
-    lines = update._Lines(Console(file=shown, width=100), "dev0", 1000)
-    lines.watch("sending", 0)
-    for _ in range(100):
-        lines.watch("sending", 10)
-    lines.watch("installing", 0)
-    told = shown.getvalue().splitlines()
-    assert told[0] == "dev0: sending" and told[-1] == "dev0: installing"
-    assert [line.split()[1] for line in told[1:-1]] == [str(10 * tenth) for tenth in range(1, 11)]
+def test_a_line_for_each_phase_and_how_much_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    shown = ProgressLines(tell=told.append)
+    phases = update._Phases(shown, "dev0", 1000)
+    phases.watch("sending", 0)
+    for _ in range(10):
+        phases.watch("sending", 10)
+    shown.look()
+    phases.watch("sending", 900)
+    shown.look()
+    phases.watch("installing", 0)
+    assert capsys.readouterr().out.splitlines() == ["dev0: sending", "dev0: installing"]
+    assert [line.partition(",")[0] for line in told] == ["dev0: sending: 10% of 1.0 kB"]
 
 
 NOW = Running("0.1.0", 1000, "qemu-virt", "A", False, "boot-1")

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,6 +40,7 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, syst
 from millpond.linux.zygote.client import Zygote
 from millpond.train.job.log_name import log_name
 from millpond.train.protocol import (
+    MOST_PERCENT,
     OWN_STATE,
     PART_VALUES,
     SPREAD,
@@ -50,6 +52,7 @@ from millpond.train.protocol import (
     Ready,
     Update,
     Work,
+    WorkProgress,
     state_digest,
 )
 from millpond.train.state import layout
@@ -57,12 +60,14 @@ from millpond.train.task.sums import LOSS, is_declared
 from millpond.train.worker.handle import HostLeft, WorkerHandle, WorkerHangs
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import JOB_PORTS
+from millpond.wire.framing import Head
 from millpond.wire.messages import Failure
 
 log = logging.getLogger(__name__)
 
 PREPARE_SECONDS = 300.0  # a cold ARM board needs half a minute for `import torch` alone
 SEND_SECONDS = 60.0
+PROGRESS_SECONDS = 1.0
 _DIED = "the worker process died; the job's log on the device may say why"
 _STRANGE = "the worker process sent what is no answer"
 _HANGS = "the worker process hangs: it neither computes nor reads"
@@ -191,12 +196,7 @@ class JobWorker:
             request = replace(request, draws=self._draws.seed(request))
         self._worker.begin()
         self._worker.channel.send(request, Deadline.after(SEND_SECONDS))
-        self._wait_while_busy(host)
-        try:
-            answer = self._answer(request)
-        except ConnectionLost:
-            host.send(self._worker.of_death(_DIED), Deadline.after(SEND_SECONDS))
-            raise
+        answer = self._answer(request, self._received(host))
         if fault := self._fault_of_state():
             answer = Failure("policy", fault)
         if isinstance(answer, Update) and not (request.held_out or request.synthetic):
@@ -243,14 +243,30 @@ class JobWorker:
         largest, norm = self._encoder.encode(self._values.data, host.examined, task)
         return replace(update, largest=largest, norm=norm, encoding=self._encoder.encoding.name)
 
-    def _answer(self, request: Work) -> Update | Failure:
-        """Return the part of the worker's answer that may leave. Raises ProtocolError without the worker's
+    def _received(self, host: Channel) -> Head:
+        """Return the worker's answer, and tell the host meanwhile how far it is: a percentage that grows, and
+        not often, so that a malicious model can hide little in it. Raises ProtocolError without the worker's
         own words: the host can read the agent's log.
         """
-        try:
-            reply = self._worker.channel.receive(Deadline.after(SEND_SECONDS))
-        except ProtocolError:
-            raise ProtocolError(_STRANGE) from None
+        told, due = 0, time.monotonic() + PROGRESS_SECONDS
+        while True:
+            self._wait_while_busy(host)
+            try:
+                reply = self._worker.channel.receive(Deadline.after(SEND_SECONDS))
+            except ProtocolError:
+                raise ProtocolError(_STRANGE) from None
+            except ConnectionLost:
+                host.send(self._worker.of_death(_DIED), Deadline.after(SEND_SECONDS))
+                raise
+            if not isinstance(reply.message, WorkProgress) or reply.payload_size:
+                return reply
+            percent, now = min(reply.message.percent, MOST_PERCENT), time.monotonic()
+            if percent > told and now >= due:
+                told, due = percent, now + PROGRESS_SECONDS
+                host.send(WorkProgress(percent), Deadline.after(SEND_SECONDS))
+
+    def _answer(self, request: Work, reply: Head) -> Update | Failure:
+        """Return the part of the worker's answer that may leave. Raises ProtocolError."""
         found = reply.message
         if not isinstance(found, (Update, Failure)) or reply.payload_size:
             raise ProtocolError(f"the worker sent '{found.NAME}', which may not leave")
@@ -403,8 +419,8 @@ def _log(config: AgentConfig, job: str, run: str) -> Path:
     written = dict[float, Path]()
     with contextlib.suppress(OSError):
         written = {each.stat().st_mtime: each for each in config.job_logs.iterdir() if each != path}
-    for time in sorted(written)[: -MOST_LOGS + 1]:
-        written[time].unlink(missing_ok=True)
+    for moment in sorted(written)[: -MOST_LOGS + 1]:
+        written[moment].unlink(missing_ok=True)
     return path
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure: the messages between a coordinator and a worker, on the host or (relayed by its agent) a device.
 
-An exchange is Work, answered by Update, whose values are then fetched in parts. Between a worker process and
-its parent (the agent or the host daemon) the state and the values lie in shared memory, float32 [size] each;
-between an agent and the host they follow their messages.
+An exchange is Work, answered by Update, with WorkProgress before it where that lasts. Its values are then
+fetched in parts. Between a worker process and its parent (the agent or the host daemon) the state and the
+values lie in shared memory, float32 [size] each; between an agent and the host they follow their messages.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ PART_VALUES: Final = 1 << 17
 """The most values of one part of an update."""
 SPREAD: Final = "spread"
 """The code of a refusal: the state has to be sent again."""
+MOST_PERCENT: Final = 99
+"""The most that WorkProgress tells: the answer tells the end."""
 OWN_STATE: Final = "own"
 """Stands for the digest of a state where each device goes on from its own."""
 
@@ -322,6 +324,16 @@ class Update(Message):
     data: DataTiming = field(default_factory=DataTiming)
     shift: float = 0.0
     unused: tuple[int, ...] = ()
+
+
+@message("work.progress", Kind.METRICS)
+@dataclass(frozen=True, slots=True)
+class WorkProgress(Message):
+    """The ``percent`` of the samples of a Work that are computed, 1 to 99; comes before its answer, any
+    number of times, each greater than the one before.
+    """
+
+    percent: int
 
 
 @message("fetch")

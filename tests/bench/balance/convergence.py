@@ -43,6 +43,11 @@ class Interrupted:
     def holds(self, holds: bool) -> None:
         self.worker.holds = holds
 
+    @property
+    def percent(self) -> int:
+        """See Worker."""
+        return self.worker.percent
+
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
         began = time.monotonic()

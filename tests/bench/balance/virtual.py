@@ -33,7 +33,7 @@ class VirtualWorker:
         self.name = name
         self.slowness = 1.0
         self.late: list[float] = []
-        self.holds = False
+        self.holds, self.percent = False, 0
         self._values = np.empty(SIZE, np.float32)
         self._machine, self._tells = machine, tells
         self._closed = threading.Event()

@@ -16,6 +16,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Format a time: 8 s, 3 min, 2 h 5 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def printable(text: str, longest: int = LONGEST, *, kept: str = "") -> str:
     """Return one line without control characters but those ``kept``, shortened: a peer must not control a
     terminal.

@@ -73,7 +73,7 @@ class Load(Message):
 
     ``joules`` is the energy used since its agent was started; ``energy`` names the source of that figure.
     ``fault`` is the reason why the device can run no job now, "" if it can. ``drive`` is the health of its
-    drive.
+    drive. ``time`` is in seconds since 1970 by the device's clock.
     """
 
     cpu: float
@@ -85,6 +85,7 @@ class Load(Message):
     energy: Literal["rapl", "hwmon", "declared", "unknown"] = "unknown"
     fault: str = ""
     drive: DriveHealth = DriveHealth()
+    time: float = 0.0
 
 
 @message("ledger.get")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter, fault
         energy=energy.source,
         fault=fault,
         drive=DriveHealth("none") if config.board == "emulated" else drive.health(Path(config.flash)),
+        time=time.time(),
     )
 
 

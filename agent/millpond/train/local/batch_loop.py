@@ -17,6 +17,7 @@ from millpond.train.job.spec import WorkSpec
 from millpond.train.local.accelerator import device_of, moved
 from millpond.train.local.evaluation import autocast
 from millpond.train.local.optimizers import set_mode, trainable
+from millpond.train.local.pace import ExchangePace
 from millpond.train.local.prefetch import ReadingMeter, prefetched
 from millpond.train.local.selection import Selection, batches
 from millpond.train.state.flat import Vector
@@ -47,6 +48,8 @@ class BatchLoop:
         """The steps of all runs."""
         self.meter = ReadingMeter()
         """What was read for the runs, and how long they waited for it."""
+        self.pace = ExchangePace(lambda _percent: None)
+        """How far the exchange is."""
 
     def begin(self, _make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         """Begin an exchange: the proximal term, if there is one, holds the parameters near their present
@@ -94,7 +97,9 @@ class BatchLoop:
             return self.meter.read(lambda: samples.batch(places), len(places))
 
         ahead = self._work.prefetch
-        return self.meter.batches(prefetched(wanted, read, ahead, samples.threads(ahead)))
+        for key, batch in self.meter.batches(prefetched(wanted, read, ahead, samples.threads(ahead))):
+            yield key, batch
+            self.pace.add(len(places_of(key)))
 
     def restore(self, kept: Vector | None) -> None:
         """Take back what was ``kept``, laid out as ``tensors``; None before the first exchange."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from millpond.train.job.spec import WorkSpec
 from millpond.train.local.evaluation import evaluate
 from millpond.train.local.mini_epochs import MiniEpochReader, Scored
 from millpond.train.local.optimizers import Schedule, make_optimizer, set_mode
+from millpond.train.local.pace import ExchangePace
 from millpond.train.local.personal import PersonalPart, loop_of
 from millpond.train.local.selection import SampleFolders, Selection
 from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
@@ -41,7 +42,7 @@ _NOTHING: _Measured = (0.0, 0.0, 0.0, 0.0)
 class LocalTrainer:
     """Trains the model of ``parameters`` on a worker's samples as ``work`` says, one exchange at a time. What
     it trains for itself alone in a ``run`` lies in ``folder``, or in memory without one. Mini-epochs take
-    ``fast`` bytes of memory at most.
+    ``fast`` bytes of memory at most. ``tell`` is called with the percentage of an exchange that is done.
     """
 
     def __init__(
@@ -53,10 +54,13 @@ class LocalTrainer:
         run: str = "",
         folder: Path | None = None,
         fast: int = 1 << 30,
+        tell: Callable[[int], None] | None = None,
     ) -> None:
         self._fast = fast
         self.parameters, self._task, self._samples, self._work = parameters, task, samples, work
         self._loop = loop_of(task, parameters.model, work)
+        if tell:
+            self._loop.pace = ExchangePace(tell)
         personal = parameters.local or self._loop.tensors
         self._personal = PersonalPart(parameters, self._loop, run, folder) if personal else None
         self._schedule: Schedule | None = None
@@ -129,6 +133,8 @@ class LocalTrainer:
         made_up = request.synthetic
         chosen = self._samples.synthetic(made_up, self._whole) if made_up else self._samples.take(request)
         self._stream = chosen.stream
+        passes = 0 if made_up or self._work.repeat.name else max(1, self._work.passes)
+        self._loop.pace.begin(passes * len(chosen))  # a rule decides how often mini-epochs are repeated
         self.parameters.model.train()
         if self._work.passes:
             loss, count = self._train(chosen, request)

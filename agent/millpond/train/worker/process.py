@@ -105,8 +105,11 @@ class WorkerProcess:
         user_code.forget(self._code_dir)
         shared = roles.Descriptors(*self._shared)
         place = (self._root, self._code_dir, shared, self._state)
-        self._session = roles.make(prepare, *place, self._open_stream)
+        self._session = roles.make(prepare, *place, self._open_stream, self._tell)
         return self._session.ready()
+
+    def _tell(self, percent: int) -> None:
+        self._channel.send(protocol.WorkProgress(percent), NEVER)
 
 
 def main(arguments: Sequence[str] | None = None, opener: Callable[[int], OpenStream] | None = None) -> int:

@@ -84,15 +84,16 @@ def make(
     shared: Descriptors,
     private: Path | None = None,
     open_stream: OpenStream | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> WorkerRole:
-    """Build the model and load the samples, those of streamed folders by ``open_stream``. Raises LocalError,
-    and any exception of the user's code.
+    """Build the model and load the samples, those of streamed folders by ``open_stream``. ``tell`` is called
+    with the percentage of an exchange that is done. Raises LocalError, and any exception of the user's code.
     """
     generators.diverge()
     generators.be_deterministic(prepare.work.threads)
     if isinstance(prepare, PrepareServer):
         return ParameterServerRole(prepare, root, code_dir, shared)
-    return TrainingRole(prepare, root, code_dir, shared, private, open_stream)
+    return TrainingRole(prepare, root, code_dir, shared, private, open_stream, tell)
 
 
 class TrainingRole:
@@ -108,6 +109,7 @@ class TrainingRole:
         shared: Descriptors,
         private: Path | None = None,
         open_stream: OpenStream | None = None,
+        tell: Callable[[int], None] | None = None,
     ) -> None:
         work = prepare.work
         task, model = user_code.build(work, code_dir)
@@ -136,7 +138,7 @@ class TrainingRole:
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32), local=local)
         self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
         self._trainer = LocalTrainer(
-            parameters, task, self._samples, work, prepare.run, private, prepare.fast
+            parameters, task, self._samples, work, prepare.run, private, prepare.fast, tell
         )
         self._batch = () if work.total else self._first_batch(task, prepare, parts)
         kept = task.state() if private else None

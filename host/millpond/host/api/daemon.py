@@ -211,7 +211,9 @@ class JobInfo:
     of ``best_round``, None before the first. ``reason`` says what an active job waits for. ``waits`` is the
     share of its time in which each worker waited for data in the last rounds, 0 for less than half a second
     of waiting. Its files are gone since it was
-    ``pruned``. ``owner`` is the uid of the user who has submitted it, None where that is not known.
+    ``pruned``. ``owner`` is the uid of the user who has submitted it, None where that is not known. A running
+    job is in a ``stage`` ("preparing", "training" the present round, or "scoring" it), of which the part
+    ``done`` is, 0 to 1.
     """
 
     id: int
@@ -234,6 +236,8 @@ class JobInfo:
     waits: dict[str, float] = field(default_factory=dict)
     pruned: float | None = None
     owner: int | None = None
+    stage: str = ""
+    done: float = 0.0
 
 
 @message("api.jobs.get")

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import TextColumn
 
 from millpond.base.errors import LocalError
 from millpond.base.text import printable
@@ -23,7 +22,7 @@ from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, 
 from millpond.host.fleet import directory as fleets
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format
-from millpond.host.terminal.progress_bars import transfer_progress
+from millpond.host.terminal.progress_lines import ProgressView, view
 from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.flash import bluefield
@@ -137,9 +136,11 @@ def write(
             typed = medium.about.proof if medium.about.alike > 1 else ""
             agree(_question(target, medium.about, manifest, device), typed)
         begin = time.monotonic()
-        with _Bars(console, amount(manifest)) as bars:
+        with _view(console) as shown:
+            phases = _Phases(shown, amount(manifest))
             try:
-                written = flash(image, manifest, medium, identity, bars.watch)
+                written = flash(image, manifest, medium, identity, phases.watch)
+                phases.end()
             except KeyboardInterrupt:
                 raise Interrupted(
                     f"interrupted: {target} is left without a partition table; the same command begins anew"
@@ -157,8 +158,9 @@ def push(given: Path, boot: Path, console: Console, agree: Agree) -> Flashed:
             stream = Path(made, "image.bfb")
             bluefield.build(given if given.is_dir() else given.parent, stream)
         begin = time.monotonic()
-        with _Bars(console, stream.stat().st_size) as bars:
-            written = bluefield.push(stream, boot, lambda count: bars.watch("writing", count))
+        with _view(console) as shown:
+            phases = _Phases(shown, stream.stat().st_size)
+            written = bluefield.push(stream, boot, lambda count: phases.watch("writing", count))
     seconds = round(time.monotonic() - begin, 3)
     return Flashed(str(boot), written, seconds, False, None, untested=bluefield.UNTESTED)
 
@@ -258,28 +260,27 @@ def _summary_lines(done: Flashed) -> list[str]:
     return lines + ([f"{done.untested}."] if done.untested else [])
 
 
-class _Bars:
-    """A progress bar for each phase, with rate and time left."""
+def _view(console: Console) -> ProgressView:
+    return view(terminal=console.is_terminal, shows=not console.quiet)
 
-    def __init__(self, console: Console, total: int) -> None:
-        heading = TextColumn("{task.description:>9}")
-        self._progress = transfer_progress(heading, console, disable=not console.is_terminal)
-        self._total = total
-        self._tasks = {"writing": self._progress.add_task("writing", total=total)}
+
+class _Phases:
+    """Shows the phases of a write of ``total`` bytes each."""
+
+    def __init__(self, shown: ProgressView, total: int) -> None:
+        self._shown, self._total = shown, total
+        self._left: dict[str, int] = {}
+        self._advance: Callable[[int], None] = lambda _count: None
 
     def watch(self, phase: Phase, count: int) -> None:
-        """Add ``count`` bytes to a phase."""
-        if phase not in self._tasks:
-            self._progress.update(self._tasks["writing"], completed=self._total)
-            self._tasks[phase] = self._progress.add_task(phase, total=self._total)
-        self._progress.advance(self._tasks[phase], count)
+        """Add ``count`` bytes to a phase, which ends the one before: it had less to write."""
+        if phase not in self._left:
+            self.end()
+            self._advance, self._left = self._shown.begin(phase, self._total), {phase: self._total}
+        self._left[phase] -= count
+        self._advance(count)
 
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            for task in self._tasks.values():
-                self._progress.update(task, completed=self._total)
-        self._progress.stop()
+    def end(self) -> None:
+        """End the last phase."""
+        for left in self._left.values():
+            self._advance(left)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -22,14 +22,13 @@ from millpond.host.cli.options import (
 )
 from millpond.host.fleet import directory as fleets
 from millpond.host.records import device_set
-from millpond.host.terminal import printing, tables
+from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import ProgressView, view
 from millpond.images.boards import EMULATED
 from millpond.images.format import locate
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from millpond.host.remote.device_update import Phase
 
 app = new_app()
@@ -86,21 +85,22 @@ def command(
     names = _names(fleet, targets[:-1], manifest.board, everybody=everybody)
     check(fleet, names, manifest.board)
     bundle = bundles.make(fleet, path, manifest)
-    console = tables.quiet_console() if output is Format.JSON else tables.console()
+    is_json = output is Format.JSON
 
-    def update(name: str) -> UpdateOutcome:
-        watch = _Lines(console, name, bundle.path.stat().st_size).watch
+    def update(name: str, shown: ProgressView) -> UpdateOutcome:
+        watch = _Phases(shown, name, bundle.path.stat().st_size).watch
         try:
             device = DeviceUpdate(fleet_directory, name, bundle, watch, patience, authority, again=again)
             running = device.run(allow_older=allow_older)
         except (MillpondError, OSError) as error:  # what others have done must be told, too
             return UpdateOutcome(name, "failed", error=str(error))
         already = " already; --again installs it once more" if device.was_current else ""
-        console.print(f"{name}: runs {running.version} ({running.serial}) in slot {running.slot}{already}")
+        shown.print(f"{name}: runs {running.version} ({running.serial}) in slot {running.slot}{already}")
         return UpdateOutcome(name, "current" if device.was_current else "updated", running.slot)
 
-    outcomes = roll(names, at_once, update)
-    _show_outcomes(outcomes, console, as_json=output is Format.JSON)
+    with view(terminal=sys.stdout.isatty(), shows=not is_json) as shown:
+        outcomes = roll(names, at_once, lambda name: update(name, shown))
+    _show_outcomes(outcomes, as_json=is_json)
     if any(outcome.state in _UNDONE for outcome in outcomes):
         raise typer.Exit(FAILED)
 
@@ -151,31 +151,26 @@ def roll(names: Sequence[str], at_once: int, update: Callable[[str], UpdateOutco
     return [found.get(name, UpdateOutcome(name, "untouched")) for name in names]
 
 
-class _Lines:
-    """Prints a line for each phase of a device, and for each tenth of the bundle."""
+class _Phases:
+    """Shows the phases of a device's update, and how much of the bundle's ``size`` bytes it has."""
 
-    def __init__(self, console: Console, device: str, size: int) -> None:
-        self._console, self._device, self._size = console, device, size
-        self._sent = self._shown_tenths = 0
-        self._lock = threading.Lock()
+    def __init__(self, shown: ProgressView, device: str, size: int) -> None:
+        self._shown, self._device, self._size = shown, device, size
+        self._advance: Callable[[int], None] | None = None
 
     def watch(self, phase: Phase, more: int) -> None:
-        with self._lock:
-            if not more:
-                self._console.print(f"{self._device}: {phase}")
-                return
-            self._sent += more
-            tenth = 10 * self._sent // self._size
-            if tenth > self._shown_tenths:
-                self._shown_tenths = tenth
-                self._console.print(f"{self._device}: {10 * tenth} % of {printing.size(self._size)} sent")
+        if not more:
+            self._shown.print(f"{self._device}: {phase}")
+            return
+        self._advance = self._advance or self._shown.begin(f"{self._device}: sending", self._size)
+        self._advance(more)
 
 
-def _show_outcomes(outcomes: Sequence[UpdateOutcome], console: Console, *, as_json: bool) -> None:
+def _show_outcomes(outcomes: Sequence[UpdateOutcome], *, as_json: bool) -> None:
     if as_json:
         printing.print_json({"devices": list(outcomes)})
         return
     for outcome in outcomes:
         if outcome.state in _UNDONE:
             why = f": {outcome.error}" if outcome.error else ", because another failed"
-            console.print(f"{outcome.device}: {outcome.state}{why}", soft_wrap=True)
+            print(f"{outcome.device}: {outcome.state}{why}")

@@ -444,6 +444,8 @@ class JobService:
         return f"waits: {running.waits}" if running and running.waits else ""
 
     def _without_rounds(self, row: JobRow) -> JobInfo:
+        running = self._running.get(row.id) if row.state is JobState.RUNNING else None
+        stage, done = running.runner.stage if running else ("", 0.0)
         return JobInfo(
             id=row.id,
             name=row.job.name,
@@ -464,6 +466,8 @@ class JobService:
             reason=self._reason(row),
             pruned=row.pruned,
             owner=row.owner,
+            stage=str(stage),
+            done=done,
         )
 
 

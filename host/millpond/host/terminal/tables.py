@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import pwd
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
@@ -21,7 +22,9 @@ from millpond.host.records.data_costs import shares, waiting, waiting_for_data
 from millpond.host.records.energy import per_image, rounded
 from millpond.host.records.jobs import Round
 from millpond.host.terminal.fitted_table import Cell, fitted
+from millpond.host.terminal.job_clock import JobClock
 from millpond.host.terminal.printing import size
+from millpond.host.terminal.progress_lines import PERIOD_SECONDS
 from millpond.wire.control_messages import Ledger
 
 WIDE = 160
@@ -110,20 +113,6 @@ def ledgers(found: Mapping[str, Ledger], devices: Iterable[str]) -> Table:
         sent = (size(ledger.sent.get(kind, 0)) for kind in kinds)
         table.add_row(name, *sent, f"{size(ledger.private_bytes)} kept", seen or "-")
     return table
-
-
-def plain(infos: Sequence[DeviceInfo]) -> list[str]:
-    """Return the lines below the table of devices that name devices with unencrypted private data, and those
-    whose drives warn.
-    """
-    names: dict[str, list[str]] = {}
-    for info in infos:
-        if info.welcome and not info.welcome.at_rest.cipher:
-            names.setdefault(info.welcome.at_rest.reason, []).append(info.name)
-    about = "private data are not encrypted on the flash"
-    lines = [f"{', '.join(devices)}: {about}: {reason}" for reason, devices in names.items()]
-    warned = [(info.name, info.load.drive) for info in infos if info.load and info.load.drive.warning]
-    return [*lines, *(f"{name}: its drive ({drive.kind}) warns: {drive.warning}" for name, drive in warned)]
 
 
 def _device_cells(info: DeviceInfo) -> list[Cell]:
@@ -244,6 +233,7 @@ def _joules(figure: float | None) -> str:
 
 
 NARROW = 110
+_WAITING = "waiting for the workers"
 MOST_FIGURES = 4
 """Scores that have a column; the JSON document has all of them."""
 
@@ -260,6 +250,8 @@ class JobView:
         self._lines: list[list[str]] = []
         self._table = Table()
         self._metered = False
+        self._clock = JobClock()
+        self._told = time.monotonic()
         self._metric = ""
         self._figures: list[tuple[tuple[str, str], str]] = []
 
@@ -285,8 +277,7 @@ class JobView:
         """Show a job until it ends. Returns how it ended, and its rounds."""
         if not self._console.is_terminal:
             return self._follow(progresses, None)
-        waiting = Spinner("dots", "waiting for the workers")
-        with Live(waiting, console=self._console) as live:
+        with Live(Spinner("dots", _WAITING), console=self._console) as live:
             result = self._follow(progresses, live)
             live.update(self._table_of(self._lines) if self._rounds else "")  # what stays has all rounds
             return result
@@ -304,8 +295,20 @@ class JobView:
                     self._console.print(Text(line, "dim"), soft_wrap=live is None)
             for result in progress.rounds:
                 self._show(result, live)
+            self._tell(self._clock.told(info, self._rounds, time.monotonic()), live)
         assert info is not None
         return info, self._rounds
+
+    def _tell(self, text: str, live: Live | None) -> None:
+        """Show how far the job is: below the table, or as a line now and then."""
+        if live:
+            room = self._console.height - 3  # below the head, above this and the cursor: it shows no more
+            table = [self._table_of(self._lines[-max(1, room) :])] if self._lines else []
+            goes_on = [Spinner("dots", text or _WAITING)] if text or not table else []
+            live.update(Group(*table, *goes_on))
+        elif text and (now := time.monotonic()) - self._told >= PERIOD_SECONDS:
+            self._told = now
+            self._console.print(Text(text, "dim"), soft_wrap=True)
 
     def _show(self, result: Round, live: Live | None) -> None:
         if not self._rounds:
@@ -314,9 +317,8 @@ class JobView:
         cells = self._cells(result)
         if live:
             self._lines.append(cells)
-            room = self._console.height - 2  # below the head and above the cursor: a live view shows no more
-            live.update(self._table_of(self._lines[-max(1, room) :]))
             return
+        self._told = time.monotonic()
         headings = [str(column.header) for column in self._table.columns]
         widths = [max(len(heading), 9) for heading in headings[:-1]] + [0]
         for row in ([headings] if len(self._rounds) == 1 else []) + [cells]:

@@ -27,6 +27,7 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train import error_texts
 from millpond.train.job.files import JobFile, contents
 from millpond.train.protocol import (
+    MOST_PERCENT,
     PART_VALUES,
     SPREAD,
     Fetch,
@@ -39,13 +40,14 @@ from millpond.train.protocol import (
     Update,
     WarmUp,
     Work,
+    WorkProgress,
 )
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS, is_declared
 from millpond.train.worker.handle import WorkerHandle
 from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Buffer, Channel, FileSlice
-from millpond.wire.framing import Limits
+from millpond.wire.framing import Head, Limits
 from millpond.wire.messages import Message, Ok
 
 REPLY_SECONDS = 60.0
@@ -90,6 +92,10 @@ class Worker(Protocol):
     holds: bool
     """Whether the task under way still needs its state."""
 
+    @property
+    def percent(self) -> int:
+        """The part of the task under way that is done, by the worker's word."""
+
     def prepare(self, deadline: Deadline) -> Ready:
         """Build the model and load the data."""
 
@@ -129,7 +135,7 @@ class DeviceWorker:
         self._next = self._stop = 0  # the next part, and the end, of the values that were asked for
         self._read = 0  # of them
         self._encoding, self._parameters = Encoding(), 0
-        self.holds = False
+        self.holds, self.percent = False, 0
         self.node: NodeControl | None = None
         self.spread: SpreadState | None = None
         self._closed = False
@@ -171,6 +177,7 @@ class DeviceWorker:
                 agent.call(FileContents(digest), Ok, deadline, FileSlice(file.fileno(), 0, size))
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
+        self.percent = 0
         update = _checked(self._answer(request, state, deadline), request, self.name)
         has_values = not (request.held_out or request.synthetic)
         if update.encoding != (self._encoding.name if has_values else PLAIN):
@@ -183,7 +190,7 @@ class DeviceWorker:
         if spread and spread.state is state:
             try:
                 channel.send(replace(request, spread=spread.digest), deadline)
-                update = channel.expect(Update, deadline)
+                update = self._updated(channel, deadline)
                 self.holds = False
                 return update
             except Refused as error:
@@ -192,7 +199,13 @@ class DeviceWorker:
                 self.spread = None
         channel.send(request, deadline, state.memory.data)
         self.holds = False
-        return channel.expect(Update, deadline)
+        return self._updated(channel, deadline)
+
+    def _updated(self, channel: Channel, deadline: Deadline) -> Update:
+        """Return the answer, and note how far it is meanwhile."""
+        while (percent := _percent_of(head := channel.receive(deadline))) is not None:
+            self.percent = percent
+        return channel.checked(head, Update)
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         self._connected.send(Fetch(stop), deadline)
@@ -326,7 +339,7 @@ class LocalWorker(HostProcess):
         if kept:
             worker_user.give(kept)
         super().__init__(request.worker, request, files, readable, log, zygote, states, kept, streams)
-        self.holds = False
+        self.holds, self.percent = False, 0
         self._next = 0
         size = 4 * layout.size(request.tensors)
         self._values = np.frombuffer(memory.map_first(self.values, size).data, np.float32)
@@ -335,10 +348,14 @@ class LocalWorker(HostProcess):
         return self._prepare(Ready, deadline)
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
+        self.percent = 0
         try:
             self.channel.send(replace(request, state=state.number), deadline)
             self.wait(deadline)
-            update = self.channel.expect(Update, deadline)
+            while (percent := _percent_of(head := self.channel.receive(deadline))) is not None:
+                self.percent = percent
+                self.wait(deadline)
+            update = self.channel.checked(head, Update)
         except ConnectionLost:
             self._check_shortage()
             raise
@@ -362,6 +379,13 @@ def _sandbox(readable: Sequence[Path]) -> Sandbox:
         own_pids=True,
         uid=worker_user.UID,
     )
+
+
+def _percent_of(head: Head) -> int | None:
+    """Return how far a worker is, None for a message that does not tell it."""
+    if not isinstance(head.message, WorkProgress) or head.payload_size:
+        return None
+    return max(0, min(head.message.percent, MOST_PERCENT))
 
 
 def _checked(update: Update, request: Work, name: str) -> Update:

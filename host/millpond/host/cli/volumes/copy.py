@@ -11,10 +11,10 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, RemoteError
@@ -35,6 +35,7 @@ from millpond.host.remote.copies.rules import CopyEnded, CopyRules
 from millpond.host.remote.copies.small_copies import Copied, CopyFailed, naming
 from millpond.host.terminal.folded_output import folded
 from millpond.host.terminal.printing import print_json, size
+from millpond.host.terminal.progress_lines import ProgressView, view
 from millpond.wire.channel import Channel
 
 _MISTAKES = frozenset(
@@ -74,7 +75,10 @@ def run(fleet: Path, paths: Sequence[str], rules: CopyRules, *, recursive: bool,
     copies = [TargetCopy(target) for target in targets]
     with contextlib.ExitStack() as stack:
         ready = [stack.enter_context(_readable(source)) for source in sources]
-        end, progress = stack.enter_context(noted_signals()), stack.enter_context(_progress(as_json=as_json))
+        end, progress = (
+            stack.enter_context(noted_signals()),
+            stack.enter_context(view(terminal=sys.stdout.isatty(), shows=not as_json)),
+        )
         ended = replace(rules, is_ended=end.is_asked_for)
         _CopyJob(fleet, ready, ended, progress, recursive, into, len(copies) > 1).run(copies)
     _tell(copies, end.signal, keeps=rules.keeps, as_json=as_json)
@@ -87,7 +91,7 @@ class _CopyJob:
     fleet: Path
     sources: Sequence[CopyEndpoint]
     rules: CopyRules
-    progress: CopyProgress
+    progress: ProgressView
     recursive: bool
     into: bool
     many: bool
@@ -233,43 +237,6 @@ def _is_stream(path: Path) -> bool:
     except OSError:  # said where it is copied
         return False
     return stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode)
-
-
-class CopyProgress(Protocol):
-    """Shows how far copies are."""
-
-    def begin(self, name: str, total: int) -> Callable[[int], None]:
-        """Begin a source of ``total`` bytes. Returns the function to call with the bytes of a step."""
-
-    def print(self, line: str) -> None:
-        """Print a line for the user."""
-
-
-class _Silence:
-    """CopyProgress of a copy whose output goes to no terminal: lines, and none where a document follows."""
-
-    def __init__(self, *, prints: bool) -> None:
-        self._prints = prints
-
-    def begin(self, _name: str, _total: int) -> Callable[[int], None]:
-        """Return what ignores its argument."""
-        return lambda _count: None
-
-    def print(self, line: str) -> None:
-        """Print a line."""
-        if self._prints:
-            print(line)
-
-
-@contextlib.contextmanager
-def _progress(*, as_json: bool) -> Iterator[CopyProgress]:
-    if as_json or not sys.stdout.isatty():
-        yield _Silence(prints=not as_json)
-        return
-    from millpond.host.terminal.progress_bars import ProgressBars  # loads rich
-
-    with ProgressBars() as bars:
-        yield bars
 
 
 @dataclass(frozen=True, slots=True)

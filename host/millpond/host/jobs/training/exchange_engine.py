@@ -226,6 +226,16 @@ class ExchangeEngine:
         for rank in self._scoring:
             self._roster.present[rank].abandon(f"no score within {seconds:.3g} s, unlike others")
 
+    def done(self, number: int) -> float:
+        """Return the part of the samples of an exchange that are computed, 0 to 1, by the workers' word."""
+        left = sum(
+            each.task.samples * (100 - each.worker.percent)
+            for each in self._roster.present.values()
+            if each.task and each.task.request.exchange == number and not each.task.request.held_out
+        )
+        begun = self._begun.get(number, 0)
+        return 1 - left / (100 * begun) if left < 100 * begun else 0.0
+
     def outstanding(self) -> list[Dispatcher]:
         """Return the dispatchers whose workers owe an answer that counts, by rank."""
         return [self._roster.present[rank] for rank in sorted({*self._collection.owing, *self._scoring})]

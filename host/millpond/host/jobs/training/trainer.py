@@ -28,6 +28,7 @@ from millpond.host.jobs.attempts import TRIES, Attempts
 from millpond.host.jobs.context import JobContext, JobFailed, Traffic, since
 from millpond.host.jobs.energy import Readings
 from millpond.host.jobs.job_folder import MODEL
+from millpond.host.jobs.stage import JobStage, StageWatch
 from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.checkpoints import (
     STAGED,
@@ -81,6 +82,19 @@ class Trainer:
         self._rate = LearningRate(self._steps.scaling, row.job.train.batch, self._steps.warmup)
         self._attempts = Attempts()
         self._progressed = time.monotonic()
+        self._watch = StageWatch(context.changed)
+
+    @property
+    def stage(self) -> tuple[JobStage, float]:
+        """The stage of the job, and the part of it that is done, 0 to 1. May be asked from any thread."""
+        stage = self._watch.stage
+        return stage, self._group.prepared if stage is JobStage.PREPARING else self._watch.done
+
+    def _part_done(self) -> float:
+        """Return the part of the present epoch, or round, that is done."""
+        if self._schedule.is_epoch:
+            return self._engine.done(self._step + 1)
+        return 1 - self._shards.part_left
 
     def run(self) -> Path | None:
         """Train to the target or the last epoch. Returns the model's path, None for a job without rounds.
@@ -111,6 +125,7 @@ class Trainer:
         """Train from the last checkpoint, if there is one. Raises RemoteError if the parameter server is
         lost.
         """
+        self._watch.enter(JobStage.PREPARING)
         try:
             done = self._context.store.rounds(self._row.id)
             self._set_up(resumed=bool(done) or bool(list(self._directory.glob("step-*"))))
@@ -243,6 +258,7 @@ class Trainer:
         self._saved_at, self._reported_at, self._plan_unreported = time.monotonic(), 0.0, False
         self._pause = REPORT_SECONDS
         self._traffic = self._context.traffic()
+        self._watch.enter(JobStage.TRAINING)
         while not self._finished(done):
             metered = self._read_meters()
             while self._exchange():
@@ -324,6 +340,8 @@ class Trainer:
         """Check the state and the workers while an exchange waits for answers."""
         self._check_state()
         self._admission.check_silence()
+        if self._watch.stage is JobStage.TRAINING:
+            self._watch.look(self._part_done)
 
     def _check_state(self) -> None:
         """Check each state once. Raises JobFailed if a parameter is not finite; buffers may always be so."""
@@ -400,6 +418,7 @@ class Trainer:
         self._check_state()
         taken = job_energy.between(metered, self._context.energy(), epoch.counted)
         scores = self._score() if self._board.is_due(epoch.number) else {}
+        self._watch.set(JobStage.TRAINING)
         result = Round(
             epoch.number,
             scores,
@@ -441,6 +460,7 @@ class Trainer:
 
     def _score(self) -> Scores:
         """Score the model on the host's test samples and on those that devices hold out."""
+        self._watch.set(JobStage.SCORING)
         on, sums = self._job.evaluate.on, Sums()
         if "devices" in on:
             sums, scored, lost = self._engine.score(self._step, self._server.state)

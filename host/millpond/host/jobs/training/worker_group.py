@@ -272,6 +272,11 @@ class WorkerGroup:
             raise LocalError(f"{self._directory}: {error.strerror}") from None
 
     @property
+    def prepared(self) -> float:
+        """The part of the workers that are prepared, or out of the job, 0 to 1."""
+        return sum(bool(one.worker or one.failure) for one in self._members) / max(1, len(self._members))
+
+    @property
     def _run(self) -> str:
         """The name of this job, which no other has, also none of an earlier database."""
         return run_name(self._row.id, self._row.created)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (the terminal, the clock): how far something is where there is no terminal: a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from millpond.base.text import duration
+from millpond.host.terminal.printing import size
+
+PERIOD_SECONDS = 10.0
+"""Time between two lines."""
+
+
+class ProgressView(Protocol):
+    """A context that shows how far copies are."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+
+    def begin(self, name: str, total: int) -> Callable[[int], None]:
+        """Begin what has ``total`` bytes. Returns the function to call with the bytes of a step."""
+
+    def print(self, line: str) -> None:
+        """Print a line for the user."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    name: str
+    total: int
+    began: float
+    done: int = 0
+
+
+class ProgressLines:
+    """A ProgressView without a terminal. Every PERIOD_SECONDS it calls ``tell`` with a line for each copy
+    that is under way, or prints it on standard error; ``shows`` false prints nothing at all. ``clock`` is a
+    steady one (s). Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        shows: bool = True,
+        tell: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shows, self._tell, self._clock = shows, tell or _tell, clock
+        self._copies: list[_Copy] = []
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._shows:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        if self._shows:
+            self._thread.join()
+
+    def begin(self, name: str, total: int) -> Callable[[int], None]:
+        copy = _Copy(name, total, self._clock())
+
+        def advance(count: int) -> None:
+            with self._lock:
+                copy.done += count
+
+        with self._lock:
+            self._copies.append(copy)
+        return advance
+
+    def print(self, line: str) -> None:
+        if self._shows:
+            print(line, flush=True)
+
+    def look(self) -> None:
+        """Tell how far each copy is that has not ended."""
+        with self._lock:
+            self._copies = [copy for copy in self._copies if copy.done < copy.total]
+            now = self._clock()
+            lines = [described(copy.name, copy.done, copy.total, now - copy.began) for copy in self._copies]
+        for line in lines:
+            self._tell(line)
+
+    def _run(self) -> None:
+        while not self._end.wait(PERIOD_SECONDS):
+            self.look()
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def described(name: str, done: int, total: int, seconds: float) -> str:
+    """Return how far a copy is that has ``done`` so many bytes of ``total`` in some seconds."""
+    share = f"{name}: {done / max(total, 1):.0%} of {size(total)}"
+    if not done:
+        return share
+    rate = done / max(seconds, 1e-3)
+    return f"{share}, {size(rate)}/s, {duration((total - done) / rate)} left"
+
+
+def view(*, terminal: bool, shows: bool = True) -> ProgressView:
+    """Return a view: bars on a terminal, lines elsewhere, none unless it ``shows``."""
+    if not (terminal and shows):
+        return ProgressLines(shows=shows)
+    from millpond.host.terminal.progress_bars import ProgressBars  # loads rich
+
+    return ProgressBars()
