@@ -163,8 +163,9 @@ release: $(RELEASE_STAMP)  ## all that a release has, in dist, with its checksum
 	@$(MAKE) --no-print-directory deb
 	@images/packages/release.sh finish
 
-system:
-	@images/prerequisites.sh system
+system: $(STAMP)
+	@images/prerequisites.sh sshd
+	@.venv/bin/python -m millpond.host.remote.doctor
 
 $(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard */millpond/*/*.[ch] */millpond/*/*/*.c */millpond/*/*/*/*.[ch]) $(OTHER_PYTHON)
 	@images/prerequisites.sh python "$(PYTHON)"

@@ -6,7 +6,7 @@
 #   prerequisites.sh python PYTHON   a Python that can make virtual environments
 #   prerequisites.sh venv PYTHON FOLDER ASKED  a virtual environment of it; where it was ASKED for, of no other version
 #   prerequisites.sh fuse PYTHON     what pip builds fuse-python with, where that has no wheel for this Python
-#   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
+#   prerequisites.sh sshd            openssh-server, whose service does not start
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
 #   prerequisites.sh tests           programs without which a few tests are skipped: busybox, sfdisk, RAUC, veritysetup, osslsigncode
 #   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
@@ -133,31 +133,6 @@ need_sshd() {
     if systemd_runs; then systemctl --quiet disable --now ssh.service ssh.socket 2>/dev/null || true; fi
 }
 
-need_device() {
-    [ -c "$1" ] || fail "needs $1: sudo modprobe $2 (in a container: start it with --device $1)"
-    { [ -r "$1" ] && [ -w "$1" ]; } ||
-        fail "may not open $1 as $(id -un): run as root, or sudo chmod 0666 $1"
-    # A container may show the node and still forbid it; FUSE and TUN both allow an open without effect.
-    ( : <>"$1" ) 2>/dev/null || fail "may not open $1: the container or the kernel forbids it (--device $1)"
-}
-
-need_user_namespaces() {
-    unshare --user --map-root-user --mount --net true 2>/dev/null && return
-    for setting in kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0; do
-        file=/proc/sys/$(echo "${setting%=*}" | tr . /)
-        if [ -e "$file" ] && [ "$(cat "$file")" != "${setting#*=}" ]; then
-            fail "needs user namespaces: run as root, or sudo sysctl -w $setting"
-        fi
-    done
-    fail "needs user namespaces: run as root, or sudo sysctl -w user.max_user_namespaces=10000"
-}
-
-# Root needs its own namespaces too; a plain container does not allow them.
-need_namespaces() {
-    unshare --mount --net --pid --fork true 2>/dev/null ||
-        fail "may not make namespaces: start the container with --privileged"
-}
-
 # $*: pairs of a program and the package that brings it.
 need_programs() {
     missing=
@@ -225,12 +200,7 @@ case ${1-} in
 python) need_python "$2" ;;
 venv) make_venv "$2" "$3" "${4-}" ;;
 fuse) need_fuse_python "$2" ;;
-system)
-    need_device /dev/net/tun tun
-    need_device /dev/fuse fuse
-    if is_root; then need_namespaces; else need_user_namespaces; fi
-    need_sshd
-    ;;
+sshd) need_sshd ;;
 guest) need_guest_tools ;;
 tests) want_programs "its tests are skipped" busybox:busybox sfdisk:fdisk rauc:rauc \
     mksquashfs:squashfs-tools veritysetup:cryptsetup-bin osslsigncode:osslsigncode ;;

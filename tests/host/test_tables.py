@@ -17,6 +17,7 @@ from millpond.base.text import counted
 from millpond.host.api.daemon import DeviceInfo, JobInfo, JobProgress
 from millpond.host.cli.jobs import ending
 from millpond.host.records.jobs import Round
+from millpond.host.remote.doctor.device_checks import concerns
 from millpond.host.terminal import profile_plot, tables
 from millpond.host.terminal.tables import JobView
 from millpond.train.balance.profiling import Point, Profile
@@ -44,7 +45,7 @@ def test_a_device_without_encryption_is_named_with_the_reason() -> None:
     rows = output.getvalue().splitlines()
     assert ["encrypted" in row for row in rows] == [False, True, False, False, False]
     assert ["plain" in row for row in rows] == [False, False, True, True, False]
-    assert tables.plain(infos) == [
+    assert concerns(infos) == [
         "csd1, csd2: private data are not encrypted on the flash: it held files already"
     ]
 
@@ -53,9 +54,7 @@ def test_an_agent_that_does_not_say_counts_as_plain() -> None:
     old = DeviceInfo(
         "csd0", "real", "ready", "", "10.77.0.2", Welcome("csd0", "1", "b", "arm", 1, 2, 2), LOAD, (0, 0)
     )
-    assert tables.plain([old]) == [
-        "csd0: private data are not encrypted on the flash: the agent does not say"
-    ]
+    assert concerns([old]) == ["csd0: private data are not encrypted on the flash: the agent does not say"]
 
 
 def test_a_device_that_can_run_no_job_is_shown_with_the_reason() -> None:
@@ -75,7 +74,7 @@ def test_the_wear_of_drives_is_shown_where_there_are_some() -> None:
     output = io.StringIO()
     Console(width=160, file=output).print(tables.devices(infos))
     assert [" 30% worn " in row for row in output.getvalue().splitlines()] == [False, True, False]
-    assert tables.plain(infos) == ["csd0: its drive (emmc) warns: its spare blocks run out"]
+    assert concerns(infos) == ["csd0: its drive (emmc) warns: its spare blocks run out"]
     output = io.StringIO()
     Console(width=160, file=output).print(tables.devices(infos[1:]))
     assert "drive" not in output.getvalue()

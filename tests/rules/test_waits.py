@@ -25,7 +25,6 @@ MAY_BE_ENDLESS = {
     "fs/millpond/fs/fuse/threads.py: self._traffic.wait()": _TASKS,
     "host/millpond/host/emulation/machine.py: command.wait()": _FOREGROUND,
     "host/millpond/host/emulation/machine.py: os.waitpid(pid, 0)": _FOREGROUND,
-    "host/millpond/host/emulation/machine.py: subprocess.run(['unshare', ": _FOREGROUND,
     "host/millpond/host/jobs/training/checkpoints.py: self.wait()": "a thread that writes to the host's disk",
     "host/millpond/host/remote/bundles.py: subprocess.run(argv, ": _FOREGROUND,
     "host/millpond/host/remote/run_many.py: self._queue.get()": _FOREGROUND,

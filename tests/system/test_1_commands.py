@@ -56,6 +56,20 @@ def test_a_fleet_of_boards_begins_without_devices(tmp_path: Path) -> None:
     assert "csd0 (generic-uefi) is in the fleet" in added.out, added
 
 
+def test_doctor_finds_nothing_wrong_with_a_fleet_that_works(fleet: Emulation, tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
+    found = document(fleet.millpond("doctor", "--format", "json", "--report", report))
+    by_check: dict[str, list[Any]] = {}
+    for each in found["diagnoses"]:
+        by_check.setdefault(each["name"], []).append(each)
+    assert not found["wrong"]
+    for check in ("state", "tunnel", "rate", "version", "clock", "flash"):
+        of_devices = {each["device"]: each["verdict"] for each in by_check[check] if each["device"]}
+        assert of_devices == dict.fromkeys(("csd0", "csd1", "csd2"), "ok"), by_check[check]
+    assert "device 3: ready" in report.read_text()
+    assert not [text for text in ("csd", "10.77", str(fleet.directory)) if text in report.read_text()]
+
+
 def test_devices_for_a_program_and_for_a_person(fleet: Emulation) -> None:
     found = document(fleet.millpond("devices", "--format", "json"))["devices"]
     assert [device["name"] for device in found] == ["csd0", "csd1", "csd2"]

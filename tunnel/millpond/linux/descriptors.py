@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import resource
 
+FEW = 1024
+"""With fewer, some devices and commands of a fleet may wait for others."""
+
 
 def allow_most() -> int:
     """Raise the limit of open descriptors to the hard limit; returns that."""

@@ -25,6 +25,7 @@ from millpond.host.cli.options import (
     new_app,
 )
 from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.remote.doctor import device_checks
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format, size
 from millpond.host.terminal.tables import state
@@ -54,7 +55,7 @@ def devices(
         found = client.overview()
     printing.show(output, found, lambda: tables.devices(found.devices, tables.console().width))
     if output is Format.TEXT:
-        for line in (*tables.plain(found.devices), *found.warnings):
+        for line in (*device_checks.concerns(found.devices), *found.warnings):
             tables.console().print(line, soft_wrap=True)
 
 

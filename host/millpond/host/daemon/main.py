@@ -31,7 +31,7 @@ from millpond.host.launch.service import LaunchService
 from millpond.host.records.jobs import HOST
 from millpond.host.store.store import Store
 from millpond.images.boards import EMULATED
-from millpond.linux.descriptors import allow_most
+from millpond.linux.descriptors import FEW, allow_most
 from millpond.linux.file_lock import locked
 from millpond.linux.logs import UnblockedHandler
 from millpond.linux.notify import notify, watchdog_interval
@@ -42,8 +42,6 @@ from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
 log = logging.getLogger("millpond.host")
-
-FEW_DESCRIPTORS = 1024
 
 
 def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
@@ -137,7 +135,7 @@ def run(directory: Path, group: str = "") -> None:
     fleet = fleets.read(directory)
     stop = stop_event()
     most = allow_most()
-    if most < FEW_DESCRIPTORS:
+    if most < FEW:
         log.warning("only %d files may be open at once (ulimit -n): some devices and commands may wait", most)
     with running(fleet, group) as mend:
         notify("READY=1")

@@ -22,6 +22,7 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.directory import DeviceConfig, Fleet
 from millpond.host.fleet.lifecycle import DeviceState
+from millpond.host.remote.doctor.machine_facts import require_emulation
 from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.runtime.emulated import AGENT, BoardSpec, EmulatedBoard
@@ -63,7 +64,7 @@ def emulate(
     the fleet is being emulated already. All processes inside hold the lock, so it lasts as long as any of
     them lives.
     """
-    check_prerequisites()
+    require_emulation()
     with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
         if said:
             print(said)
@@ -98,22 +99,6 @@ def _run_machine(machine: EmulatedMachine) -> int:
 def _boot(machine: EmulatedMachine) -> int:
     loopback_up()
     return machine.run()
-
-
-def check_prerequisites() -> None:
-    """Raise LocalError that names, in one line, what the machine lacks for an emulated fleet."""
-    for device, package in (("/dev/fuse", "FUSE"), ("/dev/net/tun", "TUN")):
-        if not os.access(device, os.R_OK | os.W_OK):
-            raise LocalError(f"an emulated fleet needs {package}: this user cannot open {device}")
-    if not Path("/usr/sbin/sshd").exists():
-        raise LocalError("an emulated fleet needs an SSH server: install the package openssh-server")
-    if os.geteuid() != 0 and not _user_namespaces_work():
-        raise LocalError("this system lets only root make namespaces: run as root")
-
-
-def _user_namespaces_work() -> bool:
-    probe = subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False)  # noqa: S607
-    return probe.returncode == 0
 
 
 def _board(fleet: Fleet, device: DeviceConfig) -> BoardRuntime:

@@ -12,6 +12,7 @@ from pathlib import Path
 from cryptography import x509
 
 from millpond.host.fleet.directory import Fleet
+from millpond.host.records.certificates import CertificateEnd
 from millpond.wire.tls import HOST, Stamp, stamp
 
 log = logging.getLogger(__name__)
@@ -20,20 +21,18 @@ WARNING = datetime.timedelta(days=30)
 AGAIN_SECONDS = 86400.0
 
 
+def ends(fleet: Fleet, now: datetime.datetime) -> tuple[CertificateEnd, ...]:
+    """Return each certificate that has ended, or does so soon: the authority's alone if that is one."""
+    if found := _ending("", fleet.identity.authority, now):
+        return (found,)
+    devices = {one.name: fleet.device_directory(one.name) / "etc" / "cert.pem" for one in fleet.config.device}
+    certificates = {HOST: fleet.identity.certificate} | devices
+    return tuple(found for name, path in certificates.items() if (found := _ending(name, path, now)))
+
+
 def warnings(fleet: Fleet, now: datetime.datetime) -> tuple[str, ...]:
     """Return a line for each certificate that has ended, or does so soon, with what to do."""
-    authority = fleet.identity.authority
-    if told := _told(authority, now):
-        return (
-            f"the fleet's authority {told}, and all its certificates with it: "
-            "make a new fleet with 'millpond init'",
-        )
-    devices = {one.name: fleet.device_directory(one.name) / "etc" / "cert.pem" for one in fleet.config.device}
-    return tuple(
-        f"the certificate of {name} {told}: renew it with 'millpond renew {name}'"
-        for name, path in ({HOST: fleet.identity.certificate} | devices).items()
-        if (told := _told(path, now))
-    )
+    return tuple(found.line for found in ends(fleet, now))
 
 
 class ExpiryLog:
@@ -50,12 +49,10 @@ class ExpiryLog:
                 log.warning("%s", line)
 
 
-def _told(path: Path, now: datetime.datetime) -> str:
-    """Return when the certificate in a file ends, "" if that is not soon, or there is none."""
+def _ending(name: str, path: Path, now: datetime.datetime) -> CertificateEnd | None:
+    """Return the end of the certificate in a file, None if that is not soon, or there is none."""
     end = _end(path, stamp(path))
-    if end is None or end - now >= WARNING:
-        return ""
-    return f"{'ended' if end <= now else 'ends'} on {end:%Y-%m-%d}"
+    return None if end is None or end - now >= WARNING else CertificateEnd(name, end, end <= now)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -118,6 +118,18 @@ def own_groups(limits: GroupLimits, together: int) -> ControlGroups:
         raise LocalError(f"{error.filename or 'control groups'}: {error.strerror}") from None
 
 
+def withheld() -> tuple[int, tuple[str, ...]]:
+    """Return the version of this process's control groups, and the controllers that it may not use below its
+    own group. Changes nothing. Raises LocalError, OSError.
+    """
+    own = _own_folders()
+    if _UNIFIED not in own:
+        return 1, tuple(name for name, folder in own.items() if not os.access(folder, os.W_OK))
+    delegated = os.access(own[_UNIFIED], os.W_OK)
+    there = (own[_UNIFIED] / "cgroup.controllers").read_text().split() if delegated else ()
+    return 2, tuple(name for name in _CONTROLLERS if name not in there)
+
+
 def _own_folders() -> dict[str, Path]:
     """Return this process's own folders: those of v1 for each controller, or else that of v2."""
     paths = dict[str, str]()

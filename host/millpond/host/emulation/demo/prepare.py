@@ -22,6 +22,7 @@ from millpond.host.emulation import machine
 from millpond.host.emulation.demo import data
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import Fleet
+from millpond.host.remote.doctor.machine_facts import require_emulation
 from millpond.linux.file_lock import locked
 from millpond.train.job import file
 from millpond.train.job.spec import Job
@@ -75,7 +76,7 @@ def run(plan: DemoPlan) -> int:
     """Run the demo from nothing to the report. Returns an exit code."""
     if missing := [of_pip for name, of_pip in _PACKAGES.items() if find_spec(name) is None]:
         raise LocalError(f"the demo needs {', '.join(missing)}: pip install {' '.join(missing)}")
-    machine.check_prerequisites()
+    require_emulation()
     _check_job(plan)
     os.umask(0o022)  # the devices' users must be able to read their files
     _check_ours(plan.directory)

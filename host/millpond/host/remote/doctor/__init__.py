@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What 'millpond doctor' looks at: facts, gathered by edges, and pure checks that judge them."""
