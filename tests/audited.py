@@ -15,3 +15,7 @@ def unlogged() -> AuditSession:
 
 def unlogged_sessions(about: Answered) -> contextlib.AbstractContextManager[AuditSession]:
     return contextlib.nullcontext(AuditSession(about))
+
+
+def unlogged_service(_signer: str) -> contextlib.AbstractContextManager[AuditSession]:
+    return contextlib.nullcontext(unlogged())

@@ -350,7 +350,7 @@ def test_what_is_new_is_written_each_minute(
     volume, other = LedgerCounters.in_memory(), LedgerCounters.in_memory()
     volume.add(0, 1000)  # before this agent was started
     audit.standing("volume", volume)
-    audit.standing("streams", other)
+    audit.standing("control", other)
     audit.start("0.2.0", {})
     with audit.session(Answered("job", "digits")) as session:
         session.exchange({"private/digits": 64})
@@ -359,7 +359,7 @@ def test_what_is_new_is_written_each_minute(
         eventually(lambda: len(read_all(tmp_path)) >= 5, "the minute's entries are there", 10, 0.02)
     events = [entry.event for entry in read_all(tmp_path) if isinstance(entry.event, Answered)]
     assert [event.sent for event in events if event.role == "volume"] == [{str(KINDS[0]): 60}]
-    assert not [event for event in events if event.role == "streams"]
+    assert not [event for event in events if event.role == "control"]
     assert [event.state for event in events if event.role == "job"] == ["begins", "goes on", "ends"]
     audit.stop()
 

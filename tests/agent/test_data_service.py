@@ -27,6 +27,7 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.launch_messages import Launch, script_digest
 from millpond.wire.messages import Kind
 
+from ..audited import unlogged_service
 from ..data_stream.served import SAMPLES, images
 from ..waiting import eventually
 
@@ -77,7 +78,7 @@ def device(tmp_path: Path, zygote: Zygote) -> Iterator[Device]:
     images(tmp_path / "public" / "digits")
     images(tmp_path / "private" / "own")
     tally = LedgerCounters.in_memory()
-    service = DataServiceProcess(config(tmp_path), SECRET, [CANARY], tally, zygote)
+    service = DataServiceProcess(config(tmp_path), SECRET, [CANARY], tally, zygote, unlogged_service)
     with contextlib.closing(service):
         yield Device(tmp_path, service, tally)
 
@@ -156,9 +157,11 @@ def server(device: Device) -> psutil.Process:
 def test_a_device_that_encrypts_all_refuses(tmp_path: Path, zygote: Zygote) -> None:
     always = config(tmp_path, Privacy(encrypt="always"))
     with pytest.raises(Refused, match="streams are not encrypted yet"):
-        DataServiceProcess(always, SECRET, [], LedgerCounters.in_memory(), zygote)
+        DataServiceProcess(always, SECRET, [], LedgerCounters.in_memory(), zygote, unlogged_service)
     with pytest.raises(Refused, match="too short"):
-        DataServiceProcess(config(tmp_path), "short", [], LedgerCounters.in_memory(), zygote)
+        DataServiceProcess(
+            config(tmp_path), "short", [], LedgerCounters.in_memory(), zygote, unlogged_service
+        )
 
 
 TRANSFORMS = f"""\
@@ -221,7 +224,7 @@ def transforming(tmp_path: Path, zygote: Zygote) -> Iterator[Device]:
     shown = [str(volume), str(volume / "private"), str(volume / "public"), str(tmp_path / "state")]
     with socket.create_server(("127.0.0.1", 0)) as server:
         text = TRANSFORMS.replace("VOLUME", repr(shown)).replace("PORT", str(server.getsockname()[1]))
-        service = DataServiceProcess(made, SECRET, [CANARY], tally, zygote, launch(text))
+        service = DataServiceProcess(made, SECRET, [CANARY], tally, zygote, unlogged_service, launch(text))
         with contextlib.closing(service):
             yield Device(volume, service, tally)
 
@@ -293,7 +296,9 @@ def test_transforms_that_the_policy_does_not_know_are_refused(tmp_path: Path, zy
     ):
         bound = replace(config(tmp_path), policy=policy)
         with pytest.raises(Refused, match=told):
-            DataServiceProcess(bound, SECRET, [], tally, zygote, code)
+            DataServiceProcess(bound, SECRET, [], tally, zygote, unlogged_service, code)
     for name in ("missing.py", "../a.py", "more"):
         with pytest.raises(ConfigError, match="are no Python file among the script's files"):
-            DataServiceProcess(config(tmp_path), SECRET, [], tally, zygote, replace(code, transforms=name))
+            DataServiceProcess(
+                config(tmp_path), SECRET, [], tally, zygote, unlogged_service, replace(code, transforms=name)
+            )

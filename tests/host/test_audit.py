@@ -21,7 +21,7 @@ from millpond.host.remote.audit import reading
 from millpond.host.remote.audit.reading import AuditLogCopy
 from millpond.host.remote.audit.verification import verify
 from millpond.host.terminal import audit_table, tables
-from millpond.wire.audit_log import Answered, Entry, LogHead, Started, encode
+from millpond.wire.audit_log import Answered, Entry, LogHead, Started, described, encode
 from millpond.wire.control_messages import AuditHead
 from millpond.wire.tls import Identity
 
@@ -213,7 +213,8 @@ def test_a_summary_adds_the_entries_of_a_job_up(device: Device) -> None:
     text = shown.get()
     assert "job digits (3)" in text and "cccccccccccc signed" in text and "private/digits 64" in text
     assert "verdict" in text and "is in force since" in text
-    assert "answered" in audit_table.entry_line(device.copy().entries[2])
+    line = audit_table.entry_line(described(device.copy().entries[2]))
+    assert line.startswith("3 ") and ' answered role="job" name="digits" ' in line
 
 
 def test_bytes_that_no_entry_has_are_told() -> None:

@@ -18,7 +18,7 @@ from millpond.agent import gate as gates
 from millpond.agent.audit.recorder import AuditRecorder
 from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
-from millpond.agent.data_service.handle import DataServiceProcess
+from millpond.agent.data_service.handle import DataServiceProcess, about_service
 from millpond.agent.health import load
 from millpond.agent.job_files import JobFiles, LaidOutFiles
 from millpond.agent.job_worker import JobWorker
@@ -260,7 +260,7 @@ class AgentService:
     ) -> None:
         """Answer requests about a node of ``memory`` until the host closes the connection."""
         gates.charge(host, session.counters)
-        tallies = self.nodes_tally, session.counters
+        tallies = self.nodes_tally, session.elsewhere()
         requests = NodeRequests(
             lambda request: NodeProcess(self.config, request, memory, self.gate.patterns, *tallies),
             lambda node, tls: self.issue(Purpose(node=node), tls),
@@ -283,9 +283,13 @@ class AgentService:
     def _serve_data(self, request: StartDataService, host: Channel) -> None:
         """Run a data service for as long as the host holds this connection."""
         gate, tally = self.gate, self.data_tally
+
+        def begin(signer: str) -> contextlib.AbstractContextManager[AuditSession]:
+            return self.audit.session(about_service(request.code, tls.peer_of(host.sock), signer))
+
         try:
             made = DataServiceProcess(
-                self.config, request.secret, gate.patterns, tally, self.zygote, request.code
+                self.config, request.secret, gate.patterns, tally, self.zygote, begin, request.code
             )
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))

@@ -88,7 +88,7 @@ def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator
         identity = Identity.in_directory(Path(config.identity))
         audit = AuditRecorder(config, DeviceSigner(identity))
         stack.callback(audit.stop)
-        control = audit.standing("control", LedgerCounters.in_memory())
+        control = audit.standing("control", LedgerCounters.in_memory(shared=False))
         gate = Gate(sought, open_ledger(ledgers, "agent", sought), control.counters)
         zygote = workers_zygote(config.zygote_idle, limits)
         stack.callback(zygote.close)
@@ -97,7 +97,6 @@ def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator
         launches = LaunchedScripts(config, gate, others, lambda: end.counts[0].bytes, zygote, audit.session)
         nodes = open_ledger(ledgers, "nodes", sought)
         audit.standing("volume", volume.tally)
-        audit.standing("streams", streams)
         audit.start(VERSION, ledger(gate, [volume.tally, nodes, streams])[0])
         check = SelfCheck(
             lambda: "" if volume.alive else "the volume's server is down",

@@ -63,18 +63,20 @@ def _bytes(name: str, text: str) -> bytes:
 class LedgerCounters:
     """Counters in memory that processes share: bytes by kind, then sightings by pattern."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int, *, shared: bool = True) -> None:
+        self.descriptor, self._shared = descriptor, shared
         self._map = mmap.mmap(self.descriptor, mmap.PAGESIZE)
         self._counters = memoryview(self._map).cast("Q")
         self._lock = threading.Lock()
 
     @classmethod
-    def in_memory(cls) -> LedgerCounters:
-        """Make counters that end with the processes that hold them."""
+    def in_memory(cls, *, shared: bool = True) -> LedgerCounters:
+        """Make counters that end with the processes that hold them; those that are not ``shared`` are for
+        this process alone.
+        """
         descriptor = os.memfd_create("ledger")
         os.ftruncate(descriptor, mmap.PAGESIZE)
-        made = cls(descriptor)
+        made = cls(descriptor, shared=shared)
         weakref.finalize(made, os.close, descriptor)
         return made
 
@@ -84,6 +86,9 @@ class LedgerCounters:
         """
         start, size = self._counters.itemsize * index, self._counters.itemsize
         with self._lock:
+            if not self._shared:
+                self._counters[index] += count
+                return
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX, size, start)
             self._counters[index] += count
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN, size, start)

@@ -28,7 +28,7 @@ MOST_BYTES: Final = 1 << 27
 _LARGEST = 1 << 63
 _LATEST = 1e11  # seconds since 1970: the year 5138
 
-Role = Literal["job", "launch", "node", "data service", "shared folder", "control", "volume", "streams"]
+Role = Literal["job", "launch", "node", "data service", "shared folder", "control", "volume"]
 State = Literal["begins", "goes on", "ends"]
 
 
@@ -152,14 +152,19 @@ def digest_of(line: str) -> str:
 
 def encode(head: LogHead, time: float, event: Event) -> str:
     """Return the line behind ``head``."""
-    found = {
-        "number": head.number + 1,
-        "time": round(time, 3),
-        "previous": head.digest,
+    found = described(Entry(head.number + 1, round(time, 3), event)) | {"previous": head.digest}
+    return json.dumps(found, separators=(",", ":"))
+
+
+def described(entry: Entry) -> dict[str, Any]:
+    """Return an entry as plain data, its event by name."""
+    event = entry.event
+    return {
+        "number": entry.number,
+        "time": entry.time,
         "event": _WORDS[type(event)],
         "about": dump(event),
     }
-    return json.dumps(found, separators=(",", ":"))
 
 
 def checkpoint(device: str, head: LogHead) -> str:

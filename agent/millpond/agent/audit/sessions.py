@@ -16,17 +16,26 @@ _OTHERS = "(others)"
 
 
 class AuditSession:
-    """The answers to ``about``, whose bytes all gates of the device count in ``counters``."""
+    """The answers to ``about``. The agent's gates count their bytes in ``counters``, those of other processes
+    in what ``elsewhere`` returns.
+    """
 
     def __init__(self, about: Answered, counters: LedgerCounters | None = None) -> None:
         self.about = replace(
             about, name=_clipped(about.name), peer=_clipped(about.peer), run=_clipped(about.run)
         )
-        self.counters = counters or LedgerCounters.in_memory()
+        self.counters = counters or LedgerCounters.in_memory(shared=False)
+        self._elsewhere: LedgerCounters | None = None
         self.ended = self.told_end = False
         self._lock = threading.Lock()
         self._told = self._now()
         self._exchanges, self._refused, self._samples = 0, 0, Counter[str]()
+
+    def elsewhere(self) -> LedgerCounters:
+        """Return the counters of processes that the agent starts for this session."""
+        with self._lock:
+            self._elsewhere = self._elsewhere or LedgerCounters.in_memory()
+            return self._elsewhere
 
     def exchange(self, samples: Mapping[str, int]) -> None:
         """Note an answer that covers so many ``samples`` by folder."""
@@ -73,7 +82,8 @@ class AuditSession:
             self._samples.update(untold.samples)
 
     def _now(self) -> tuple[int, ...]:
-        return tuple(self.counters[number] for number in range(len(KINDS)))
+        used = [self.counters, *([self._elsewhere] if self._elsewhere else [])]
+        return tuple(sum(counters[number] for counters in used) for number in range(len(KINDS)))
 
 
 def is_empty(found: Answered) -> bool:

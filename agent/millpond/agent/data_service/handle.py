@@ -11,13 +11,14 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
 from millpond.agent.data_service.transformer import TransformerProcess
 from millpond.agent.gate import LedgerCounters, Pattern
-from millpond.agent.policy.launch_rules import check_transforms
+from millpond.agent.policy.launch_rules import check_transforms, code_digest
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
@@ -26,6 +27,7 @@ from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.data_service_messages import SHORTEST_SECRET, DataServiceReady
 from millpond.train.distributed.launch_messages import Launch
+from millpond.wire.audit_log import Answered
 from millpond.wire.channel import Channel
 
 REPLY_SECONDS = 10.0
@@ -34,8 +36,9 @@ _BACKLOG = 128
 
 class DataServiceProcess:
     """The process of a data service, a fork of ``zygote``, which listens at the tunnel's address. Its bytes
-    are counted in ``tally`` and searched for ``patterns``. If the launch has transforms, their ``code`` runs
-    in another process. Raises Refused, OSError.
+    are counted in ``tally`` and searched for ``patterns``; the audit log says first that the service
+    ``begins``, and whose key has signed its code. If the launch has transforms, their ``code`` runs in
+    another process. Raises Refused, OSError.
     """
 
     def __init__(
@@ -45,14 +48,14 @@ class DataServiceProcess:
         patterns: Sequence[Pattern],
         tally: LedgerCounters,
         zygote: Zygote,
+        begins: Callable[[str], contextlib.AbstractContextManager[AuditSession]],
         code: Launch | None = None,
     ) -> None:
         if config.privacy.encrypt == "always":
             raise Refused("", "policy", 'privacy.encrypt is "always", and streams are not encrypted yet')
         if len(secret) < SHORTEST_SECRET:
             raise Refused("", "protocol", f"a secret of {len(secret)} characters is too short")
-        if code:
-            check_transforms(config.policy, code)
+        signer = check_transforms(config.policy, code) if code else ""
         settings = {
             "root": str(Path(config.volume, PUBLIC)),
             "secret": secret,
@@ -64,7 +67,8 @@ class DataServiceProcess:
             socket.create_server((address, 0), backlog=_BACKLOG) as listener,
         ):
             self.port: int = listener.getsockname()[1]
-            passed = [listener.fileno(), tally.descriptor]
+            account = failed.enter_context(begins(signer)).elsewhere()
+            passed = [listener.fileno(), tally.descriptor, account.descriptor]
             self._transformer = TransformerProcess(config, code, zygote) if code else None
             if self._transformer:
                 failed.callback(self._transformer.close)
@@ -76,7 +80,7 @@ class DataServiceProcess:
                 2,
                 entry="millpond.agent.data_service.process",
             )
-            failed.pop_all()
+            self._ending = failed.pop_all()
         if self._transformer:
             self._transformer.asked.close()
 
@@ -99,8 +103,15 @@ class DataServiceProcess:
     def close(self) -> None:
         """End the process and all its connections."""
         end(self.process)
-        if self._transformer:
-            self._transformer.close()
+        self._ending.close()
+
+
+def about_service(code: Launch | None, peer: str, signer: str) -> Answered:
+    """Return what the audit log tells of a data service: the code of its transforms, if it has some."""
+    if code is None:
+        return Answered("data service", peer=peer)
+    digest = code_digest(code)
+    return Answered("data service", code.script, run=code.run, peer=peer, code=digest, signer=signer)
 
 
 def _sandbox(config: AgentConfig) -> Sandbox:

@@ -37,14 +37,14 @@ class _LoggedOutlet(GateOutlet):
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until the agent kills this process. The arguments are the descriptors of the listening socket, of
-    the counters of the ledger and, if there are transforms, of the socket where their process is asked for;
-    and the settings as JSON.
+    the counters of the ledger, of those for the audit log and, if there are transforms, of the socket where
+    their process is asked for; and the settings as JSON.
     """
-    listener, tally, *transformer, text = arguments
+    listener, tally, account, *transformer, text = arguments
     logging.basicConfig(level=logging.INFO, format="data service: %(message)s")
     settings = json.loads(text)
     sought = [Pattern(name, bytes.fromhex(data), stops) for name, data, stops in settings["patterns"]]
-    gate = Gate(sought, LedgerCounters(int(tally)))
+    gate = Gate(sought, LedgerCounters(int(tally)), LedgerCounters(int(account)))
 
     def outlet(connection: socket.socket) -> GateOutlet | None:
         """Return a new outlet; None for a process of the device itself: what it reads leaves nothing."""

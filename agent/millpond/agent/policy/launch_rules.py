@@ -53,11 +53,13 @@ def check_launch(policy: Policy, device: str, request: Launch) -> str:
     return _check_code(policy, request)
 
 
-def check_transforms(policy: Policy, request: Launch) -> None:
-    """Raise Refused for transforms that the policy forbids, ConfigError for those that the launch has not."""
+def check_transforms(policy: Policy, request: Launch) -> str:
+    """Return the fingerprint of the owner's key that signed transforms, "" where the policy asks for none.
+    Raises Refused for transforms that the policy forbids, ConfigError for those that the launch has not.
+    """
     check_files(request.script, request.files, installed=bool(request.module))
     check_transforms_file(request.transforms, request.files)
-    _check_code(policy, request)
+    return _check_code(policy, request)
 
 
 def code_digest(request: Launch) -> str:

@@ -34,9 +34,10 @@ def audit(
     """Show what a device has answered, to whom, under which policy, by job. The device writes a log of it,
     whose entries are chained by hashes, and signs it.
     """
-    from millpond.host.records.audit import summary
+    from millpond.host.records.audit import is_of, summary
     from millpond.host.remote.audit import reading
     from millpond.host.terminal import audit_table
+    from millpond.wire.audit_log import described
 
     with DaemonClient(fleet_directory) as client:
         copy = reading.read(client, device)
@@ -45,11 +46,11 @@ def audit(
             from millpond.host.remote.audit import verification  # imports cryptography, which takes long
 
             verdict = verification.verify(client.fleet, copy, anew=anew)
-    found = summary(copy.entries, job)
-    shown = copy.entries if entries else found
-    document = {"device": device, "verified": verdict, "entries" if entries else "summary": shown}
+    line, document = audit_table.verdict_line(verdict), {"device": device, "verified": verdict}
     if entries:
-        lines = [*map(audit_table.entry_line, copy.entries), audit_table.verdict_line(verdict)]
-        printing.show(output, document, "\n".join(lines))
-        return
-    printing.show(output, document, lambda: audit_table.show(found, audit_table.verdict_line(verdict)))
+        shown = [described(entry) for entry in copy.entries if not job or is_of(entry.event, job)]
+        lines = [*map(audit_table.entry_line, shown), line]
+        printing.show(output, document | {"entries": shown}, "\n".join(lines))
+    else:
+        found = summary(copy.entries, job)
+        printing.show(output, document | {"summary": found}, lambda: audit_table.show(found, line))

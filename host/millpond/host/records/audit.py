@@ -13,6 +13,7 @@ from millpond.wire.audit_log import (
     Cut,
     Dropped,
     Entry,
+    Event,
     InForce,
     LogHead,
     Refusals,
@@ -62,15 +63,16 @@ def summary(entries: Iterable[Entry], job: str = "") -> AuditSummary:
             policies.setdefault(event.policy, PolicyInForce(event.policy, entry.time, event.rules))
         elif not isinstance(event, Answered):
             notes += [(entry.time, text)] if (text := _note(event)) else []
-        elif not job or _is_of(event, job):
+        elif not job or is_of(event, job):
             key = event.role, event.name, event.run, event.session, event.policy
             found[key] = _added(found.get(key), entry.time, event)
     rows = sorted(found.values(), key=lambda row: row.first)
     return AuditSummary(tuple(rows), tuple(notes), tuple(policies.values()), unlogged.found)
 
 
-def _is_of(event: Answered, job: str) -> bool:
-    return job in (event.name, event.run.partition(" ")[0])
+def is_of(event: Event, job: str) -> bool:
+    """Return whether an event is of the job with that name or number."""
+    return isinstance(event, Answered) and job in (event.name, event.run.partition(" ")[0])
 
 
 def _added(row: AuditRow | None, time: float, new: Answered) -> AuditRow:

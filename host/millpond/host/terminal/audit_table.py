@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
-from millpond.base.schema import dump
 from millpond.host.records.audit import AuditRow, AuditSummary, AuditVerdict
 from millpond.host.terminal import tables
 from millpond.host.terminal.printing import size
-from millpond.wire.audit_log import Entry
 
 _DIGEST = 12
 """The digits of a digest that are shown; ``--format json`` has them all."""
@@ -31,10 +30,10 @@ def show(found: AuditSummary, verdict: str) -> Group:
     return Group(table, *map(Text, _lines(found)), Text(verdict))
 
 
-def entry_line(entry: Entry) -> str:
-    """Return an entry as one line for a person: number, time, event, and what it tells."""
-    told = " ".join(f"{key}={json.dumps(value)}" for key, value in dump(entry.event).items() if value)
-    return f"{entry.number} {_time(entry.time)} {type(entry.event).__name__.lower()} {told}".rstrip()
+def entry_line(entry: Mapping[str, Any]) -> str:
+    """Return a described entry as one line for a person: number, time, event, and what it tells."""
+    told = " ".join(f"{key}={json.dumps(value)}" for key, value in entry["about"].items() if value)
+    return f"{entry['number']} {_time(entry['time'])} {entry['event']} {told}".rstrip()
 
 
 def verdict_line(verdict: AuditVerdict | None) -> str:
