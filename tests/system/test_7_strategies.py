@@ -118,6 +118,15 @@ def parameters_sent(fleet: Emulation) -> dict[str, int]:
         return {name: ledger.sent["parameters"] for name, ledger in client.ledgers().items()}
 
 
+def audited(fleet: Emulation, device: str, number: int) -> int:
+    """Verify the audit log of a device, and return the bytes of parameters of a job in it."""
+    told = fleet.millpond("audit", device, "--verify", "--job", str(number), "--format", "json")
+    assert told.code == 0, told
+    found = json.loads(told.out)["summary"]
+    assert "parameters" not in found["unlogged"], found["unlogged"]
+    return sum(row["answers"]["sent"].get("parameters", 0) for row in found["rows"])
+
+
 def test_what_is_a_devices_own_stays_there_through_restarts(fleet: Emulation) -> None:
     """Local layers and personal models, on a fleet as in one process; an agent dies between two rounds."""
     personal = ("--set", 'federated.local=["3.*"]', "--set", 'evaluate.on=["devices"]')
@@ -138,6 +147,7 @@ def test_what_is_a_devices_own_stays_there_through_restarts(fleet: Emulation) ->
     own = 64 * 16 + 16
     sent = {name: count - before[name] for name, count in parameters_sent(fleet).items()}
     assert sent == dict.fromkeys(DEVICES, 4 * 4 * own)
+    eventually(lambda: audited(fleet, "csd1", number) == 4 * 4 * own, "the log of the killed agent", 20, 0.5)
     log = (fleet.fleet.job_directory(number) / "job.log").read_text()
     assert "1040 of 1210 values are trained and exchanged, 170 stay on their devices: 14.0 % of" in log
 

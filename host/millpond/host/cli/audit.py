@@ -36,7 +36,7 @@ def audit(
     """
     from millpond.host.records.audit import is_of, summary
     from millpond.host.remote.audit import reading
-    from millpond.host.terminal import audit_table
+    from millpond.host.terminal import audit_table, tables
     from millpond.wire.audit_log import described
 
     with DaemonClient(fleet_directory) as client:
@@ -53,4 +53,8 @@ def audit(
         printing.show(output, document | {"entries": shown}, "\n".join(lines))
     else:
         found = summary(copy.entries, job)
-        printing.show(output, document | {"summary": found}, lambda: audit_table.show(found, line))
+        printing.show(
+            output,
+            document | {"summary": found},
+            lambda: audit_table.show(found, line, tables.console().width),
+        )

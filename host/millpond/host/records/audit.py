@@ -95,7 +95,7 @@ def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 def _note(event: object) -> str:
     if isinstance(event, Refusals):
-        return f"the policy refused {event.count} requests: {'; '.join(event.reasons)}"
+        return f"requests that the policy refused: {event.count} ({'; '.join(event.reasons)})"
     if isinstance(event, Cut):
         return f"the agent found {event.size} bytes of an entry that was never finished, and cut them"
     if isinstance(event, Dropped):

@@ -13,27 +13,36 @@ from rich.text import Text
 
 from millpond.host.records.audit import AuditRow, AuditSummary, AuditVerdict
 from millpond.host.terminal import tables
+from millpond.host.terminal.fitted_table import fitted
 from millpond.host.terminal.printing import size
 
 _DIGEST = 12
 """The digits of a digest that are shown; ``--format json`` has them all."""
+_LESS_NEEDED = ("to", "peer", "control", "metrics", "policy", "code", "exchanges", "volume")
+"""Columns that go first on a narrow terminal, the first of them first."""
+_LONGEST = 40
 
 
-def show(found: AuditSummary, verdict: str) -> Group:
-    """Return the table of ``millpond audit``, what else the log tells, and what was verified."""
+def show(found: AuditSummary, verdict: str, width: int = tables.WIDE) -> Group:
+    """Return the table of ``millpond audit`` in so many characters, what else the log tells, and what was
+    verified.
+    """
     kinds = sorted({kind for row in found.rows for kind in row.answers.sent})
-    table = tables.figures("from", "to", "answered", "peer", "code", "policy", "exchanges", "samples", *kinds)
-    for column in table.columns[:6]:
-        column.justify = "left"
-    for row in found.rows:
-        table.add_row(*_cells(row, kinds))
+    headings = ["from", "to", "answered", "peer", "code", "policy", "exchanges", "samples", *kinds]
+    rows = [_cells(row, kinds) for row in found.rows]
+    table = fitted(headings, rows, width, dropped=_LESS_NEEDED, wrapped=("answered", "samples"))
     return Group(table, *map(Text, _lines(found)), Text(verdict))
 
 
 def entry_line(entry: Mapping[str, Any]) -> str:
     """Return a described entry as one line for a person: number, time, event, and what it tells."""
-    told = " ".join(f"{key}={json.dumps(value)}" for key, value in entry["about"].items() if value)
+    told = " ".join(f"{key}={_short(value)}" for key, value in entry["about"].items() if value)
     return f"{entry['number']} {_time(entry['time'])} {entry['event']} {told}".rstrip()
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return f"{text[:_LONGEST]}..." if isinstance(value, str) and len(text) > _LONGEST else text
 
 
 def verdict_line(verdict: AuditVerdict | None) -> str:
