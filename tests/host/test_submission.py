@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -114,6 +114,22 @@ def test_contents_go_over_once(
     cache = FileCache(fleet.files)
     stored = [cache.path(file).read_bytes() for file in described(FILES).values()]
     assert stored == [path.read_bytes() for path in paths.values()]
+
+
+def test_how_much_of_large_files_is_sent_is_told(
+    fleet: Fleet, jobs: Jobs, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, told = list[int](), list[int]()
+
+    def begin(_name: str, total: int) -> Callable[[int], None]:
+        begun.append(total)
+        return told.append
+
+    with DaemonClient(fleet.directory) as client:
+        client.submit(JOB, {"net.py": paths["net.py"]}, begin)  # at once
+        monkeypatch.setattr(submission, "MUCH_BYTES", 1 << 20)
+        client.submit(JOB, paths, begin)
+    assert begun == [2 << 20] and sum(told) == 2 << 20
 
 
 def test_a_file_that_changes_meanwhile_is_named(

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -36,8 +36,9 @@ from millpond.host.records.comparison import JobComparison, differences
 from millpond.host.records.jobs import Round
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import view
 from millpond.train.job import file
-from millpond.train.job.spec import SynchronousSpec
+from millpond.train.job.spec import Job, SynchronousSpec
 
 SetOption = Annotated[
     list[str] | None,
@@ -77,8 +78,14 @@ def train(
     if model:
         _check_target(model, detach=detach)
     with DaemonClient(fleet_directory) as client:
-        number = client.submit(job, code)
+        number = _submit(client, job, code, output)
         _follow(client, number, output, detach=detach, model=model)
+
+
+def _submit(client: DaemonClient, job: Job, code: Mapping[str, Path], output: Format) -> int:
+    """Queue a job, and show how much of its files is sent."""
+    with view(terminal=sys.stdout.isatty(), shows=output is Format.TEXT) as shown:
+        return client.submit(job, code, shown.begin)
 
 
 def _check_target(model: Path, *, detach: bool) -> None:
@@ -195,7 +202,8 @@ def profile(
     job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
     with DaemonClient(fleet_directory) as client:
-        number = client.submit(replace(job, federated=None, synchronous=only_measured), code)
+        job = replace(job, federated=None, synchronous=only_measured)
+        number = _submit(client, job, code, output)
         console = tables.quiet_console() if output is Format.JSON else tables.console()
         info, _ = _watch(client, number, tables.JobView(console, ()))
         if info.state != "done":

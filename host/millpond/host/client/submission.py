@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -32,18 +32,29 @@ from millpond.wire.channel import FileSlice
 from millpond.wire.messages import Ok
 
 LAY_OUT_SECONDS = COPY_SECONDS = 600.0
+MUCH_BYTES = 64 << 20
+"""Bytes of files that may take more than a moment."""
+BeginSending = Callable[[str, int], Callable[[int], None]]
 INITIAL = "initial.safetensors"
 """The name of a copy of another job's model among a job's files."""
+
+
+def _unwatched(_name: str, _total: int) -> Callable[[int], None]:
+    return lambda _count: None
 
 
 class JobSubmission(DaemonConnection):
     """A connection by which jobs are submitted and models fetched."""
 
-    def submit(self, job: Job, paths: Mapping[str, Path]) -> int:
+    _begin: BeginSending = staticmethod(_unwatched)
+
+    def submit(self, job: Job, paths: Mapping[str, Path], begin: BeginSending = _unwatched) -> int:
         """Queue a job whose files lie at ``paths``, by name, and return its number. A job whose model begins
         with that of another job gets a copy of it, and the test folder is sent unless the daemon reads it in
-        its place.
+        its place. ``begin`` is called before much is sent, with its name and its bytes, and what it returns
+        with the bytes of each file.
         """
+        self._begin = begin
         if not all(map(device_set.is_one, job.devices)):
             job = replace(job, devices=self.fleet.named(",".join(job.devices)))
         files = describe(paths, job.name)
@@ -91,8 +102,11 @@ class JobSubmission(DaemonConnection):
             files = {digest: known[digest][0] for digest in digests}
             deadline = Deadline.after(ANSWER_SECONDS + sum(file.size for file in files.values()) / SLOWEST)
             missing = self._call(daemon.AnnounceFiles(files), MissingFiles, deadline).digests
+            total = sum(known[digest][0].size for digest in missing)
+            advance = (self._begin if total >= MUCH_BYTES else _unwatched)("sending the job's files", total)
             for together in _together([known[digest] for digest in missing]):
                 self._send_files(together)
+                advance(sum(file.size for file, _ in together))
 
     def _send_files(self, files: Sequence[tuple[JobFile, Path]]) -> None:
         """Send small files at once, a single one, or those that cannot be stored at once one by one: then the

@@ -29,7 +29,6 @@ class ProgressBars:
         self._bars = Progress(heading, *columns, console=console())
 
     def __enter__(self) -> Self:
-        self._bars.start()
         return self
 
     def __exit__(
@@ -38,6 +37,7 @@ class ProgressBars:
         self._bars.stop()
 
     def begin(self, name: str, total: int) -> Callable[[int], None]:
+        self._bars.start()  # without a bar it would leave an empty line
         return functools.partial(self._bars.advance, self._bars.add_task(name, total=total))
 
     def print(self, line: str) -> None:

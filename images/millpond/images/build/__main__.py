@@ -10,10 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.base.version import VERSION
@@ -23,12 +21,12 @@ from millpond.images.build.context import Context
 from millpond.images.build.recipe import RECIPE
 from millpond.images.build.run import find
 from millpond.images.build.secure_boot import signing_key
+from millpond.images.build.steps import BuildSteps
 from millpond.images.format.locate import describe
 from millpond.images.format.manifest import ImageFile, Manifest, PackageRecord, SeedPlace, dumps
 from millpond.linux.files import sha256_of
 
 SOURCE = Path(__file__).parents[4]
-T = TypeVar("T")
 _MAKERS = ("boot", "debian", "disk", "kernel", "python", "root")
 """What makes the base; of ``disk``, the name of a partition is in the first program."""
 
@@ -36,30 +34,32 @@ _MAKERS = ("boot", "debian", "disk", "kernel", "python", "root")
 def build(context: Context) -> Path:
     """Make the image, when no other build uses its cache; its manifest. Raises LocalError."""
     context.cache.mkdir(parents=True, exist_ok=True)
+    steps = BuildSteps(context.cache / f"seconds-{context.name}.json")
     with (context.cache / "lock").open("ab") as lock:
-        _step("the cache", lambda: fcntl.flock(lock, fcntl.LOCK_EX))
-        return _build(context)
+        steps.run("the cache", lambda: fcntl.flock(lock, fcntl.LOCK_EX))
+        return _build(context, steps)
 
 
-def _build(context: Context) -> Path:
+def _build(context: Context, steps: BuildSteps) -> Path:
+    step = steps.run
     shutil.rmtree(context.work, ignore_errors=True)
     context.work.mkdir(parents=True)
     base = context.cache / f"base-{context.name}-{_key(context)}"
     if not (base / "done").exists():
-        _step("packages, kernel and root", lambda: make_base(context, base))
+        step("packages, kernel and root", lambda: make_base(context, base))
     squashed = context.work / "root.squashfs"
     shutil.copyfile(base / "root.squashfs", squashed)
-    last = _step("millpond", lambda: root.make_millpond(context))
-    _step("root", lambda: root.squash(context, squashed, last / "opt"))
-    tree = _step("hash tree", lambda: verity.append_tree(squashed))
-    esp = _step("boot", lambda: boot.make_esp(context, boot.make_program(context, base, tree)))
+    last = step("millpond", lambda: root.make_millpond(context))
+    step("root", lambda: root.squash(context, squashed, last / "opt"))
+    tree = step("hash tree", lambda: verity.append_tree(squashed))
+    esp = step("boot", lambda: boot.make_esp(context, boot.make_program(context, base, tree)))
     made = context.output / f"millpond-{context.name}.img"
-    used = _step("disk", lambda: disk.make_disk(made, esp, squashed))
+    used = step("disk", lambda: disk.make_disk(made, esp, squashed))
     for source in (esp, squashed):
         new = context.output / f"{source.name}.new"
         shutil.copyfile(source, new)
         new.replace(context.output / source.name)  # a bundle that is being made has the former one by a link
-    return _step("manifest", lambda: write_manifest(context, made, used))
+    return step("manifest", lambda: write_manifest(context, made, used))
 
 
 def make_base(context: Context, base: Path) -> None:
@@ -102,14 +102,6 @@ def _packages() -> tuple[PackageRecord, ...]:
 
 def _file(path: Path) -> ImageFile:
     return ImageFile(path.name, path.stat().st_size, sha256_of(path))
-
-
-def _step(name: str, work: Callable[[], T]) -> T:
-    print(f"millpond image: {name} ...", flush=True)
-    began = time.monotonic()
-    result = work()
-    print(f"millpond image: {name}: {time.monotonic() - began:.1f} s", flush=True)
-    return result
 
 
 def _key(context: Context, recipe: Path = RECIPE) -> str:

@@ -108,7 +108,8 @@ def _groups(facts: SystemFacts) -> Diagnosis:
         if facts.cgroups
         else "this process sees none"
     )
-    mend = "systemd-run --user --scope -p Delegate=yes millpond emulate"
+    is_v2 = facts.cgroups == 2
+    mend = "systemd-run --user --scope -p Delegate=yes millpond emulate" if is_v2 else "run it as root"
     return warning("control groups", f"{what}: jobs are bounded by process alone", mend=mend)
 
 
