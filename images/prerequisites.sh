@@ -8,7 +8,7 @@
 #   prerequisites.sh fuse PYTHON     what pip builds fuse-python with, where that has no wheel for this Python
 #   prerequisites.sh sshd            openssh-server, whose service does not start
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
-#   prerequisites.sh tests           programs without which a few tests are skipped: busybox, sfdisk, RAUC, veritysetup, osslsigncode
+#   prerequisites.sh tests           programs without which a few tests are skipped: busybox, sfdisk, RAUC, veritysetup, osslsigncode, Chromium
 #   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
 #   prerequisites.sh qemu            what runs it on this machine, and updates it: QEMU for aarch64, firmware, RAUC
 #   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
@@ -203,7 +203,8 @@ fuse) need_fuse_python "$2" ;;
 sshd) need_sshd ;;
 guest) need_guest_tools ;;
 tests) want_programs "its tests are skipped" busybox:busybox sfdisk:fdisk rauc:rauc \
-    mksquashfs:squashfs-tools veritysetup:cryptsetup-bin osslsigncode:osslsigncode ;;
+    mksquashfs:squashfs-tools veritysetup:cryptsetup-bin osslsigncode:osslsigncode chromium:chromium \
+    chromedriver:chromium-driver ;;
 image) need_image_tools ;;
 qemu) need_qemu ;;
 wheels)

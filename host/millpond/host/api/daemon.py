@@ -119,7 +119,9 @@ class Dial(Message):
 @message("api.ledgers.get")
 @dataclass(frozen=True, slots=True)
 class GetLedgers(Message):
-    """Ask for Ledgers."""
+    """Ask for Ledgers, for that of one ``device`` alone, or ("") for those of all."""
+
+    device: str = ""
 
 
 @message("api.ledgers")
@@ -262,9 +264,10 @@ class JobList(Message):
 @message("api.job.get")
 @dataclass(frozen=True, slots=True)
 class GetJob(Message):
-    """Ask for the JobRecord of a job."""
+    """Ask for the JobRecord of a job, without its rounds if not ``rounds``."""
 
     job: int
+    rounds: bool = True
 
 
 @message("api.job")

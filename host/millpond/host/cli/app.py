@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: the command line, ``millpond``, of which only the module of the command that was called is loaded.
 
-Each module of this room, ``ssh`` and ``volumes`` that makes an ``app`` adds its commands. One whose name is
-that of its command needs no line here.
+Each module of this room, ``ssh``, ``views`` and ``volumes`` that makes an ``app`` adds its commands. One
+whose name is that of its command needs no line here.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ _MODULES: Final = {
     **dict.fromkeys(("profile", "jobs", "stop"), "jobs"),
     "logs": "ssh.logs",
     "simulate": "simulation.command",
+    "dashboard": "views.dashboard",
 }
 """The module of each command, its own name where there is none; in the order of the help."""
 _LISTED: Final = {name: module or name for name, module in _MODULES.items()}
-_HERE, _ROOMS = Path(__file__).parent, (".", "ssh", "volumes")
+_HERE, _ROOMS = Path(__file__).parent, (".", "ssh", "views", "volumes")
 _MAKES_COMMANDS = "\napp = new_app("
 
 

@@ -38,7 +38,10 @@ The fleet's directory is that of --fleet, else that of the variable MILLPOND_FLE
 """
 _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "fuse": "fuse-python"}
 """The names of packages for pip, where they differ from those of their modules."""
-_EXTRAS = dict.fromkeys(("textual", "plotille"), "'millpond[top]'")
+_EXTRAS = {
+    **dict.fromkeys(("textual", "plotille"), "'millpond[top]'"),
+    **dict.fromkeys(("jinja2", "starlette", "uvicorn"), "'millpond[dashboard]'"),
+}
 """The extras that bring packages which one command alone needs."""
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 

@@ -59,9 +59,9 @@ class DaemonClient(JobSubmission):
         request = daemon.GetTopology(size, root, repeats)
         return self._call(request, daemon.TopologyInfo, Deadline.after(TOPOLOGY_SECONDS))
 
-    def ledgers(self) -> dict[str, Ledger]:
-        """Return the privacy ledgers by device."""
-        return self._call(daemon.GetLedgers(), daemon.Ledgers, self._deadline).ledgers
+    def ledgers(self, device: str = "") -> dict[str, Ledger]:
+        """Return the privacy ledgers by device, of all devices that are ready or of one that is."""
+        return self._call(daemon.GetLedgers(device), daemon.Ledgers, self._deadline).ledgers
 
     def audit_head(self, device: str) -> AuditHead:
         """Return the signed head of a device's audit log."""
@@ -89,9 +89,9 @@ class DaemonClient(JobSubmission):
             raise Refused("", "unknown", f"there is no job {number}")
         return found[0]
 
-    def job(self, number: int) -> daemon.JobRecord:
-        """Return a job with its definition and its finished rounds."""
-        return self._call(daemon.GetJob(number), daemon.JobRecord, self._deadline)
+    def job(self, number: int, *, rounds: bool = True) -> daemon.JobRecord:
+        """Return a job with its definition and, if ``rounds``, its finished rounds."""
+        return self._call(daemon.GetJob(number, rounds), daemon.JobRecord, self._deadline)
 
     def watch(self, job: int) -> Iterator[daemon.JobProgress]:
         """Follow a job until it has ended."""

@@ -234,9 +234,10 @@ class DaemonServer:
         with device.dial(CONTROL_PORT, deadline) as sock:
             _send_with(client, VolumeTicket(ticket.token, ticket.tls), sock.fileno())
 
-    def _get_ledgers(self, _client: Channel, _request: daemon.GetLedgers) -> Message:
+    def _get_ledgers(self, _client: Channel, request: daemon.GetLedgers) -> Message:
+        asked = {request.device: self._device(request.device)} if request.device else self._devices
         ledgers = {}
-        for name, device in self._devices.items():
+        for name, device in asked.items():
             if device.status.state is DeviceState.READY:
                 deadline = Deadline.after(REPLY_SECONDS)
                 with contextlib.suppress(RemoteError), device.control(deadline) as agent:
@@ -349,7 +350,7 @@ class DaemonServer:
         return daemon.JobList(self._jobs.infos(most, request.before))
 
     def _get_job(self, client: Channel, request: daemon.GetJob) -> Message:
-        found = self._jobs.record(request.job)
+        found = self._jobs.record(request.job, rounds=request.rounds)
         if not self._is_owner(client) and found.info.owner != sockets.peer_uid(client.sock):
             found = replace(found, job=replace(found.job, data=replace(found.job.data, test="")))
         return found

@@ -340,11 +340,14 @@ class JobService:
         except LocalError as error:  # a round that cannot be read
             return replace(self._without_rounds(row), error=str(error))
 
-    def record(self, number: int) -> JobRecord:
-        """Return a job with its definition and its finished rounds. Raises Refused for an unknown one."""
+    def record(self, number: int, *, rounds: bool = True) -> JobRecord:
+        """Return a job with its definition and, if ``rounds``, its finished rounds. Raises Refused for an
+        unknown one.
+        """
         row = self._row(number)
         code = signed_code.digest(row.job.work, row.files)
-        return JobRecord(self._info(row), row.job, code, tuple(self._store.rounds(number)))
+        finished = tuple(self._store.rounds(number)) if rounds else ()
+        return JobRecord(self._info(row), row.job, code, finished)
 
     def follow(self, number: int) -> Generator[JobProgress, None, None]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for

@@ -70,10 +70,15 @@ def results(
 
 def differences(definitions: Sequence[tuple[Job, str]]) -> dict[str, tuple[Any, ...]]:
     """Return the keys in which jobs, each given with the digest of its code, differ."""
-    flat = [_flat(dump(_whole(job))) | {"code": digest[:12]} for job, digest in definitions]
+    flat = [settings(_whole(job)) | {"code": digest[:12]} for job, digest in definitions]
     keys = dict.fromkeys(key for each in flat for key in each)
     values = {key: tuple(each.get(key) for each in flat) for key in keys}
     return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """Return the values of a job's keys, also of those that its file leaves out, by their dotted names."""
+    return _flat(dump(job))
 
 
 def _whole(job: Job) -> Job:

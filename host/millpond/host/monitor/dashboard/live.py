@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (asyncio): keeps open pages up to date by server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Final
+
+from markupsafe import escape
+from starlette.concurrency import run_in_threadpool
+
+from millpond.base.errors import MillpondError
+from millpond.host.monitor.dashboard.access import Role
+from millpond.host.monitor.dashboard.pages import PageView
+from millpond.host.monitor.dashboard.rendering import Renderer
+from millpond.host.monitor.feed import Feed
+from millpond.host.monitor.fleet_snapshot import FleetSnapshot
+
+LEAST_SECONDS: Final = 0.25
+"""The time between two events of a page: a job may have a hundred steps a second."""
+LOOK_SECONDS: Final = 0.04
+"""The time between two looks for a newer snapshot."""
+MOST_FOLLOWED: Final = 16
+"""Jobs that are followed: those of open pages, and some that were open before."""
+
+
+class Live:
+    """The newest snapshot of a feed, for the pages that are open. Used in one event loop."""
+
+    def __init__(self, feed: Feed, renderer: Renderer) -> None:
+        self._feed, self._renderer = feed, renderer
+        self._open: Counter[int] = Counter()
+        self._followed: OrderedDict[int, None] = OrderedDict()
+        self._ended = False
+
+    def end(self) -> None:
+        """End the events of all open pages."""
+        self._ended = True
+
+    def follow(self, jobs: Iterable[int]) -> None:
+        """Have the courses of jobs in the snapshots, and end that of the job that was looked at longest ago
+        where these become too many.
+        """
+        for number in jobs:
+            self._followed[number] = None
+            self._followed.move_to_end(number)
+            self._feed.follow(number)
+        closed = [number for number in self._followed if not self._open[number]]
+        for number in closed[: max(0, len(self._followed) - MOST_FOLLOWED)]:
+            del self._followed[number]
+            self._feed.unfollow(number)
+
+    def values(self, page: PageView, snapshot: FleetSnapshot, role: Role) -> dict[str, Any]:
+        """Return all values of a page's template. Raises MillpondError."""
+        common = {"live": "/live" + page.path, "at": snapshot.at, "fault": snapshot.fault, "role": role}
+        return common | page.values(snapshot)
+
+    async def events(self, page: PageView, role: Role) -> AsyncIterator[str]:
+        """Yield events with what has changed in a page, at first all of it, until this is closed."""
+        sent: dict[str, str] = {}
+        self._open.update(page.jobs)
+        self.follow(page.jobs)
+        try:
+            while not self._ended:
+                snapshot = self._feed.snapshot
+                told = await run_in_threadpool(self._told, page, snapshot, role)
+                changed = {name: text for name, text in told.items() if sent.get(name) != text}
+                sent |= changed
+                if changed:
+                    yield f"data: {{{','.join(f'{json.dumps(n)}:{t}' for n, t in changed.items())}}}\n\n"
+                await asyncio.sleep(LEAST_SECONDS)
+                while self._feed.snapshot.version == snapshot.version and not self._ended:
+                    await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            self._open.subtract(page.jobs)
+
+    def _told(self, page: PageView, snapshot: FleetSnapshot, role: Role) -> dict[str, str]:
+        """Return the parts of a page by their ids, each as JSON: text is HTML, a table is a chart."""
+        try:
+            parts: dict[str, Any] = dict(
+                self._renderer.parts(page.template, self.values(page, snapshot, role))
+            )
+            parts |= {name: chart.document() for name, chart in page.charts(snapshot).items()}
+            parts["fault"] = escape(snapshot.fault)
+        except MillpondError as error:
+            parts = {"fault": escape(str(error))}
+        return {name: json.dumps(value) for name, value in parts.items()}

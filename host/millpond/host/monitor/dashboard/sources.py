@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (the daemon's socket): what the pages of a device and of a job show beside the feed's snapshots."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from millpond.base.errors import MillpondError
+from millpond.host.api.daemon import TunnelInfo
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.train.job.spec import Job
+from millpond.wire.control_messages import Ledger, LogPosition
+
+T = TypeVar("T")
+ASK_SECONDS: Final = 1.0
+LEDGER_SECONDS: Final = 5.0
+KEPT_LEDGERS: Final = 720
+"""Ledgers of a device that are kept: of an hour, while its page is open."""
+LOG_LINES: Final = 200
+MOST_KEPT: Final = 64
+"""Devices whose ledgers, and jobs whose definitions, are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDetail:
+    """A device's tunnel, the last ``lines`` of its log, and its ``ledgers``, each with its time (Unix
+    seconds). ``fault`` is the reason why some of that is old, or missing.
+    """
+
+    tunnel: TunnelInfo | None = None
+    lines: tuple[str, ...] = ()
+    ledgers: tuple[tuple[float, Ledger], ...] = ()
+    fault: str = ""
+
+
+class DeviceSource:
+    """The details of one device, asked for when somebody looks, at most once a second. Thread-safe."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory, self._name = directory, name
+        self._lock = threading.Lock()
+        self._detail = DeviceDetail()
+        self._position: LogPosition | None = None
+        self._asked = 0.0
+
+    def detail(self) -> DeviceDetail:
+        """Return the details, which are at most a second old."""
+        with self._lock:
+            if time.monotonic() - self._asked >= ASK_SECONDS:
+                try:
+                    with DaemonClient(self._directory) as client:
+                        self._detail = self._next(client)
+                except (MillpondError, OSError) as error:
+                    self._detail = replace(self._detail, fault=str(error))
+                self._asked = time.monotonic()
+            return self._detail
+
+    def _next(self, client: DaemonClient) -> DeviceDetail:
+        old = self._detail
+        log = client.new_log(self._name, LOG_LINES, self._position)
+        self._position = log.position or self._position
+        ledgers, now = old.ledgers, time.time()
+        if not ledgers or now - ledgers[-1][0] >= LEDGER_SECONDS:
+            found = client.ledgers(self._name).get(self._name)
+            ledgers = (*ledgers, *([(now, found)] if found else ()))[-KEPT_LEDGERS:]
+        lines = (*old.lines, *log.lines)[-LOG_LINES:]
+        return DeviceDetail(client.tunnel(self._name), lines, ledgers, log.gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A job as it was submitted, and the digest of its code."""
+
+    job: Job
+    code: str
+
+
+class Kept(Generic[T]):
+    """Values by key, of which the MOST_KEPT that were used last are kept. Thread-safe."""
+
+    def __init__(self, make: Callable[[str], T]) -> None:
+        self._make, self._found, self._lock = make, OrderedDict[str, T](), threading.Lock()
+
+    def get(self, key: str) -> T:
+        """Return the value of a key, made if it is not kept."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        made = self._make(key)
+        with self._lock:
+            made = self._found.setdefault(key, made)
+            while len(self._found) > MOST_KEPT:
+                self._found.popitem(last=False)
+            return made
+
+
+class Sources:
+    """The devices and the definitions of jobs of the fleet in a ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._devices = Kept(lambda name: DeviceSource(directory, name))
+        self._definitions = Kept(self._ask_definition)
+
+    def device(self, name: str) -> DeviceDetail:
+        """Return the details of a device."""
+        return self._devices.get(name).detail()
+
+    def definition(self, job: int) -> Definition:
+        """Return the definition of a job, which stays what it was. Raises Refused for an unknown job."""
+        return self._definitions.get(str(job))
+
+    def _ask_definition(self, job: str) -> Definition:
+        with DaemonClient(self.directory) as client:
+            found = client.job(int(job), rounds=False)
+        return Definition(found.job, found.code)
