@@ -66,6 +66,22 @@ def test_a_step_waits_for_all_and_its_mean_is_over_samples(make: Make) -> None:
     assert not outcome.lost
 
 
+def test_how_far_an_exchange_is_follows_from_answers_and_the_workers_word(make: Make) -> None:
+    team = make(100, 100)
+    held, looked = team.workers[1].hold_at(1), set[float]()
+
+    def on_wait() -> None:
+        looked.add(team.engine.done(1))
+        team.workers[1].percent = 50
+        if max(looked) > 0.6:
+            held.set()
+
+    team.on_wait = on_wait
+    assert team.engine.done(1) == 0.0
+    team.run(Given(4, 12))
+    assert max(looked) == 1 - 12 * 0.5 / 16 and team.engine.done(2) == 0.0
+
+
 def test_workers_are_told_behind_which_exchange_a_host_may_resume(make: Make) -> None:
     team = make(10, 10)
     told = [(0, False), (0, True), (2, False)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from torch import nn
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.local import pace
 from millpond.train.local.evaluation import evaluate
 from millpond.train.local.local_trainer import LocalTrainer
 from millpond.train.local.selection import SampleFolders, Selection, batches
@@ -97,6 +98,21 @@ def trained(samples: Digits, work: WorkSpec, seed: int) -> tuple[bytes, tuple[fl
     update = run(one, samples, seed)
     assert update.seconds > 0
     return one.parameters.sums.tobytes(), update.metrics["loss"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"mini_epoch": 50}, {"prefetch": 0}])
+def test_how_far_a_round_is_counts_all_its_passes(
+    digits: Digits, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "PERIOD_SECONDS", 0.0)
+    few, told = part(digits, slice(100)), list[int]()
+    work = replace(WORK, passes=2, batch=50, **changes)
+    folders = SampleFolders(TASK, 0, [Folder("p", "csd0")], [few.dataset])
+    one = LocalTrainer(FlatParameters(digits_cnn()), TASK, folders, work, tell=told.append)
+    run(one, few, 1)
+    assert told == [25, 50, 75]  # the answer tells the end
+    one.run(Work(1, 1, 1, (), synthetic=100), one.parameters.state.copy())
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", ""])
