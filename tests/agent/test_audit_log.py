@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.agent.audit import log_file, recorder
-from millpond.agent.audit.log_file import AuditLog
+from millpond.agent.audit.log_file import AuditLog, write_whole
 from millpond.agent.audit.recorder import AuditRecorder
+from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.audit.signer import DeviceSigner
 from millpond.agent.config import AgentConfig, LinkConfig, Privacy
 from millpond.agent.gate import KINDS, Gate, LedgerCounters
@@ -136,7 +137,7 @@ def test_entries_that_are_missing_or_moved_break_the_chain(
         '{"number": 1, "time": 0, "previous": "", "event": "stopped", "about": []}',
         '{"number": 1, "time": 0, "previous": "", "event": "refusals", "about": {"count": -1}}',
         '{"number": 1, "time": 0, "previous": "x", "event": "stopped", "about": {}}',
-        "9" * 70000,
+        "9" * 140000,
     ],
 )
 def test_a_hostile_line_is_no_entry(line: str) -> None:
@@ -321,11 +322,25 @@ def read_all(base: Path) -> list[Entry]:
     return read([line for path in paths for line in path.read_text().splitlines()])
 
 
+@given(st.lists(st.tuples(st.text(min_size=1), st.integers(-(1 << 63), 1 << 64)), max_size=60))
+def test_what_a_host_asks_for_makes_no_entry_that_cannot_be_read(asked: list[tuple[str, int]]) -> None:
+    """Names and numbers are the host's: whatever they are, the chain goes on."""
+    long = "\U0001f600" * 300
+    session = AuditSession(Answered("job", long, run=long, peer=long))
+    for number, (folder, samples) in enumerate(asked):
+        session.exchange({f"{number}{folder}": samples, f"{number}{long}": samples})
+    line = encode(LogHead(), 0.0, session.taken())
+    (entry,) = read([line])
+    assert isinstance(entry.event, Answered) and entry.event.exchanges == len(asked)
+
+
 @pytest.mark.expected_log("the audit log")
 def test_no_job_begins_that_the_log_cannot_tell(
     tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recorder, "RETRY", 0.05)
     audit = AuditRecorder(config(tmp_path), DeviceSigner(identity))
+    audit.standing("control", told := LedgerCounters.in_memory())
     audit.start("0.2.0", {})
     with audit.session(Answered("job", "early")) as session:
         session.counters.add(0, 11)
@@ -333,11 +348,14 @@ def test_no_job_begins_that_the_log_cannot_tell(
         with pytest.raises(Refused, match="the audit log cannot be written: No space left"):
             audit.session(Answered("job", "late")).__enter__()
         assert audit.fault
-    monkeypatch.undo()
-    audit.stop()  # what could not be written has not been lost
-    assert audit.fault == ""
+    assert audit.fault
+    told.add(0, 1)
+    monkeypatch.setattr(log_file, "write_whole", write_whole)
+    eventually(lambda: audit.fault == "", "there is room again", 20, 0.02)
+    audit.stop()
     events = [entry.event for entry in read_all(tmp_path)]
-    assert [event.sent for event in events if isinstance(event, Answered)][-1] == {str(KINDS[0]): 11}
+    ends = next(event for event in events if isinstance(event, Answered) and event.state == "ends")
+    assert ends.sent == {str(KINDS[0]): 11}  # what could not be written has not been lost
     assert "late" not in str(events)
 
 

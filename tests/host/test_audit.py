@@ -135,6 +135,9 @@ def test_a_cut_or_changed_answer_is_told(device: Device) -> None:
 def test_a_device_that_sends_without_end_is_left(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_BYTES", 1 << 20)
     device.head = AuditHead(1, 1 << 60, "", "")
+    with pytest.raises(ProtocolError, match="has more entries than a device keeps"):
+        device.copy()
+    device.head = AuditHead(1, 1 << 17, "", "")
     chain = [LogHead()]
 
     def endless(_device: str, first: int) -> tuple[str, ...]:

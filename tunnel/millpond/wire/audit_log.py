@@ -19,8 +19,10 @@ from millpond.base.schema import dump, load
 
 NAMESPACE: Final = "millpond-audit"
 """The namespace of signatures, see ssh-keygen(1): one of a checkpoint signs nothing else."""
-LONGEST_LINE: Final = 1 << 16
+LONGEST_LINE: Final = 1 << 17
 """The most bytes of a line."""
+MOST_ENTRIES: Final = 1 << 18
+"""More entries than a device keeps."""
 PAGE_BYTES: Final = 1 << 18
 """The most bytes of the lines of one message, and one line more."""
 MOST_BYTES: Final = 1 << 27

@@ -42,7 +42,7 @@ from millpond.wire.control_messages import AuditEntries, AuditHead
 
 log = logging.getLogger(__name__)
 
-MINUTE, HOUR = 60.0, 3600.0
+MINUTE, HOUR, RETRY = 60.0, 3600.0, 10.0
 MANY_BYTES = 1 << 20
 """Of what belongs to no job there is an entry each hour, and each minute in which so many bytes are new."""
 _MOST_REASONS, _LONGEST_REASON = 8, 200
@@ -116,15 +116,19 @@ class AuditRecorder:
 
     @contextlib.contextmanager
     def session(self, about: Answered) -> Iterator[AuditSession]:
-        """Account for a job or a launch. Raises Refused if the log cannot say that it begins."""
+        """Account for a job or a launch, once the disk has an entry that it begins. Raises Refused if the log
+        cannot be written.
+        """
         about = replace(about, policy=self.policy, state="begins")
         with self._lock:
             made = AuditSession(replace(about, session=self._log.head.number + 1))
             about = made.about
             try:
                 self._log.append(about)
+                self._log.sync()
             except OSError as error:
                 self._note(error)
+                self._wake.set()
                 raise Refused("", "device", self._error) from None
             self._sessions.append(made)
         try:
@@ -162,13 +166,13 @@ class AuditRecorder:
     def _run(self) -> None:
         minute, hour = time.monotonic() + MINUTE, time.monotonic() + HOUR
         while not self._stopping:
-            has_ended = self._wake.wait(max(0.0, minute - time.monotonic()))
+            has_ended = self._wake.wait(RETRY if self._error else max(0.0, minute - time.monotonic()))
             self._wake.clear()
             now = time.monotonic()
             is_hour = now >= hour
-            if now >= minute:
+            if now >= minute or self._error:
                 minute, hour = now + MINUTE, now + HOUR if is_hour else hour
-                self._write_all(ended=is_hour)
+                self._write_all(ended=is_hour or bool(self._error))
             if has_ended or is_hour:
                 self._sign()
 
@@ -181,7 +185,8 @@ class AuditRecorder:
         for each in (*current, *(one for one in self._standing if ended or one.untold >= MANY_BYTES)):
             self._write(each)
         with self._lock:
-            self._sessions = [each for each in self._sessions if each not in current or not each.ended]
+            over = [each for each in current if each.told_end and not each.untold]
+            self._sessions = [each for each in self._sessions if each not in over]
         if count and self._append(Refusals(count, reasons)):
             with self._lock:
                 self._refused -= count

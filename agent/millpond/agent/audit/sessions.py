@@ -13,6 +13,8 @@ from millpond.wire.audit_log import Answered
 
 _MOST_FOLDERS, _LONGEST_NAME = 32, 200
 _OTHERS = "(others)"
+_MOST_SAMPLES = 1 << 40
+"""Of one exchange: numbers and names are the host's, and an entry must stay one that readers take."""
 
 
 class AuditSession:
@@ -42,8 +44,8 @@ class AuditSession:
         with self._lock:
             self._exchanges += 1
             for folder, count in samples.items():
-                known = folder in self._samples or len(self._samples) < _MOST_FOLDERS
-                self._samples[_clipped(folder) if known else _OTHERS] += count
+                known = _clipped(folder) in self._samples or len(self._samples) < _MOST_FOLDERS
+                self._samples[_clipped(folder) if known else _OTHERS] += min(max(count, 0), _MOST_SAMPLES)
 
     def refuse(self) -> None:
         """Note an exchange that was refused."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from millpond.base.errors import ProtocolError
 from millpond.host.client.daemon_client import DaemonClient
-from millpond.wire.audit_log import MOST_BYTES, ChainReader, Entry, LogHead
+from millpond.wire.audit_log import MOST_BYTES, MOST_ENTRIES, ChainReader, Entry, LogHead
 from millpond.wire.control_messages import AuditHead
 from millpond.wire.texts import cleaned
 
@@ -30,6 +30,8 @@ class AuditLogCopy:
 def read(client: DaemonClient, device: str) -> AuditLogCopy:
     """Read the log of a device. Raises RemoteError, also where its entries are no chain up to its head."""
     head = client.audit_head(device)
+    if head.number - head.oldest >= MOST_ENTRIES:
+        raise ProtocolError(f"{device}: its audit log has more entries than a device keeps")
     reader = ChainReader(LogHead() if head.oldest == 1 else None)
     entries, digests, size = list[Entry](), dict[int, str](), 0
     number = head.oldest
