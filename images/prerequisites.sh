@@ -8,7 +8,7 @@
 #   prerequisites.sh fuse PYTHON     what pip builds fuse-python with, where that has no wheel for this Python
 #   prerequisites.sh sshd            openssh-server, whose service does not start
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
-#   prerequisites.sh tests           programs without which a few tests are skipped: busybox, sfdisk, RAUC, veritysetup, osslsigncode, Chromium
+#   prerequisites.sh tests           programs without which a few tests are skipped: busybox, sfdisk, RAUC, veritysetup, osslsigncode, Chromium, promtool
 #   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
 #   prerequisites.sh qemu            what runs it on this machine, and updates it: QEMU for aarch64, firmware, RAUC
 #   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
@@ -116,11 +116,11 @@ need_fuse_python() {
     apt_install $missing
 }
 
-# The package starts a service when it is installed. millpond runs its own sshd inside each device, so the
-# machine of the user must not begin to answer on port 22 because of a demo.
-need_sshd() {
-    PATH=$PATH:/usr/sbin:/sbin command -v sshd >/dev/null && return
-    can_install || fail "needs openssh-server: sudo apt install openssh-server"
+# Some packages start a service when they are installed, which must not happen because of a demo or a test.
+# $1: the package. $*: its units.
+apt_install_stopped() {
+    package=$1
+    shift
     policy=/usr/sbin/policy-rc.d
     if [ ! -e "$policy" ]; then
         trap 'rm -f /usr/sbin/policy-rc.d' EXIT
@@ -129,8 +129,21 @@ need_sshd() {
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod 0755 "$policy"
     fi
-    apt_install openssh-server
-    if systemd_runs; then systemctl --quiet disable --now ssh.service ssh.socket 2>/dev/null || true; fi
+    apt_install "$package"
+    if systemd_runs; then systemctl --quiet disable --now "$@" 2>/dev/null || true; fi
+}
+
+# millpond runs its own sshd inside each device: the user's machine does not begin to answer on port 22.
+need_sshd() {
+    PATH=$PATH:/usr/sbin:/sbin command -v sshd >/dev/null && return
+    can_install || fail "needs openssh-server: sudo apt install openssh-server"
+    apt_install_stopped openssh-server ssh.service ssh.socket
+}
+
+want_promtool() {
+    command -v promtool >/dev/null && return
+    if can_install && (apt_install_stopped prometheus prometheus.service); then return; fi
+    echo "millpond: promtool is not installed, so its tests are skipped: sudo apt install prometheus"
 }
 
 # $*: pairs of a program and the package that brings it.
@@ -202,9 +215,12 @@ venv) make_venv "$2" "$3" "${4-}" ;;
 fuse) need_fuse_python "$2" ;;
 sshd) need_sshd ;;
 guest) need_guest_tools ;;
-tests) want_programs "its tests are skipped" busybox:busybox sfdisk:fdisk rauc:rauc \
-    mksquashfs:squashfs-tools veritysetup:cryptsetup-bin osslsigncode:osslsigncode chromium:chromium \
-    chromedriver:chromium-driver ;;
+tests)
+    want_programs "its tests are skipped" busybox:busybox sfdisk:fdisk rauc:rauc \
+        mksquashfs:squashfs-tools veritysetup:cryptsetup-bin osslsigncode:osslsigncode chromium:chromium \
+        chromedriver:chromium-driver
+    want_promtool
+    ;;
 image) need_image_tools ;;
 qemu) need_qemu ;;
 wheels)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
-from documents import api, cli, configuration, files, outputs, protocols
+from documents import api, cli, configuration, exported, files, outputs, protocols
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "commands.md": cli.commands_page,
@@ -15,6 +15,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     **{f"{name}.md": functools.partial(configuration.toml_page, name) for name in configuration.FILES},
     "python-api.md": api.api_page,
     "metrics.md": outputs.outputs_page,
+    "prometheus.md": exported.exported_page,
     "files.md": files.files_page,
     **{f"{name}.md": functools.partial(protocols.protocol_page, name) for name in protocols.PAGES},
 }

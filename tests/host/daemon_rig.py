@@ -8,17 +8,20 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from millpond.host.api.daemon import JobInfo
+from millpond.base.errors import ConnectionLost
+from millpond.host.api.daemon import JobInfo, TunnelInfo
 from millpond.host.cli import app
 from millpond.host.daemon.server import DaemonServer
 from millpond.host.fleet import directory
 from millpond.host.fleet.device import Device, DeviceStatus
+from millpond.host.fleet.directory import DeviceConfig
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.fleet.registry import DeviceRegistry
 from millpond.host.jobs import service as jobs_service
@@ -29,7 +32,8 @@ from millpond.host.launch.service import LaunchService
 from millpond.host.records.jobs import JobRow, Round
 from millpond.host.store.store import Store
 from millpond.train.job.file_cache import FileCache
-from millpond.wire.control_messages import Load, Welcome
+from millpond.tunnel.datapath.stats import PacketStats
+from millpond.wire.control_messages import Ledger, Load, Welcome
 
 from ..waiting import eventually
 from .stored import jobs_of
@@ -64,6 +68,34 @@ class StandIn:
 
     def abort(self) -> None:
         self.end.set()
+
+
+LEDGER = Ledger({"parameters": 1000, "metrics": 10}, {"canary": 0}, 4096)
+WELCOME = Welcome("", "1", "boot", "x86_64", 4, 4 << 30, 8 << 30)
+LOAD = Load(0.25, 1 << 30, 2 << 30, 41.0, (), 120.0, "declared")
+
+
+def stand_in_device(config: DeviceConfig) -> Device:
+    """Return a device that is ready, has a tunnel and a ledger, and no agent to dial."""
+
+    def no_agent(*_arguments: object) -> None:
+        raise ConnectionLost(f"{config.name}: no agent")
+
+    welcome = dataclasses.replace(WELCOME, device=config.name)
+    there, back = PacketStats(20, 3000), PacketStats(10, 1000, malformed=1)
+    tunnel = TunnelInfo(config.name, "up", "", 1.0, 1, 65520, 64, 0, "c", "on", 2, there, back)
+    return cast(
+        Device,
+        SimpleNamespace(
+            name=config.name,
+            config=config,
+            status=DeviceStatus(DeviceState.READY, "", welcome, LOAD),
+            tunnel=lambda: tunnel,
+            control=lambda _deadline: nullcontext(SimpleNamespace(call=lambda *_arguments: LEDGER)),
+            dial=no_agent,
+            stop=bool,
+        ),
+    )
 
 
 @dataclasses.dataclass
@@ -128,12 +160,6 @@ class Rig:
         self.store.add_round(number, dataclasses.replace(first, **values))
 
 
-def _device(name: str) -> SimpleNamespace:
-    welcome = Welcome(name, "1", "boot", "x86_64", 4, 4 << 30, 8 << 30)
-    status = DeviceStatus(DeviceState.READY, "", welcome, Load(0.25, 1 << 30, 2 << 30, 41.0, ()))
-    return SimpleNamespace(name=name, stop=bool, config=SimpleNamespace(board="emulated"), status=status)
-
-
 @pytest.fixture
 def open_rig(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -168,8 +194,7 @@ def open_rig(
             return begun[row.id]
 
         monkeypatch.setattr(jobs_service, "Trainer", stand_in)
-        names = [device.name for device in fleet.config.device]
-        known = DeviceRegistry({name: cast(Device, _device(name)) for name in names})
+        known = DeviceRegistry({device.name: stand_in_device(device) for device in fleet.config.device})
         unused = cast(Any, None)
         files = FileCache(fleet.files)
 

@@ -41,6 +41,7 @@ _MODULES: Final = {
     **dict.fromkeys(("mount", "umount"), "volumes.mount"),
     **{name: f"volumes.{name}" for name in ("volume", "cp")},
     **dict.fromkeys(("flash", "update", "new", "sign", "data")),
+    "metrics": "views.metrics",
     **dict.fromkeys(("train", "resume"), "jobs"),
     "launch": "launch",
     **dict.fromkeys(("profile", "jobs", "stop"), "jobs"),

@@ -41,6 +41,7 @@ _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "fuse": "fuse-pyth
 _EXTRAS = {
     **dict.fromkeys(("textual", "plotille"), "'millpond[top]'"),
     **dict.fromkeys(("jinja2", "starlette", "uvicorn"), "'millpond[dashboard]'"),
+    "prometheus_client": "'millpond[metrics]'",
 }
 """The extras that bring packages which one command alone needs."""
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
