@@ -15,6 +15,8 @@ from documents.types import members
 PUBLIC = (
     ("millpond", "Fleet"),
     ("millpond.host.program.job", "RunningJob"),
+    ("millpond.host.program.trackers.update", "Tracker"),
+    ("millpond.host.program.trackers.update", "JobUpdate"),
     ("millpond.train", "fit"),
     ("millpond.train", "simulate"),
     ("millpond.train.api.fit", "Fitted"),

@@ -13,7 +13,8 @@ from tests.forking import CLI, Result, server
 
 from millpond.host.remote.device_data import looking_at
 from millpond.train.job.check import check as check_job
-from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, SynchronousSpec
+from millpond.train.job.host_spec import EvaluationSpec
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
 
 TASK = """\
 import torch

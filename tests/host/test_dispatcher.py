@@ -16,7 +16,8 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
-from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec, TrainingSpec
+from millpond.train.job.host_spec import LimitsSpec
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
 from millpond.train.protocol import DataTiming, StreamTiming, Update, Work
 from millpond.train.update_bounds import UpdateBounds
 

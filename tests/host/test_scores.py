@@ -7,7 +7,7 @@ import pytest
 
 from millpond.host.jobs.context import JobFailed
 from millpond.host.jobs.training.scores import Best, ScoreBoard, Scores, described
-from millpond.train.job.spec import EvaluationSpec
+from millpond.train.job.host_spec import EvaluationSpec
 
 
 def on_host(**figures: float | None) -> Scores:

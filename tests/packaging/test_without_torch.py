@@ -10,7 +10,8 @@ import pytest
 
 BLOCKED = """
 import importlib, sys
-sys.modules.update(dict.fromkeys(("torch", "PIL", "packaging", "sklearn", "matplotlib", "pyarrow", "fuse")))
+sys.modules.update(dict.fromkeys(("torch", "PIL", "packaging", "sklearn", "matplotlib", "pyarrow", "fuse",
+                                  "prometheus_client", "tensorboardX", "mlflow")))
 importlib.import_module(sys.argv[1])
 """
 

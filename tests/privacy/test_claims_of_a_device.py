@@ -15,7 +15,8 @@ import pytest
 from millpond.host.jobs.context import JobContext
 from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.records.jobs import JobRow, JobState
-from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec
+from millpond.train.job.host_spec import LimitsSpec
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
 from millpond.train.protocol import Ready
 
 JOB = Job(

@@ -16,10 +16,10 @@ from millpond.base.errors import ConfigError
 from millpond.base.schema import dump, load
 from millpond.train.job import file
 from millpond.train.job.check import check_work
+from millpond.train.job.host_spec import EvaluationSpec
 from millpond.train.job.overrides import longer
 from millpond.train.job.spec import (
     DeviceFolder,
-    EvaluationSpec,
     Job,
     ModelSpec,
     OptimizerSpec,

@@ -11,7 +11,8 @@ import pytest
 from millpond.base.errors import ConfigError
 from millpond.base.keys import Key, keys_of
 from millpond.train.job import file
-from millpond.train.job.spec import EvaluationSpec, FederatedSpec, LimitsSpec, SynchronousSpec, TrainingSpec
+from millpond.train.job.host_spec import EvaluationSpec, LimitsSpec
+from millpond.train.job.spec import FederatedSpec, SynchronousSpec, TrainingSpec
 
 from .job_text import GOOD, OF_DEVICE, edited, job_folder, read
 

@@ -15,13 +15,15 @@ from millpond.linux.files import sha256_of
 from millpond.train.job.check import check
 from millpond.train.job.files import MOST_FILES, WHEEL, JobFile, check_job_files
 from millpond.train.job.first_values import shards_of
+from millpond.train.job.host_spec import TrackSpec
 from millpond.train.job.overrides import Settings, overridden
 from millpond.train.job.spec import DataSpec, Job
 
 
 def read(path: Path, settings: Settings = ()) -> tuple[Job, dict[str, Path]]:
-    """Return the job, its test folder made absolute, and where its files lie by name, with its signature if
-    there is one. ``settings`` change the file's keys, see ``overrides``. Raises ConfigError.
+    """Return the job, its test folder and the folders of its trackers made absolute, and where its files lie
+    by name, with its signature if there is one. ``settings`` change the file's keys, see ``overrides``.
+    Raises ConfigError.
     """
     return of_document(toml.document(path), path, settings)
 
@@ -35,7 +37,8 @@ def of_document(
     job, files = _unsigned(document, path, settings)
     if job.code.signature:
         files |= _find((job.code.signature,), path, f"{job.table}: signature")
-    return dataclasses.replace(job, data=_with_test_folder(job.data, path)), files
+    data, track = _with_test_folder(job.data, path), _with_places(job.track, path)
+    return dataclasses.replace(job, data=data, track=track), files
 
 
 def read_unsigned(path: Path) -> tuple[Job, dict[str, Path]]:
@@ -86,6 +89,14 @@ def _with_test_folder(data: DataSpec, path: Path) -> DataSpec:
         raise ConfigError(f"{path.name}: data: test: missing data: there is no folder {folder}")
     classes = data.classes or tuple(class_names(folder) if data.format == "images" else ())
     return dataclasses.replace(data, test=str(folder.resolve()), classes=classes)
+
+
+def _with_places(track: TrackSpec, path: Path) -> TrackSpec:
+    """Return the trackers with absolute folders: what has no colon is a folder."""
+    places = {name: place for name, place in dataclasses.asdict(track).items() if place and ":" not in place}
+    return dataclasses.replace(
+        track, **{name: str((path.parent / place).resolve()) for name, place in places.items()}
+    )
 
 
 def class_names(folder: Path) -> list[str]:

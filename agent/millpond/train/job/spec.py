@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
 from millpond.base.keys import MOST, Key
 from millpond.train.job.encodings import encoding_of
+from millpond.train.job.host_spec import EvaluationSpec, LimitsSpec, TrackSpec
 from millpond.train.job.variation import Variation
 from millpond.train.repeats import RepeatSpec
 from millpond.train.strategies.catalogue import as_table
@@ -182,40 +183,6 @@ class TrainingSpec(WorkerKeys):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationSpec:
-    """The model is scored after ``every`` rounds or epochs, and after the last one. Only sums and counts
-    leave a device. Without ``metric`` it is "accuracy" if there is one, else "loss". Without ``mode`` it is
-    "min" for a loss, else "max".
-    """
-
-    every: Annotated[int, Key("rounds or epochs from one evaluation to the next", above=0)] = 1
-    on: Annotated[
-        tuple[Literal["host", "devices"], ...],
-        Key('where the model is scored; "devices": on held-out private samples'),
-    ] = ("host",)
-    held_out: Annotated[
-        float, Key('share of a device\'s private samples that is kept for scoring, if "devices" score', 0, 1)
-    ] = 0.1
-    metric: Annotated[
-        str,
-        Key(
-            "metric that decides, on the first of `on`, which model is best.safetensors",
-            example='"accuracy"',
-        ),
-    ] = ""
-    mode: Annotated[
-        Literal["", "max", "min"],
-        Key('whether a greater ("max") or a smaller ("min") value of the metric is better', example='"max"'),
-    ] = ""
-    target: Annotated[
-        float | None, Key("the job ends when the metric has reached this value", example="0.97")
-    ] = None
-    patience: Annotated[
-        int | None, Key("the job ends after this many evaluations without a better one", above=0, example="5")
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
 class FederatedSpec:
     """Rounds of averaging. With 0 ``rounds`` the workers are prepared, and the job ends. ``strategy`` is a
     name, or a table with a ``name`` or a ``factory`` and further keys, see ``strategies.catalogue``.
@@ -309,24 +276,6 @@ class SynchronousSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsSpec:
-    """The limits of a job. A device's claim beyond them is refused."""
-
-    wait: Annotated[float, Key("seconds without progress after which the job fails", above=0)] = 300.0
-    most_samples: Annotated[int, Key("most samples that a device may claim to have", above=0)] = 1 << 24
-    most_share: Annotated[float, Key("largest share of all samples that one device may have", above=0)] = 1.0
-    most_count: Annotated[float, Key("largest count of a loss per sample, such as of tokens", above=0)] = (
-        65536.0
-    )
-    clip: Annotated[
-        float | None,
-        Key(
-            "largest L2 norm of an update per sample; a larger update is scaled down", above=0, example="1.0"
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
 class WorkSpec(WorkerKeys):
     """The part of a job that its workers need. With ``passes`` a worker trains so many times over the samples
     of an exchange, in batches of ``batch`` or (if that is 0) in ``steps`` equal batches, and answers with its
@@ -390,6 +339,7 @@ class Job:
     synchronous: SynchronousSpec | None = None
     evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
+    track: TrackSpec = field(default_factory=TrackSpec)
     devices: Annotated[tuple[str, ...], Key("names of devices; empty: the whole fleet")] = ()
     priority: Annotated[
         int, Key("of the queued jobs, the one with the highest priority begins first", -MOST)

@@ -18,7 +18,7 @@ import typer
 from millpond.base.errors import LocalError, Refused
 from millpond.base.text import counted
 from millpond.host.api.daemon import MOST_LISTED, JobInfo
-from millpond.host.cli.exits import INTERRUPTED, JOB, LOCAL, fail
+from millpond.host.cli.exits import INTERRUPTED, JOB, LOCAL, REMOTE, fail
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     DevicesOption,
@@ -32,12 +32,15 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.monitor import job_view
 from millpond.host.monitor.job_view import Axis, JobCourse
+from millpond.host.program.trackers.tracking import Tracking, trackers_of
+from millpond.host.program.trackers.update import Tracker
 from millpond.host.records.comparison import JobComparison, differences
 from millpond.host.records.jobs import Round
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format
 from millpond.host.terminal.progress_lines import view
 from millpond.train.job import file
+from millpond.train.job.host_spec import TrackSpec
 from millpond.train.job.spec import Job, SynchronousSpec
 
 SetOption = Annotated[
@@ -72,14 +75,16 @@ def train(
     --set may be repeated; of two for one key the last counts. Its values are TOML's; a bare word is text.
     A job waits while one of its devices is needed by another job that runs or is before it in the queue.
     The command sends the daemon all that the job file names; the test folder only if the daemon cannot open
-    it.
+    it. It writes to the trackers of the file's table [track] as long as it follows the job; 'millpond jobs
+    track' does so later.
     """
     job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     if model:
         _check_target(model, detach=detach)
+    trackers = [] if detach else trackers_of(job.track)
     with DaemonClient(fleet_directory) as client:
         number = _submit(client, job, code, output)
-        _follow(client, number, output, detach=detach, model=model)
+        _follow(client, number, output, detach=detach, model=model, trackers=trackers)
 
 
 def _submit(client: DaemonClient, job: Job, code: Mapping[str, Path], output: Format) -> int:
@@ -125,12 +130,19 @@ def resume(
 ) -> None:
     """Resume a job that was stopped or has failed, or continue one that is done, from its last checkpoint."""
     with DaemonClient(fleet_directory) as client:
+        trackers = [] if detach else trackers_of(client.job(job).job.track)
         client.resume(job, rounds)
-        _follow(client, job, output, detach=detach)
+        _follow(client, job, output, detach=detach, trackers=trackers)
 
 
 def _follow(
-    client: DaemonClient, number: int, output: Format, *, detach: bool, model: Path | None = None
+    client: DaemonClient,
+    number: int,
+    output: Format,
+    *,
+    detach: bool,
+    model: Path | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> None:
     """Show a job until it ends, unless ``detach``, and write its model to a file. Exits if it does not end
     well.
@@ -143,7 +155,9 @@ def _follow(
         return
     names = now.devices or [device.name for device in client.fleet.config.device]
     console = tables.quiet_console() if output is Format.JSON else tables.console()
+    tracking = Tracking(client.fleet.directory, number, trackers, _warn)
     info, rounds = _watch(client, number, tables.JobView(console, names, now.unit))
+    tracking.finish()
     if model and info.model:
         client.save_model(number, model)
     if output is Format.JSON:
@@ -152,6 +166,10 @@ def _follow(
         print(f"{ending(info, rounds)}; {_place(info, model)}")
     if info.state != "done":
         fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+
+
+def _warn(line: str) -> None:
+    print(f"millpond: {line}", file=sys.stderr)
 
 
 def ending(info: JobInfo, rounds: Sequence[Round]) -> str:
@@ -345,6 +363,41 @@ def model(
     with DaemonClient(place) as client:
         client.save_model(job, path, best=best)
     printing.show(shown, {"id": job, "model": str(path)}, f"the model of job {job} is in {path}")
+
+
+@jobs.command()
+def track(
+    context: typer.Context,
+    job: JobArgument,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a run for TensorBoard into this folder.")
+    ] = None,
+    mlflow: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Write a run to this MLflow server, or folder.")
+    ] = "",
+    fleet_directory: OwnFleetOption = None,
+    output: OwnFormatOption = None,
+) -> None:
+    """Write a job to its trackers, from the first round on and until it ends.
+
+    They are those of the job file, unless an option names one. The command may begin before or behind the
+    end of the job, and again.
+    """
+    place, shown = _of_group(context, fleet_directory, output)
+    given = TrackSpec(str(tensorboard.absolute()) if tensorboard else "", mlflow)
+    with DaemonClient(place) as client:
+        spec = given if given != TrackSpec() else client.job(job).job.track
+    if not (trackers := trackers_of(spec)):
+        raise LocalError(f"job {job} has no table [track]: give --tensorboard or --mlflow")
+    tracking = Tracking(place, job, trackers, _warn)
+    try:
+        tracking.finish(None)
+    except KeyboardInterrupt:
+        fail(f"interrupted; job {job} goes on", INTERRUPTED, document=False)
+    if tracking.failed:
+        raise SystemExit(REMOTE)
+    places = " and ".join(filter(None, (spec.tensorboard, spec.mlflow)))
+    printing.show(shown, {"id": job, "trackers": places}, f"job {job} is in {places}")
 
 
 @jobs.command()

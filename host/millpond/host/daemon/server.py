@@ -45,6 +45,7 @@ from millpond.train.job import signed_code
 from millpond.train.job.check import check
 from millpond.train.job.file_cache import FileCache
 from millpond.train.job.files import JobFile, check_job_files, contents
+from millpond.train.job.host_spec import TrackSpec
 from millpond.train.job.spec import Job
 from millpond.train.protocol import FileContents, MissingFiles
 from millpond.wire.acceptor import Acceptor
@@ -352,7 +353,8 @@ class DaemonServer:
     def _get_job(self, client: Channel, request: daemon.GetJob) -> Message:
         found = self._jobs.record(request.job, rounds=request.rounds)
         if not self._is_owner(client) and found.info.owner != sockets.peer_uid(client.sock):
-            found = replace(found, job=replace(found.job, data=replace(found.job.data, test="")))
+            data = replace(found.job.data, test="")
+            found = replace(found, job=replace(found.job, data=data, track=TrackSpec()))
         return found
 
     def _watch(self, client: Channel, request: daemon.Watch) -> None:

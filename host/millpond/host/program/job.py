@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from millpond.host.api.daemon import JobInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.monitor import job_plot
 from millpond.host.monitor.job_view import JobCourse
+from millpond.host.program.trackers.tracking import FINISH_SECONDS, Tracking, trackers_of
+from millpond.host.program.trackers.update import Tracker
 from millpond.host.records.jobs import Round
 
 if TYPE_CHECKING:
@@ -19,13 +22,16 @@ if TYPE_CHECKING:
 
 
 class RunningJob:
-    """A job of a fleet, running or ended. Iterate over it for its rounds, from the first on, as they come.
+    """A job of a fleet, running or ended. Iterate over it for its rounds, from the first on, as they come;
+    whoever does, or waits, writes to the trackers of its job file, too.
 
     The host daemon runs it, whatever becomes of this program; ``Fleet.job`` finds it again by its ``number``.
     """
 
     def __init__(self, fleet: Path, number: int) -> None:
         self._fleet, self.number = fleet, number
+        self._trackings: list[Tracking] = []
+        self._follows = False
 
     def __repr__(self) -> str:
         """Tell the state now: ``<job 3 digits: running, 4 of 20 rounds, accuracy 0.9100>``."""
@@ -66,9 +72,32 @@ class RunningJob:
         return Path(info.model)
 
     def __iter__(self) -> Iterator[Round]:
+        self._begin_tracking()
         with DaemonClient(self._fleet) as client:
             for progress in client.watch(self.number):
                 yield from progress.rounds
+        self.finish_tracking()
+
+    def track(self, *trackers: Tracker) -> None:
+        """Have trackers follow the job, from its first round on, each in a thread: what they do delays
+        nobody. One that raises an exception gets no more news, and a line on standard error tells it.
+        """
+        fleet, number = self._fleet, self.number
+        self._trackings.append(Tracking(fleet, number, trackers, lambda line: print(line, file=sys.stderr)))
+
+    def finish_tracking(self, seconds: float | None = FINISH_SECONDS) -> None:
+        """Wait until the trackers of a job that has ended have its end, so many ``seconds`` at most."""
+        for tracking in self._trackings:
+            tracking.finish(seconds)
+
+    def _begin_tracking(self) -> None:
+        """Begin the trackers of the job file, when the job is followed for the first time."""
+        if not self._follows:
+            self._follows = True
+            with DaemonClient(self._fleet) as client:
+                spec = client.job(self.number).job.track
+            if trackers := trackers_of(spec):
+                self.track(*trackers)
 
     def wait(self) -> JobInfo:
         """Wait until the job has ended. Returns how. Raises RemoteError if it has failed or was stopped."""

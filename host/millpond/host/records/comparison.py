@@ -81,6 +81,11 @@ def settings(job: Job) -> dict[str, Any]:
     return _flat(dump(job))
 
 
+def parameters(job: Job) -> dict[str, Any]:
+    """Return the same for trackers: with the tables that the job's kind has, and without the trackers."""
+    return {key: value for key, value in settings(_whole(job)).items() if not key.startswith("track.")}
+
+
 def _whole(job: Job) -> Job:
     """Return the job with the defaults of its kind: a table that is left out is no difference."""
     return job if job.synchronous else replace(job, federated=job.averaging)

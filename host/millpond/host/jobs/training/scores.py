@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from millpond.host.jobs.context import JobFailed
 from millpond.host.records.jobs import Standing
-from millpond.train.job.spec import EvaluationSpec
+from millpond.train.job.host_spec import EvaluationSpec
 
 Scores = dict[str, dict[str, float | None]]
 """The figures of a model by place, "host" or "devices"; None for one that is not finite."""
