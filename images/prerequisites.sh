@@ -8,7 +8,7 @@
 #   prerequisites.sh fuse PYTHON     what pip builds fuse-python with, where that has no wheel for this Python
 #   prerequisites.sh sshd            openssh-server, whose service does not start
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
-#   prerequisites.sh tests           programs without which a few tests are skipped: busybox, sfdisk, RAUC, veritysetup, osslsigncode, Chromium, promtool
+#   prerequisites.sh tests           programs without which a few tests are skipped: busybox, sfdisk, RAUC, veritysetup, osslsigncode, Chromium, promtool, tmux
 #   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
 #   prerequisites.sh qemu            what runs it on this machine, and updates it: QEMU for aarch64, firmware, RAUC
 #   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
@@ -218,7 +218,7 @@ guest) need_guest_tools ;;
 tests)
     want_programs "its tests are skipped" busybox:busybox sfdisk:fdisk rauc:rauc \
         mksquashfs:squashfs-tools veritysetup:cryptsetup-bin osslsigncode:osslsigncode chromium:chromium \
-        chromedriver:chromium-driver
+        chromedriver:chromium-driver tmux:tmux
     want_promtool
     ;;
 image) need_image_tools ;;

@@ -11,7 +11,7 @@ import pytest
 BLOCKED = """
 import importlib, sys
 sys.modules.update(dict.fromkeys(("torch", "PIL", "packaging", "sklearn", "matplotlib", "pyarrow", "fuse",
-                                  "prometheus_client", "tensorboardX", "mlflow")))
+                                  "prometheus_client", "tensorboardX", "mlflow", "textual", "plotille")))
 importlib.import_module(sys.argv[1])
 """
 
@@ -24,6 +24,8 @@ def imported(module: str) -> subprocess.CompletedProcess[str]:
     "module",
     [
         "millpond.host.cli.app",
+        "millpond.host.monitor.feed",
+        "millpond.host.monitor.top.plain",
         "millpond.host.program.fleet",
         "millpond.host.remote.mounter",
         "millpond.agent.daemon",

@@ -41,6 +41,7 @@ _MODULES: Final = {
     **dict.fromkeys(("mount", "umount"), "volumes.mount"),
     **{name: f"volumes.{name}" for name in ("volume", "cp")},
     **dict.fromkeys(("flash", "update", "new", "sign", "data")),
+    "top": "views.top",
     "metrics": "views.metrics",
     **dict.fromkeys(("train", "resume"), "jobs"),
     "launch": "launch",

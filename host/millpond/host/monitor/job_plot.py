@@ -15,7 +15,7 @@ from millpond.host.monitor.job_view import Axis, JobCourse, Points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TICKS: Final = 18
+_TICKS: Final = 19
 """The characters that the labels of both axes take in a line."""
 _AXES: Final = 4
 AXIS_LABELS: Mapping[Axis, str] = {
@@ -91,8 +91,12 @@ def text(drawn: Mapping[str, Points], width: int, height: int, axis_label: str) 
     canvas = plotille.Figure()
     canvas.with_colors, canvas.origin = False, False
     canvas.x_label, canvas.y_label = axis_label, "score"
+    canvas.x_ticks_fkt = canvas.y_ticks_fkt = lambda low, _high: f"{low:.4g}"
     canvas.width = max(10, width - _TICKS - len(axis_label))
     canvas.height = max(2, height - _AXES - len(drawn))
+    places = [x for points in drawn.values() for x, _ in points] or [0.0]
+    low, high = min(places), max(places)
+    canvas.set_x_limits(low, high + (high - low) / canvas.width if high > low else low + 1)
     for (label, points), marker in zip(drawn.items(), cycle(_marks(len(drawn))), strict=False):
         xs, ys = zip(*(points if len(points) > 1 else points * 2), strict=True)
         canvas.plot(xs, ys, marker=marker, label=label)

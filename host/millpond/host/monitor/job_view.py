@@ -44,20 +44,24 @@ class WorkerPart:
 
 @dataclass(frozen=True, slots=True)
 class JobCourse:
-    """A job as it is now and its finished ``rounds``, in order; ``lines`` are the last of its log."""
+    """A job as it is now and its finished ``rounds``, in order; ``lines`` are the last of its log, of
+    ``line_count`` in all.
+    """
 
     info: JobInfo
     rounds: tuple[Round, ...] = ()
     lines: tuple[str, ...] = ()
+    line_count: int = 0
 
     def after(self, progress: JobProgress) -> JobCourse:
         """Return the course with what the daemon has told since."""
-        first = progress.rounds[0].round if progress.rounds else 0
-        kept = self.rounds
-        while first and kept and kept[-1].round >= first:  # a resumed job computes its last rounds again
-            kept = kept[:-1]
+        rounds = self.rounds
+        if new := progress.rounds:
+            while rounds and rounds[-1].round >= new[0].round:  # it has computed its last rounds again
+                rounds = rounds[:-1]
+            rounds = (*rounds, *new)
         lines = (*self.lines, *progress.lines)[-KEPT_LINES:]
-        return JobCourse(progress.info, (*kept, *progress.rounds), lines)
+        return JobCourse(progress.info, rounds, lines, self.line_count + len(progress.lines))
 
     @property
     def outcome(self) -> ComparedJob:

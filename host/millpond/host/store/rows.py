@@ -79,4 +79,10 @@ def _standing(text: str) -> Standing | None:
 
 
 def _round(row: sqlite3.Row) -> Round:
-    return schema.load(Round, json.loads(row["result"]), "round", strict=False)
+    return _loaded_round(row["result"])
+
+
+@lru_cache(maxsize=32)
+def _loaded_round(text: str) -> Round:
+    """Return a round. The last ones of a job that is looked at are read again at each new one."""
+    return schema.load(Round, json.loads(text), "round", strict=False)
