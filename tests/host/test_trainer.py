@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from millpond.host.api.daemon import Curves
 from millpond.host.jobs.training.admission import Admission
+from millpond.host.jobs.training.epoch import Epoch
+from millpond.host.jobs.training.exchange_engine import ExchangeOutcome
 from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.jobs.training.trainer import Trainer
@@ -78,3 +82,19 @@ def test_the_end_of_an_epoch_profiles_the_newcomer_whose_samples_are_left(
     assert trainer._await_absent() and group.waits == 1
     roster.join(1, cast(Dispatcher, None))
     assert not trainer._await_absent()
+
+
+def test_a_round_that_begins_again_is_told_with_those_that_were_late(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before: it went back to its beginning without a word."""
+    trainer, began = trainer_of(Profiling()), list[int]()
+    trainer._group, trainer._epoch = cast(WorkerGroup, Group()), Epoch(3)
+    trainer._shards = cast(Shards, SimpleNamespace(begin=began.append))
+    monkeypatch.setattr(trainer, "_check_quorum", lambda: None)
+    trainer.log = logging.getLogger("trainer")
+    with caplog.at_level(logging.INFO):
+        trainer._begin_again(ExchangeOutcome(missing=[1], deadline=60.0))
+        trainer._begin_again(ExchangeOutcome())  # of workers that were lost, which is told
+    assert caplog.messages == ["no answer of csd1 within 60 s: round 3 begins again"]
+    assert began == [3, 3]

@@ -92,9 +92,8 @@ class Trainer:
 
     def _part_done(self) -> float:
         """Return the part of the present epoch, or round, that is done."""
-        if self._schedule.is_epoch:
-            return self._engine.done(self._step + 1)
-        return 1 - self._shards.part_left
+        is_one = self._schedule.is_epoch
+        return self._engine.done(self._step + 1) if is_one else 1 - self._shards.part_left
 
     def run(self) -> Path | None:
         """Train to the target or the last epoch. Returns the model's path, None for a job without rounds.
@@ -291,8 +290,7 @@ class Trainer:
             self._admission.lost(loss)
         self._note_missing(outcome)
         if one and not enough(list(outcome.counted)):
-            self._shards.begin(self._epoch.number)
-            self._check_quorum()
+            self._begin_again(outcome)
             return True
         self._epoch.count(outcome, self._group.names)
         if outcome.samples:
@@ -305,10 +303,17 @@ class Trainer:
             self._saved_at = time.monotonic()
         return bool(outcome.samples or outcome.lost or self._engine.outstanding()) or self._await_absent()
 
+    def _begin_again(self, outcome: ExchangeOutcome) -> None:
+        """Begin the round anew, in which too few have answered. Raises JobFailed."""
+        if late := ", ".join(self._group.names[rank] for rank in outcome.missing):
+            within, number = outcome.deadline, self._epoch.number
+            self.log.info("no answer of %s within %.3g s: round %d begins again", late, within, number)
+        self._shards.begin(self._epoch.number)
+        self._check_quorum()
+
     def _note_missing(self, outcome: ExchangeOutcome) -> None:
         for rank in outcome.missing:
-            reason = f"no answer within {outcome.deadline:.3g} s"
-            self._reasons[self._group.names[rank]] = reason
+            self._reasons[self._group.names[rank]] = f"no answer within {outcome.deadline:.3g} s"
 
     def _await_absent(self) -> bool:
         """At the end of an epoch, wait a moment for lost workers whose samples are left. Returns whether any
