@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from typing import Any
 
@@ -73,7 +74,7 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """Return what the console has said, such as violations of the page's policy."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
+        return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
     def faults(self) -> list[str]:
         """Return what axe-core finds wrong in the page, contrast included."""
@@ -90,14 +91,19 @@ class Browser:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser for all tests of a module."""
-    places = [shutil.which(name) for name in PROGRAMS]
-    if None in places:
-        pytest.skip("chromium and chromium-driver are not installed: images/prerequisites.sh tests")
+def missing() -> str:
+    """Return what has to be installed, "" for nothing."""
+    if all(map(shutil.which, PROGRAMS)):
+        return ""
+    return "chromium and chromium-driver are not installed: images/prerequisites.sh tests"
+
+
+@contextmanager
+def started() -> Iterator[Browser]:
+    """Start a browser, and end it."""
+    chromium, driver_program = (shutil.which(name) for name in PROGRAMS)
     options = webdriver.ChromeOptions()
-    options.binary_location = str(places[0])
+    options.binary_location = str(chromium)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     for argument in (
         "--headless=new",
@@ -108,10 +114,19 @@ def browser() -> Iterator[Browser]:
         options.add_argument(argument)
     if os.geteuid() == 0:
         options.add_argument("--no-sandbox")  # which does not run as root
-    driver = webdriver.Chrome(options, Service(places[1]))
+    driver = webdriver.Chrome(options, Service(driver_program))
     try:
         driver.set_page_load_timeout(30)
         driver.set_script_timeout(60)
         yield Browser(driver)
     finally:
         driver.quit()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser for all tests of a module."""
+    if complaint := missing():
+        pytest.skip(complaint)
+    with started() as browser:
+        yield browser

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from bench import harness
 from bench.experiment import Experiment, Run
-from bench.people import costs
+from bench.people import browser, costs
 from bench.people.fleet import Watched, watched_fleet
 from bench.rows import Row
 
@@ -29,6 +29,9 @@ def main() -> int:
             experiment("watchers", "Twenty watchers of a job", costs.measure_watchers, "watch_cpu"),
             experiment("top", "millpond top", costs.measure_top, "top_cpu_percent"),
             experiment("scrape", "A scrape of millpond metrics", costs.measure_scrape, "scrape_ms"),
+            experiment(
+                "dashboard", "The dashboard in a browser", browser.measure_dashboard, *browser.FIGURES
+            ),
         )
         return harness.main("people", "What it costs to look at a fleet.", experiments)
 
