@@ -26,6 +26,7 @@ from millpond.train.job.file import describe
 from millpond.train.job.file_cache import FileCache
 from millpond.train.job.files import JobFile
 from millpond.train.job.folder import FolderManifest, manifest_of
+from millpond.train.job.host_spec import TrackSpec
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 from millpond.train.protocol import FileContents, MissingFiles
 from millpond.wire.channel import Channel
@@ -326,12 +327,17 @@ def test_test_data_are_for_the_user_who_has_sent_them(
             channel.call(daemon.Submit(JOB, files), daemon.Submitted, soon())
 
 
-def test_another_user_is_not_told_where_the_test_data_are(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.submit()
+def test_another_user_is_not_told_where_test_data_and_trackers_are(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address may have a password in it."""
+    rig.submit(text='track = { mlflow = "https://me:secret@tracker.example" }\n')
     with DaemonClient(rig.directory) as client:
-        assert client.job(1).job.data.test
+        job = client.job(1).job
+        assert job.data.test and job.track.mlflow
         monkeypatch.setattr(sockets, "peer_uid", lambda _sock: OTHER_UID)
-        assert client.job(1).job.data.test == ""
+        job = client.job(1).job
+        assert (job.data.test, job.track) == ("", TrackSpec())
 
 
 def test_a_signature_of_many_bytes_is_refused_before_a_job_has_it(rig: Rig) -> None:
