@@ -436,7 +436,9 @@ def test_a_tunnel_is_measured_unless_a_job_runs(
     provisioning.create(tmp_path / "fleet", "tests", ["csd0"])
     monkeypatch.setattr(fleet_facts, "DaemonClient", Told)
     monkeypatch.setattr(Told, "runs", runs)
-    found = fleet_facts.look(tmp_path / "fleet")
+    told = list[str]()
+    found = fleet_facts.look(tmp_path / "fleet", told.append)
+    assert told == ([] if runs else ["measuring the tunnels of 1 device ..."])
     assert found.devices[0].tunnel == TUNNEL and found.boards == {"emulated": 1} and found.emulated == 1
     assert (found.devices[0].link is None, bool(found.unmeasured)) == (runs, runs)
     clock = found.devices[0].clock

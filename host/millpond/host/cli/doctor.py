@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -53,12 +54,18 @@ def doctor(
 def _look(directory: Path) -> list[diagnosis.Diagnosis]:
     machine = machine_facts.look()
     system = system_facts.look(has_namespaces=not machine.namespaces)
-    fleet = fleet_facts.look(directory)
+    fleet = fleet_facts.look(directory, _tell)
     emulates = fleet_checks.emulates(fleet)
     found = [*system_checks.checks(system, emulates=emulates)]
     if emulates:
         found += prerequisites.checks(machine)
     return [*found, *fleet_checks.checks(fleet)]
+
+
+def _tell(line: str) -> None:
+    """Tell a person what takes a while."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:

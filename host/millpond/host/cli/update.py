@@ -84,7 +84,6 @@ def command(
     path, manifest = locate.find(image)
     names = _names(fleet, targets[:-1], manifest.board, everybody=everybody)
     check(fleet, names, manifest.board)
-    bundle = bundles.make(fleet, path, manifest)
     is_json = output is Format.JSON
 
     def update(name: str, shown: ProgressView) -> UpdateOutcome:
@@ -99,6 +98,7 @@ def command(
         return UpdateOutcome(name, "current" if device.was_current else "updated", running.slot)
 
     with view(terminal=sys.stdout.isatty(), shows=not is_json) as shown:
+        bundle = bundles.make(fleet, path, manifest, shown.print)
         outcomes = roll(names, at_once, lambda name: update(name, shown))
     _show_outcomes(outcomes, as_json=is_json)
     if any(outcome.state in _UNDONE for outcome in outcomes):

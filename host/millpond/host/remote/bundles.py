@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,8 +42,12 @@ class Bundle:
     held: int = field(default=-1, compare=False, repr=False)
 
 
-def make(fleet: Fleet, image: Path, manifest: Manifest) -> Bundle:
-    """Return the bundle of an image for the devices of ``fleet``, made once and kept. Raises LocalError."""
+def make(
+    fleet: Fleet, image: Path, manifest: Manifest, tell: Callable[[str], None] = lambda _line: None
+) -> Bundle:
+    """Return the bundle of an image for the devices of ``fleet``, made once and kept; ``tell`` is called with
+    a line before one is made, which takes a while. Raises LocalError.
+    """
     target = _place(fleet, manifest)
     target.parent.mkdir(exist_ok=True)
     with (fleet.directory / "updates.lock").open("ab") as lock:
@@ -50,6 +55,7 @@ def make(fleet: Fleet, image: Path, manifest: Manifest) -> Bundle:
         for left in target.parent.glob(f"{_FOLDER}*"):  # by one that was killed
             shutil.rmtree(left)
         if not target.exists():
+            tell(f"packing the image of millpond {manifest.version} as a signed bundle")
             _make(fleet, image, manifest, target)
         held = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(held, fcntl.LOCK_SH)

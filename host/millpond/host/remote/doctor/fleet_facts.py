@@ -9,10 +9,12 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError
+from millpond.base.text import counted
 from millpond.host.api.daemon import DeviceInfo, LinkInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory as fleets
@@ -29,8 +31,10 @@ _PROBED = 1024  # values: the links are measured alike for any number
 _LATEST = 5  # jobs, of which one may run
 
 
-def look(directory: Path) -> FleetFacts:
-    """Look at the fleet in ``directory``, which need not be there."""
+def look(directory: Path, tell: Callable[[str], None] = lambda _line: None) -> FleetFacts:
+    """Look at the fleet in ``directory``, which need not be there. ``tell`` is called with a line before what
+    takes a while.
+    """
     facts = FleetFacts(
         str(directory.absolute()),
         datetime.datetime.now(datetime.UTC),
@@ -50,7 +54,7 @@ def look(directory: Path) -> FleetFacts:
         is_firewalled=host.firewall == "required",
         certificates=expiry.ends(fleet, facts.now),
     )
-    return _ask(fleet, facts)
+    return _ask(fleet, facts, tell)
 
 
 def _disk(directory: Path) -> DiskFacts | None:
@@ -63,12 +67,12 @@ def _disk(directory: Path) -> DiskFacts | None:
     return None
 
 
-def _ask(fleet: Fleet, facts: FleetFacts) -> FleetFacts:
+def _ask(fleet: Fleet, facts: FleetFacts, tell: Callable[[str], None]) -> FleetFacts:
     """Return the facts with the daemon's word."""
     try:
         with DaemonClient(fleet.directory) as client:
             found = client.overview()
-            links, unmeasured = _measure(client, found.devices)
+            links, unmeasured = _measure(client, found.devices, tell)
             devices = tuple(_device(client, info, links) for info in found.devices)
             return replace(facts, warnings=found.warnings, devices=devices, unmeasured=unmeasured)
     except MillpondError as error:
@@ -76,7 +80,9 @@ def _ask(fleet: Fleet, facts: FleetFacts) -> FleetFacts:
         return replace(facts, silent=str(error), is_denied=denied)
 
 
-def _measure(client: DaemonClient, devices: tuple[DeviceInfo, ...]) -> tuple[dict[str, LinkInfo], str]:
+def _measure(
+    client: DaemonClient, devices: tuple[DeviceInfo, ...], tell: Callable[[str], None]
+) -> tuple[dict[str, LinkInfo], str]:
     """Measure the tunnels of all devices that are ready, unless that would disturb a job. Returns the links,
     or why there are none.
     """
@@ -84,6 +90,7 @@ def _measure(client: DaemonClient, devices: tuple[DeviceInfo, ...]) -> tuple[dic
         return {}, "no device is ready"
     if any(job.state == JobState.RUNNING for job in client.jobs(_LATEST)):
         return {}, "a job runs, which it would slow down"
+    tell(f"measuring the tunnels of {counted(len(devices), 'device')} ...")
     try:
         return client.topology(_PROBED).links, ""
     except MillpondError as error:
