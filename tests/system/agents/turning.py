@@ -21,13 +21,13 @@ def load(self, request, host):
 def serve(self, host, _serve=control.AgentService.serve):
     asked.clear()
 
-    def passing(*arguments, _passing=host._outlet.passing):
+    def passing(*arguments, _passing=host.outlet.passing):
         if asked and TOLD.exists():
             host.sock.sendall(b"this is no message of millpond's")
             time.sleep(1)
         _passing(*arguments)
 
-    host._outlet.passing = passing
+    host.outlet.passing = passing
     return _serve(self, host)
 
 
