@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,7 @@ from millpond.train.protocol import Folder, MissingFiles, PrepareWorker, Ready
 from millpond.train.state.layout import Tensor
 from millpond.wire.channel import Channel
 
+from ..audited import unlogged_sessions
 from ..waiting import eventually
 
 DIED = pytest.mark.expected_log("died, and is restarted")
@@ -189,6 +191,7 @@ def test_a_worker_that_dies_while_it_prepares_is_a_reason_to_check(
     made, trials = object.__new__(AgentService), list[int]()
     made.config = AgentConfig("csd0", LinkConfig("s", "10.77.0.2/30"), str(tmp_path), state=str(tmp_path))
     made._files = JobFiles(made.config)
+    made.audit = SimpleNamespace(session=unlogged_sessions)
 
     def fails(*_: object) -> None:
         raise Refused("", code, "the worker process died")
