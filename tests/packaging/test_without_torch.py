@@ -11,7 +11,7 @@ import pytest
 BLOCKED = """
 import importlib, sys
 sys.modules.update(dict.fromkeys(("torch", "PIL", "packaging", "sklearn", "matplotlib", "pyarrow", "fuse",
-                                  "prometheus_client", "tensorboardX", "mlflow", "textual", "plotille")))
+                                  "prometheus_client", "tensorboard", "mlflow", "textual", "plotille")))
 importlib.import_module(sys.argv[1])
 """
 

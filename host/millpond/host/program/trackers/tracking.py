@@ -25,16 +25,15 @@ from millpond.host.records.comparison import parameters
 from millpond.host.records.jobs import JobState
 from millpond.train.job.host_spec import TrackSpec
 
-_PACKAGES: Final = {"tensorboard": "tensorboardX", "mlflow": "mlflow"}
 FINISH_SECONDS: Final = 30.0
 """Time that trackers have from the end of the job, for what is left and the model."""
 
 
 def trackers_of(spec: TrackSpec) -> list[Tracker]:
     """Return the trackers of a job's table ``[track]``. Raises LocalError for a package that is missing."""
-    for extra, package in _PACKAGES.items():
-        if getattr(spec, extra) and find_spec(package) is None:
-            raise LocalError(f"track: {extra}: {package} is not installed: pip install 'millpond[{extra}]'")
+    for package in ("tensorboard", "mlflow"):
+        if getattr(spec, package) and find_spec(package) is None:
+            raise LocalError(f"track: {package} is not installed: pip install 'millpond[{package}]'")
     found: list[Tracker] = [TensorBoardTracker(Path(spec.tensorboard))] if spec.tensorboard else []
     return [*found, MlflowTracker(spec.mlflow)] if spec.mlflow else found
 
