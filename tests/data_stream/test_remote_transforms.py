@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,8 +18,9 @@ import millpond.data
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.data.streaming import connection
-from millpond.data.streaming.served_set import TransformerLost
+from millpond.data.streaming.served_set import ReadSamples, TransformerLost, open_set
 from millpond.data.streaming.transforms import process, remote
+from millpond.data.streaming.transforms.functions import in_process
 from millpond.data.streaming.transforms.messages import ApplyTransform, TransformedSamples
 from millpond.data.streaming.transforms.process import Chunks, serve
 from millpond.data.streaming.transforms.remote import RemoteTransforms
@@ -106,8 +108,29 @@ def labels(stream: Any) -> list[int]:
     return sorted(label for _, batch in stream for label in batch.tolist())
 
 
+def chunk(count: int) -> ReadSamples:
+    return ReadSamples(samples(count), count)
+
+
 def samples(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.full((2, 3), float(label)), torch.tensor(label)) for label in range(count)]
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8)])
+def test_images_are_the_same_as_in_the_services_process(
+    tmp_path: Path, shape: tuple[int, ...], applying: Applying
+) -> None:
+    """They cross as they are stored, and are scaled where the function runs."""
+    pixels = np.random.default_rng(0).integers(0, 256, (70, *shape), np.uint8)
+    (tmp_path / "images").mkdir()
+    np.save(tmp_path / "images" / "images.npy", pixels)
+    np.save(tmp_path / "images" / "labels.npy", np.arange(70))
+    transforms, _ = applying()
+    own, other = in_process({"double": double})("double"), transforms("double")
+    wanted = np.arange(69, -1, -1)
+    found = [open_set(tmp_path / "images", "worker", each).read(wanted) for each in (own, other)]
+    assert found[0].head == found[1].head
+    assert bytearray().join(found[0].pieces) == bytearray().join(found[1].pieces)
 
 
 GOOD = pack([double(each) for each in samples(5)])
@@ -119,7 +142,7 @@ REFUSED = "sent what is no answer: Segmentation fault"
 @pytest.mark.parametrize("count", [1, 5, remote.PART, remote.PART + 1, 3 * remote.PART])
 def test_samples_come_back_as_the_function_leaves_them(count: int, applying: Applying) -> None:
     transform = applying()[0]("double")
-    found = transform(samples(count))
+    found = transform(chunk(count))
     (part,) = unpack(found.head, found.pieces[0]).parts
     images, labels = part.batch(0, count)
     assert labels.tolist() == list(range(count))
@@ -144,8 +167,8 @@ def test_what_is_no_answer_is_not_sent_on(
     transforms, processes = applying(answering(answer, bytes(payload)))
     transform = transforms("double")
     with pytest.raises(TransformerLost, match=REFUSED):
-        transform(samples(5))
-    assert transform(samples(5)).head == GOOD.head and processes.started == 2
+        transform(chunk(5))
+    assert transform(chunk(5)).head == GOOD.head and processes.started == 2
 
 
 def test_no_memory_is_taken_for_more_than_a_chunk(applying: Applying) -> None:
@@ -163,7 +186,7 @@ def test_a_chunk_that_has_become_too_large_is_read_in_halves(
     for module in (process, remote, connection):
         monkeypatch.setattr(module, "LARGEST_CHUNK", 4000)  # some 15 samples
     transforms, _ = applying()
-    too_large = transforms("double")(samples(300))
+    too_large = transforms("double")(chunk(300))
     assert too_large.pieces == () and too_large.size > 4000
     with service(folder, transforms=transforms) as where:
         assert labels(millpond.data.stream(f"{where}/images", batch=40, transform="double")) == ALL

@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.data_service.process import restart_at
 from millpond.agent.data_service.transformer import TransformerProcess
@@ -42,6 +44,7 @@ def in_another(file: Path) -> Iterator[Transforms]:
 
 def main() -> None:
     """Serve until SIGTERM."""
+    torch.set_num_threads(1)  # as the service's command
     root, file, where = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     own = contextlib.nullcontext(in_process(functions_of(file)))

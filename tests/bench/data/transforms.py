@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 import millpond.data
 from bench.data.shaped import sparse_images
 from bench.experiment import Run
@@ -35,6 +37,7 @@ _KINDS: Mapping[str, tuple[tuple[int, int, int], int, str]] = {
 
 def measure(run: Run) -> list[Row]:
     """Stream an epoch with each transform, in the service's process and in another, in turn."""
+    torch.set_num_threads(1)  # other processes have work for the second core
     seconds: dict[tuple[str, Where], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
         root = Path(name)

@@ -12,6 +12,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from millpond.agent.data_service.transformer import LONGEST_REASON
 from millpond.agent.gate import CanaryError, Gate, GateOutlet, LedgerCounters, Pattern
 from millpond.data.streaming.server import NO_TRANSFORMS, DataServer, ServiceSettings
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     their process is asked for; and the settings as JSON.
     """
     listener, tally, account, *transformer, text = arguments
+    torch.set_num_threads(1)  # chunks are read by several threads
     logging.basicConfig(level=logging.INFO, format="data service: %(message)s")
     settings = json.loads(text)
     sought = [Pattern(name, bytes.fromhex(data), stops) for name, data, stops in settings["patterns"]]

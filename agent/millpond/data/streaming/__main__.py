@@ -11,6 +11,8 @@ import socket
 import sys
 from pathlib import Path
 
+import torch
+
 from millpond.base.errors import LocalError, MillpondError
 from millpond.data.streaming.server import NO_TRANSFORMS, DataServer, ServiceSettings
 from millpond.data.streaming.transforms.functions import functions_of, in_process
@@ -20,6 +22,7 @@ def main() -> int:
     """Serve until a signal ends it. Exit codes: 0 ended by a signal, 1 it cannot serve, 2 wrong usage."""
     logging.basicConfig(format="%(message)s")
     arguments = _arguments()
+    torch.set_num_threads(1)  # chunks are read by several threads
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

@@ -27,13 +27,37 @@ from millpond.train.data.parquet import ParquetRows
 from millpond.train.data.tar import TarSamples
 from millpond.train.task.guessed_images import format_of
 
-Transform = Callable[[Sequence[Any]], Packed]
-"""Changes samples, and encodes them. Raises LocalError."""
 Decode = Callable[[Any], Any]
 """Changes a batch."""
 Read = Callable[[Ints], Packed]
 """Encodes samples, by their indices."""
 IMAGES = "images"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSamples:
+    """Samples as they were read: a list, or the batch of ``count`` samples that is yet to be decoded by
+    ``decode``. Stored images need a quarter of the bytes of scaled ones.
+    """
+
+    found: Any
+    count: int
+    decode: str = ""
+
+    def decoded(self) -> Sequence[Any]:
+        """Return each sample as its functions get it."""
+        return list(zip(*decoder(self.decode)(self.found), strict=True)) if self.decode else self.found
+
+    def packed(self, start: int, stop: int) -> Packed:
+        """Encode a part, as it is. Raises LocalError."""
+        if not self.decode:
+            return pack(self.found[start:stop])
+        part = tuple(column[start:stop] for column in self.found)
+        return pack_batch(part, len(part[0]))
+
+
+Transform = Callable[[ReadSamples], Packed]
+"""Changes samples, and encodes them. Raises LocalError."""
 
 
 class TransformerLost(LocalError):
@@ -108,10 +132,15 @@ def open_set(
 
 def _samples(found: Any, shards: tuple[int, ...], transform: Transform | None) -> ServedSet:
     def read(indices: Ints) -> Packed:
-        samples = found.__getitems__(indices)
-        if isinstance(found, LabelledImages):
-            samples = list(zip(*samples, strict=True))
-        return transform(samples) if transform else pack(samples)
+        if isinstance(found, LabelledImages) and found.is_uniform:
+            pixels, labels = found.stored(indices)
+            batch = torch.from_numpy(pixels), torch.from_numpy(labels)
+            samples = ReadSamples(batch, len(indices), IMAGES)
+        elif isinstance(found, LabelledImages):
+            samples = ReadSamples(list(zip(*found.__getitems__(indices.tolist()), strict=True)), len(indices))
+        else:
+            samples = ReadSamples(found.__getitems__(indices), len(indices))
+        return transform(samples) if transform else samples.packed(0, samples.count)
 
     return _served(shards, "", read)
 

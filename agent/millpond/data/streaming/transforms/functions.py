@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from millpond.base.errors import LocalError
-from millpond.data.streaming.served_set import Transform, in_words
+from millpond.data.streaming.served_set import ReadSamples, Transform, in_words
 from millpond.train.data.columns import Packed, pack
 
 Function = Callable[[Any], Any]
@@ -59,8 +59,8 @@ def in_process(functions: Mapping[str, Function]) -> Callable[[str], Transform]:
     def named(name: str) -> Transform:
         function = function_named(functions, name)
 
-        def transform(samples: Sequence[Any]) -> Packed:
-            return pack([changed(sample, function) for sample in samples])
+        def transform(samples: ReadSamples) -> Packed:
+            return pack([changed(sample, function) for sample in samples.decoded()])
 
         return transform
 

@@ -9,12 +9,14 @@ from millpond.wire.messages import Message, message
 @message("transforms.apply")
 class ApplyTransform(Message):
     """Change samples by the transform ``name``: ``head`` and the payload behind it encode these, see
-    ``columns``. They are a part of a chunk, its ``first`` part, its ``last`` part, or both. Answered by Ok,
-    the last part by TransformedSamples.
+    ``columns``; with ``decode`` they are a batch that is decoded first, see ``ReadSamples``. They are a part
+    of a chunk, its ``first`` part, its ``last`` part, or both. Answered by Ok, the last part by
+    TransformedSamples.
     """
 
     name: str
     head: bytes
+    decode: str
     first: bool
     last: bool
 

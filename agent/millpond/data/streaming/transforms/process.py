@@ -12,7 +12,7 @@ import random
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from millpond.base.deadline import NEVER
 from millpond.base.errors import ConnectionLost, LocalError
 from millpond.data.streaming.protocol.messages import MOST_HEAD
 from millpond.data.streaming.protocol.service import LARGEST_CHUNK
+from millpond.data.streaming.served_set import ReadSamples
 from millpond.data.streaming.transforms.functions import Function, changed, function_named, functions_of
 from millpond.data.streaming.transforms.messages import ApplyTransform, TransformedSamples
 from millpond.train.data.columns import pack, unpack
@@ -59,6 +60,7 @@ def _prepare(folder: Path) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what the functions printed outlives a kill
     torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(1)  # as in the workers of torch's DataLoader
     torch.seed()
     np.random.seed()
     random.seed()
@@ -79,6 +81,14 @@ def serve(channel: Channel, answer: Callable[[Message, memoryview], _Answer]) ->
             return
 
 
+def _samples_in(request: ApplyTransform, payload: memoryview) -> Iterable[Any]:
+    received = unpack(request.head, payload)
+    if not request.decode:
+        return received
+    (batch,) = received.batches(0, len(received))
+    return ReadSamples(batch, len(received), request.decode).decoded()
+
+
 class Chunks:
     """The chunk of samples that one of ``functions`` changes, part by part."""
 
@@ -97,7 +107,7 @@ class Chunks:
     def _changed(self, request: ApplyTransform, payload: memoryview) -> _Answer:
         function = function_named(self._functions, request.name)
         self._held = [] if request.first else self._held
-        self._held += [changed(sample, function) for sample in unpack(request.head, payload)]
+        self._held += [changed(sample, function) for sample in _samples_in(request, payload)]
         if not request.last:
             return Ok(), b""
         packed, self._held = pack(self._held), []

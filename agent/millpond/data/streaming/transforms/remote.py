@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import (
@@ -26,9 +25,9 @@ from millpond.base.errors import (
 from millpond.base.text import printable
 from millpond.data.streaming.protocol.messages import MOST_HEAD
 from millpond.data.streaming.protocol.service import LARGEST_CHUNK
-from millpond.data.streaming.served_set import Transform, TransformerLost
+from millpond.data.streaming.served_set import ReadSamples, Transform, TransformerLost
 from millpond.data.streaming.transforms.messages import ApplyTransform, TransformedSamples
-from millpond.train.data.columns import Packed, pack, unpack
+from millpond.train.data.columns import Packed, unpack
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Ok
@@ -54,7 +53,7 @@ class RemoteTransforms:
 
     def __call__(self, name: str) -> Transform:
         """Return a transform. Raises LocalError if there is none of that name, or no process."""
-        self._transformed(name, ())
+        self._transformed(name, ReadSamples((), 0))
         return functools.partial(self._transformed, name)
 
     def close(self) -> None:
@@ -64,7 +63,7 @@ class RemoteTransforms:
                 self._channel.close()
             self._channel = None
 
-    def _transformed(self, name: str, samples: Sequence[Any]) -> Packed:
+    def _transformed(self, name: str, samples: ReadSamples) -> Packed:
         with self._lock:
             channel = self._running()
             try:
@@ -91,17 +90,17 @@ class RemoteTransforms:
         self._channel = Channel(sock, "the process of the transforms", limits=limits) if sock else None
         return printable(reason)
 
-    def _asked(self, channel: Channel, name: str, samples: Sequence[Any]) -> Packed:
+    def _asked(self, channel: Channel, name: str, samples: ReadSamples) -> Packed:
         """Return a chunk of changed samples. Raises RemoteError."""
-        last = max(0, len(samples) - 1) // PART * PART
+        last = max(0, samples.count - 1) // PART * PART
         for start in range(0, last + 1, PART):
             deadline = Deadline.after(self._seconds)
-            part = pack(samples[start : start + PART])
-            request = ApplyTransform(name, part.head, start == 0, start == last)
+            part = samples.packed(start, start + PART)
+            request = ApplyTransform(name, part.head, samples.decode, start == 0, start == last)
             channel.send(request, deadline, b"".join(part.pieces))
             if start < last:
                 channel.expect(Ok, deadline)
-        return _received(channel, len(samples), deadline)
+        return _received(channel, samples.count, deadline)
 
 
 def _received(channel: Channel, samples: int, deadline: Deadline) -> Packed:
