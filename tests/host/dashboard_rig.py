@@ -21,7 +21,17 @@ from millpond.host.monitor.dashboard.access import Access, Role
 from millpond.host.monitor.dashboard.server import Dashboard
 from millpond.host.monitor.feed import Feed
 from millpond.tunnel.datapath.stats import PacketStats
-from millpond.wire.control_messages import GetLedger, Ledger, Log, LogPosition
+from millpond.wire.audit_log import Event, InForce, LogHead, digest_of, encode
+from millpond.wire.control_messages import (
+    AuditEntries,
+    AuditHead,
+    GetAuditEntries,
+    GetAuditHead,
+    GetLedger,
+    Ledger,
+    Log,
+    LogPosition,
+)
 
 from ..waiting import eventually
 from .daemon_rig import Rig
@@ -49,6 +59,13 @@ class Served:
     role: Role = Role.VIEW
     lines: dict[str, list[str]] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=lambda: {"parameters": 1_000_000, "metrics": 2000})
+
+    audit: list[str] = field(default_factory=list)
+
+    def note(self, event: Event) -> None:
+        """Add an entry to the audit log of all devices."""
+        head = LogHead(len(self.audit), digest_of(self.audit[-1])) if self.audit else LogHead()
+        self.audit.append(encode(head, 1e9 + len(self.audit), event))
 
     @property
     def host(self) -> str:
@@ -103,6 +120,10 @@ def _furnish(served: Served, name: str) -> None:
     def call(request: object, _reply: object, _deadline: object) -> object:
         if isinstance(request, GetLedger):
             return Ledger(dict(served.sent), {"canary": 0}, 4096)
+        if isinstance(request, GetAuditHead):
+            return AuditHead(1, len(served.audit), digest_of(served.audit[-1]), "")
+        if isinstance(request, GetAuditEntries):
+            return AuditEntries(tuple(served.audit[request.first - 1 :]))
         lines = served.lines[name]
         after = getattr(request, "after", None)
         return Log(tuple(lines[after.number if after else 0 :]), LogPosition("boot", len(lines)))
@@ -121,6 +142,7 @@ def serving(rig: Rig) -> Iterator[Served]:
         thread.start()
         try:
             served = Served(rig, feed, access, port)
+            served.note(InForce("", "0" * 64, {"least_samples": 8, "code": "any"}))
             for name in rig.devices:
                 _furnish(served, name)
             eventually(lambda: server.started and feed.snapshot.at, "a dashboard that answers")

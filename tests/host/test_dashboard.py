@@ -10,13 +10,15 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millpond.host.fleet.lifecycle import DeviceState
-from millpond.host.monitor.dashboard import charts
+from millpond.host.monitor.dashboard import charts, sources
 from millpond.host.monitor.dashboard.access import Access, Role, host_of
 from millpond.host.records.jobs import JobEvent
+from millpond.wire.audit_log import Answered, InForce
 
 from .daemon_rig import Rig
 from .dashboard_rig import COOKIE, SECONDS, Served, part, served
@@ -217,9 +219,9 @@ def test_the_page_of_a_job_follows_its_rounds(served: Served) -> None:
         workers = {"csd0": {"loss": 0.5}}
         served.rig.add_round(job, metrics={"loss": 0.5}, by_worker=workers, tunnel={"csd0": (3000, 1000)})
         served.rig.begun[job].context.changed()
-        for event in events:
-            if event.get("chart_workers", {}).get("names"):
-                break
+        event: dict[str, Any] = {}
+        while not event.get("chart_workers", {}).get("names"):
+            event |= next(events)
         assert event["chart_scores"]["tables"] == [[[1.0], [0.5]]]
         assert (event["chart_workers"]["names"], event["chart_workers"]["unit"]) == (["csd0"], "loss")
         assert event["chart_shares"]["tables"] == [[[1.0], [1.0]]]
@@ -241,7 +243,9 @@ def test_a_part_that_has_not_changed_is_not_sent_again(served: Served) -> None:
 
 def test_the_page_of_a_device_has_its_ledger_tunnel_and_log(served: Served) -> None:
     with served.live("/devices/csd0") as events:
-        assert "1.0 MB" in part(events, "live_ledger", "parameters")
+        first = next(events)
+        assert "parameters" in first["live_ledger"] and "1.0 MB" in first["live_ledger"]
+        assert "least_samples" in first["live_policy"] and "nobody" in first["live_answers"]
         served.lines["csd0"].append("one more line")
         told = part(events, "live_log", "one more line")
         assert told.count("begun") == 1
@@ -249,6 +253,24 @@ def test_the_page_of_a_device_has_its_ledger_tunnel_and_log(served: Served) -> N
         part(events, "live_state", "no answer for 3 s")
     page = served.ask("/devices/csd0").text
     assert "65520" in page and "4.5 kB" in page
+
+
+def test_the_page_of_a_device_has_its_answers_over_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LEDGER_SECONDS", 0.0)
+    for sent in ({"parameters": 7000}, {"parameters": 5000, "metrics": 10}):
+        served.note(Answered("job", HOSTILE, exchanges=3, samples={"private/digits": 24}, sent=sent))
+    with served.live("/devices/csd0") as events:
+        first = next(events)
+        assert "private/digits: 48" in first["live_answers"] and "12.0 kB" in first["live_answers"]
+        assert not RAW.search(first["live_answers"])
+        assert first["chart_answers"]["names"] == ["metrics", "parameters"]
+        served.note(InForce("", "1" * 64, {"code": "signed"}))
+        part(events, "live_policy", "signed")
+        served.audit[:] = []
+        served.note(InForce("", "2" * 64, {"code": "listed"}))
+        part(events, "live_policy", "listed")
 
 
 def test_jobs_are_compared(served: Served) -> None:

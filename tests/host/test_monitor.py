@@ -15,7 +15,7 @@ from millpond.host.monitor.feed import Feed
 from millpond.host.monitor.fleet_history import FleetHistory
 from millpond.host.monitor.fleet_snapshot import FleetSnapshot
 from millpond.host.monitor.job_view import Axis, JobCourse, along
-from millpond.host.records.data_costs import DataCosts
+from millpond.host.records.data_costs import RECENT, DataCosts
 from millpond.host.records.jobs import JobEvent, Round
 from millpond.wire.control_messages import Load, Welcome
 
@@ -126,6 +126,15 @@ def test_a_course_has_the_curves_of_its_rounds() -> None:
     assert found.by_worker("loss", Axis.JOULES) == {"csd0": ((5.0, 1.0), (10.0, 0.5))}
     assert along(found.rounds, Axis.ROUNDS) == (1.0, 2.0)
     assert course().curve() == ()
+
+
+def test_a_course_keeps_the_costs_of_data_of_the_last_rounds_alone() -> None:
+    costs = {"csd0": DataCosts(seconds=4.0, waited=1.0)}
+    first = course(*(a_round(number, data=costs) for number in range(1, 9)))
+    found = first.after(JobProgress(JOB, (a_round(9, data=costs),)))
+    assert [bool(each.data) for each in found.rounds] == [False] * (9 - RECENT) + [True] * RECENT
+    assert [each.round for each in found.rounds] == list(range(1, 10))
+    assert course().after(JobProgress(JOB, ())).rounds == ()
 
 
 def test_a_course_has_the_parts_of_workers() -> None:

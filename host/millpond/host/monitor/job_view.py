@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
+from sys import intern
 from typing import Final, TypeVar
 
 from millpond.host.api.daemon import JobInfo, JobProgress
@@ -17,6 +18,7 @@ from millpond.host.records.jobs import ACTIVE, JobEvent, JobState, Round
 KEPT_LINES: Final = 1000
 Points = tuple[tuple[float, float], ...]
 K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Axis(StrEnum):
@@ -45,7 +47,8 @@ class WorkerPart:
 @dataclass(frozen=True, slots=True)
 class JobCourse:
     """A job as it is now and its finished ``rounds``, in order; ``lines`` are the last of its log, of
-    ``line_count`` in all.
+    ``line_count`` in all. Of rounds before the last RECENT the costs of data are left out, which take most of
+    the memory.
     """
 
     info: JobInfo
@@ -59,7 +62,10 @@ class JobCourse:
         if new := progress.rounds:
             while rounds and rounds[-1].round >= new[0].round:  # it has computed its last rounds again
                 rounds = rounds[:-1]
-            rounds = (*rounds, *new)
+            old = -len(new) - RECENT
+            rounds = (*rounds, *map(_with_shared_names, new))
+            stripped = [replace(each, data={}, energy={}) for each in rounds[old:-RECENT]]
+            rounds = (*rounds[:old], *stripped, *rounds[-RECENT:])
         lines = (*self.lines, *progress.lines)[-KEPT_LINES:]
         return JobCourse(progress.info, rounds, lines, self.line_count + len(progress.lines))
 
@@ -159,6 +165,21 @@ class JobCourse:
                 if value is not None:
                     found.setdefault(key, []).append((place, value))
         return {key: tuple(points) for key, points in found.items()}
+
+
+def _with_shared_names(found: Round) -> Round:
+    """Return a round whose tables by worker have the same texts as keys as those of other rounds."""
+    return replace(
+        found,
+        workers=_shared(found.workers),
+        tunnel=_shared(found.tunnel),
+        joules=_shared(found.joules),
+        by_worker={intern(worker): _shared(figures) for worker, figures in found.by_worker.items()},
+    )
+
+
+def _shared(table: Mapping[str, T]) -> dict[str, T]:
+    return {intern(key): value for key, value in table.items()}
 
 
 def outcome(info: JobInfo, rounds: Sequence[Round]) -> ComparedJob:

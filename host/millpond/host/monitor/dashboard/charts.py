@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, Final, TypeVar
 from millpond.base.text import printable
 from millpond.host.monitor.fleet_history import DeviceSample
 from millpond.host.monitor.job_view import Axis, JobCourse, Points
-from millpond.wire.control_messages import Ledger
+from millpond.wire.audit_log import Answered, Entry
 
 T = TypeVar("T")
 MOST_POINTS: Final = 400
@@ -85,11 +86,15 @@ def of_device(samples: Iterable[DeviceSample]) -> dict[str, Chart]:
     }
 
 
-def of_ledgers(ledgers: Sequence[tuple[float, Ledger]]) -> Chart:
-    """Return the chart of the bytes that have left a device, by kind over time."""
-    kinds = sorted({kind for _, ledger in ledgers for kind in ledger.sent})
-    curves = {kind: tuple((at, float(each.sent.get(kind, 0))) for at, each in ledgers) for kind in kinds}
-    return Chart(_filled(curves), "", "bytes", True)
+def of_answers(entries: Iterable[Entry]) -> Chart:
+    """Return the chart of the bytes that a device has sent in answers, by kind, summed over time."""
+    curves, totals = dict[str, list[tuple[float, float]]](), Counter[str]()
+    for entry in entries:
+        if isinstance(entry.event, Answered):
+            for kind, count in entry.event.sent.items():
+                totals[kind] += count
+                curves.setdefault(kind, []).append((entry.time, totals[kind]))
+    return Chart(_filled({kind: tuple(curves[kind]) for kind in sorted(curves)}), "", "bytes", True)
 
 
 def of_job(course: JobCourse) -> dict[str, Chart]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
@@ -21,9 +22,11 @@ from millpond.host.monitor.fleet_snapshot import FleetSnapshot
 
 LEAST_SECONDS: Final = 0.25
 """The time between two events of a page: a job may have a hundred steps a second."""
+CHART_SECONDS: Final = 1.0
+"""The time between two drawings of the charts, which take a browser longer than text."""
 LOOK_SECONDS: Final = 0.04
 """The time between two looks for a newer snapshot."""
-MOST_FOLLOWED: Final = 16
+MOST_FOLLOWED: Final = 4
 """Jobs that are followed: those of open pages, and some that were open before."""
 
 
@@ -60,13 +63,16 @@ class Live:
 
     async def events(self, page: PageView, role: Role) -> AsyncIterator[str]:
         """Yield events with what has changed in a page, at first all of it, until this is closed."""
-        sent: dict[str, str] = {}
+        sent, drawn = dict[str, str](), -CHART_SECONDS
         self._open.update(page.jobs)
         self.follow(page.jobs)
         try:
             while not self._ended:
                 snapshot = self._feed.snapshot
-                told = await run_in_threadpool(self._told, page, snapshot, role)
+                told = await run_in_threadpool(self._parts, page, snapshot, role)
+                if (now := time.monotonic()) - drawn >= CHART_SECONDS:
+                    drawn = now
+                    told |= await run_in_threadpool(self._charts, page, snapshot)
                 changed = {name: text for name, text in told.items() if sent.get(name) != text}
                 sent |= changed
                 if changed:
@@ -77,14 +83,15 @@ class Live:
         finally:
             self._open.subtract(page.jobs)
 
-    def _told(self, page: PageView, snapshot: FleetSnapshot, role: Role) -> dict[str, str]:
-        """Return the parts of a page by their ids, each as JSON: text is HTML, a table is a chart."""
+    def _parts(self, page: PageView, snapshot: FleetSnapshot, role: Role) -> dict[str, str]:
+        """Return the HTML of the parts of a page by their ids, as JSON."""
         try:
-            parts: dict[str, Any] = dict(
-                self._renderer.parts(page.template, self.values(page, snapshot, role))
-            )
-            parts |= {name: chart.document() for name, chart in page.charts(snapshot).items()}
+            parts = self._renderer.parts(page.template, self.values(page, snapshot, role))
             parts["fault"] = escape(snapshot.fault)
         except MillpondError as error:
             parts = {"fault": escape(str(error))}
         return {name: json.dumps(value) for name, value in parts.items()}
+
+    def _charts(self, page: PageView, snapshot: FleetSnapshot) -> dict[str, str]:
+        """Return the charts of a page by the ids of their places, as JSON."""
+        return {name: json.dumps(chart.document()) for name, chart in page.charts(snapshot).items()}

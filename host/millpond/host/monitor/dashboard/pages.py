@@ -13,12 +13,15 @@ from millpond.host.monitor.dashboard.charts import Chart
 from millpond.host.monitor.dashboard.sources import Sources
 from millpond.host.monitor.fleet_snapshot import FleetSnapshot
 from millpond.host.monitor.job_view import Axis, JobCourse, has_ended
+from millpond.host.records.audit import summary
 from millpond.host.records.comparison import differences, settings
 
 MOST_EVENTS: Final = 50
 MOST_ROUNDS: Final = 50
 """Rounds in the table of a job's page."""
 MOST_COMPARED: Final = 8
+MOST_ANSWERED: Final = 50
+"""Jobs, launches and services in the table of a device's answers."""
 
 
 class PageView(Protocol):
@@ -79,19 +82,22 @@ class DevicePage:
     def values(self, snapshot: FleetSnapshot) -> dict[str, Any]:
         history = snapshot.fleet
         detail = self.sources.device(self.name)
+        answered = summary(detail.entries)
         return {
             "name": self.name,
             "info": history.device(self.name),
             "sample": history.last(self.name),
             "detail": detail,
-            "ledger": detail.ledgers[-1][1] if detail.ledgers else None,
+            "ledger": detail.ledger,
+            "policy": answered.policies[-1] if answered.policies else None,
+            "answered": answered.rows[-MOST_ANSWERED:][::-1],
             "events": [each for each in history.events if each.device == self.name][-MOST_EVENTS:][::-1],
         }
 
     def charts(self, snapshot: FleetSnapshot, /) -> dict[str, Chart]:
-        ledgers = self.sources.device(self.name).ledgers
+        entries = self.sources.device(self.name).entries
         found = charts.of_device(snapshot.fleet.samples.get(self.name, ()))
-        return found | {"chart_ledger": charts.of_ledgers(ledgers)}
+        return found | {"chart_answers": charts.of_answers(entries)}
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,8 @@ class JobPage:
     def values(self, snapshot: FleetSnapshot) -> dict[str, Any]:
         course = snapshot.followed.get(self.number)
         info = snapshot.job(self.number)
+        if course and info and info.state == course.info.state:
+            info = course.info  # which comes with each round, the list of jobs once a second
         links = course.links if course else {}
         definition = self.sources.definition(self.number)
         return {

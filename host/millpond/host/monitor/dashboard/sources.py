@@ -11,31 +11,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from millpond.base.errors import MillpondError
+from millpond.base.errors import MillpondError, ProtocolError
 from millpond.host.api.daemon import TunnelInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.train.job.spec import Job
+from millpond.wire.audit_log import ChainReader, Entry
 from millpond.wire.control_messages import Ledger, LogPosition
+from millpond.wire.texts import cleaned
 
 T = TypeVar("T")
 ASK_SECONDS: Final = 1.0
 LEDGER_SECONDS: Final = 5.0
-KEPT_LEDGERS: Final = 720
-"""Ledgers of a device that are kept: of an hour, while its page is open."""
 LOG_LINES: Final = 200
+MOST_ENTRIES: Final = 2000
+"""Entries of a device's audit log that are read, the last ones."""
 MOST_KEPT: Final = 64
-"""Devices whose ledgers, and jobs whose definitions, are kept."""
+"""Devices whose details, and jobs whose definitions, are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDetail:
-    """A device's tunnel, the last ``lines`` of its log, and its ``ledgers``, each with its time (Unix
-    seconds). ``fault`` is the reason why some of that is old, or missing.
+    """A device's tunnel, its ledger, the last ``lines`` of its log, and the last ``entries`` of its audit
+    log, which are not verified. ``fault`` is the reason why some of that is old, or missing.
     """
 
     tunnel: TunnelInfo | None = None
     lines: tuple[str, ...] = ()
-    ledgers: tuple[tuple[float, Ledger], ...] = ()
+    ledger: Ledger | None = None
+    entries: tuple[Entry, ...] = ()
     fault: str = ""
 
 
@@ -47,30 +50,57 @@ class DeviceSource:
         self._lock = threading.Lock()
         self._detail = DeviceDetail()
         self._position: LogPosition | None = None
-        self._asked = 0.0
+        self._chain = ChainReader(None)
+        self._asked = self._counted = -LEDGER_SECONDS
 
     def detail(self) -> DeviceDetail:
-        """Return the details, which are at most a second old."""
+        """Return the details, which are at most a second old, the ledger and the audit log a few seconds."""
         with self._lock:
             if time.monotonic() - self._asked >= ASK_SECONDS:
                 try:
                     with DaemonClient(self._directory) as client:
-                        self._detail = self._next(client)
+                        self._ask(client)
                 except (MillpondError, OSError) as error:
                     self._detail = replace(self._detail, fault=str(error))
                 self._asked = time.monotonic()
             return self._detail
 
-    def _next(self, client: DaemonClient) -> DeviceDetail:
-        old = self._detail
+    def _ask(self, client: DaemonClient) -> None:
         log = client.new_log(self._name, LOG_LINES, self._position)
         self._position = log.position or self._position
-        ledgers, now = old.ledgers, time.time()
-        if not ledgers or now - ledgers[-1][0] >= LEDGER_SECONDS:
-            found = client.ledgers(self._name).get(self._name)
-            ledgers = (*ledgers, *([(now, found)] if found else ()))[-KEPT_LEDGERS:]
-        lines = (*old.lines, *log.lines)[-LOG_LINES:]
-        return DeviceDetail(client.tunnel(self._name), lines, ledgers, log.gone)
+        lines = (*self._detail.lines, *log.lines)[-LOG_LINES:]
+        tunnel = client.tunnel(self._name)
+        self._detail = replace(self._detail, tunnel=tunnel, lines=lines, fault=log.gone)
+        if not log.gone and time.monotonic() - self._counted >= LEDGER_SECONDS:
+            self._counted = time.monotonic()
+            ledger = client.ledgers(self._name).get(self._name)
+            self._detail = replace(self._detail, ledger=ledger)
+            new = self._new_entries(client)
+            self._detail = replace(self._detail, entries=(*self._detail.entries, *new)[-MOST_ENTRIES:])
+
+    def _new_entries(self, client: DaemonClient) -> list[Entry]:
+        """Return the entries of the audit log behind those that are known, at most MOST_ENTRIES. A log that
+        is another one than before is read anew.
+        """
+        head, found = client.audit_head(self._name), list[Entry]()
+        known = self._chain.head.number if self._chain.head else 0
+        first = max(known + 1, head.oldest, head.number - MOST_ENTRIES + 1)
+        if first > known + 1 or known > head.number:
+            self._forget()
+        while first + len(found) <= head.number:
+            lines = client.audit_entries(self._name, first + len(found))
+            if not lines:
+                break
+            try:
+                found += [cleaned(self._chain.take(line)) for line in lines]
+            except ProtocolError:
+                self._forget()
+                raise
+        return found
+
+    def _forget(self) -> None:
+        self._chain = ChainReader(None)
+        self._detail = replace(self._detail, entries=())
 
 
 @dataclass(frozen=True, slots=True)
