@@ -30,7 +30,7 @@ from millpond.wire.control_messages import Ledger
 log = logging.getLogger(__name__)
 SHOWN: Final = 10
 """Jobs that are shown one by one."""
-PERIOD: Final = 15.0
+PERIOD: Final = 30.0
 """Seconds from one reading of the details to the next, at least."""
 ANSWER_SECONDS: Final = 5.0
 _POLL: Final = 1.0
