@@ -52,7 +52,8 @@ class Follower(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        for progress in self.jobs.following.follow(7):
+        for answer in self.jobs.following.follow(7):
+            progress = answer.progress
             self.seen += [each.round for each in progress.rounds]
             self.state = progress.info.state
 
@@ -89,15 +90,15 @@ def test_whoever_lacks_more_than_is_kept_reads_the_store(monkeypatch: pytest.Mon
     monkeypatch.setattr(following, "KEPT_ROUNDS", 4)
     jobs = Jobs()
     progress = jobs.following.follow(7)
-    assert not next(progress).rounds
+    assert not next(progress).progress.rounds
     for _ in range(9):
         jobs.add()
         other = jobs.following.follow(7)  # has the last rounds read
-        assert [each.round for each in next(other).rounds] == list(range(1, jobs.rounds + 1))
+        assert [each.round for each in next(other).progress.rounds] == list(range(1, jobs.rounds + 1))
         other.close()
-    assert [each.round for each in next(progress).rounds] == list(range(1, 10))
+    assert [each.round for each in next(progress).progress.rounds] == list(range(1, 10))
     jobs.add()
-    assert [each.round for each in next(progress).rounds] == [10]
+    assert [each.round for each in next(progress).progress.rounds] == [10]
     progress.close()
 
 
@@ -105,25 +106,28 @@ def test_many_rounds_come_in_parts_and_more_at_once_than_a_part() -> None:
     jobs = Jobs(rounds=7)
     jobs.page = 3
     progress = jobs.following.follow(7)
-    assert [(len(found.rounds), found.more) for found in (next(progress) for _ in range(3))] == [
+    assert [(len(found.rounds), found.more) for found in (next(progress).progress for _ in range(3))] == [
         (3, True),
         (3, True),
         (1, False),
     ]
     jobs.add(5)
-    assert [[each.round for each in next(progress).rounds] for _ in range(2)] == [[8, 9, 10], [11, 12]]
+    assert [[each.round for each in next(progress).progress.rounds] for _ in range(2)] == [
+        [8, 9, 10],
+        [11, 12],
+    ]
     progress.close()
 
 
 def test_rounds_that_are_computed_again_are_not_told_twice() -> None:
     jobs = Jobs(rounds=5)
     progress = jobs.following.follow(7)
-    assert len(next(progress).rounds) == 5
+    assert len(next(progress).progress.rounds) == 5
     jobs.rounds = 3  # goes on from a checkpoint
     jobs.following.changed(7)
-    assert (found := next(progress)).info.round == 3 and not found.rounds
+    assert (found := next(progress).progress).info.round == 3 and not found.rounds
     jobs.add(3)
-    assert [each.round for each in next(progress).rounds] == [6]
+    assert [each.round for each in next(progress).progress.rounds] == [6]
     progress.close()
 
 
@@ -144,3 +148,15 @@ def test_the_end_of_the_daemon_ends_all_following() -> None:
     jobs.following.close()
     with pytest.raises(Refused, match="the host daemon has ended"):
         next(progress)
+
+
+def test_a_change_is_encoded_once_for_all_who_have_been_told_the_same() -> None:
+    jobs = Jobs(rounds=1)
+    both = [jobs.following.follow(7) for _ in range(2)]
+    for each in both:
+        next(each)
+    jobs.add()
+    first, second = (next(each) for each in both)
+    assert first is second and first.frame is second.frame
+    for each in both:
+        each.close()

@@ -206,6 +206,10 @@ class Channel:
             self._send_bytes(kind, heads, deadline, payload=False)
             self._send_chunks(payload_kind, memoryview(payload).cast("B"), deadline)
 
+    def send_encoded(self, message: type[Message], frame: bytes, deadline: Deadline) -> None:
+        """Send a frame of a message without payload, which ``encode`` has made. Raises as ``send`` does."""
+        self._send_bytes(message.KIND, frame, deadline, payload=False)
+
     def examined(self, data: memoryview) -> bytearray | memoryview:
         """Return data that is going to leave in another form: a copy that the outlet has searched if it
         searches, else ``data`` itself.

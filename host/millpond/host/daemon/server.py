@@ -358,9 +358,11 @@ class DaemonServer:
         return found
 
     def _watch(self, client: Channel, request: daemon.Watch) -> None:
-        with contextlib.closing(self._jobs.follow(request.job)) as progresses:
-            for progress in progresses:
-                client.send(progress, NEVER)  # its reader may stand still, such as a pager
+        with contextlib.closing(self._jobs.follow(request.job)) as answers:
+            for answer in answers:
+                client.send_encoded(
+                    daemon.JobProgress, answer.frame, NEVER
+                )  # its reader may stand still, such as a pager
 
     def _launch(self, client: Channel, request: StartLaunch) -> None:
         self._launches.run(request, client)

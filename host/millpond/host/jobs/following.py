@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (threads): tells commands the progress of jobs; that of a job is read once for all who follow it."""
+"""Edge (threads): tells commands the progress of jobs, read and encoded once for all who follow a job."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from millpond.base.errors import Refused
 from millpond.host.api.connection import ENDED
 from millpond.host.api.daemon import LARGEST_NUMBER, JobProgress
 from millpond.host.records.jobs import ACTIVE, Round
+from millpond.wire.framing import encode
 
 PAUSE_SECONDS: Final = 0.25
 """The least time between two answers to one command, but for the job's end: changes are told together."""
@@ -21,6 +22,23 @@ KEPT_ROUNDS: Final = 64
 """The last rounds of a followed job that are kept in memory; a command that lacks more reads the store."""
 Read = Callable[[int, int], JobProgress]
 NewLines = Callable[[int, int], tuple[list[str], int]]
+
+
+@dataclass(slots=True)
+class JobAnswer:
+    """An answer to all commands that have been told the same of a job: its ``progress``, and the number of
+    lines of its log that they have seen with it.
+    """
+
+    progress: JobProgress
+    seen: int
+    _frame: bytes = b""
+
+    @property
+    def frame(self) -> bytes:
+        """The message as it is sent, encoded once."""
+        self._frame = self._frame or encode(self.progress)
+        return self._frame
 
 
 class JobFollowing:
@@ -47,7 +65,7 @@ class JobFollowing:
         self._closing = True
         self.changed(ended=True)
 
-    def follow(self, number: int) -> Generator[JobProgress, None, None]:
+    def follow(self, number: int) -> Generator[JobAnswer, None, None]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
         example when the daemon ends.
         """
@@ -57,9 +75,9 @@ class JobFollowing:
                 revision = job.revision
                 if self._closing:
                     raise Refused("", "ended", ENDED)
-                found = job.since(last)
-                lines, seen = self._new_lines(number, seen)
-                yield replace(found, lines=tuple(lines)) if lines else found
+                answer = job.since(last, seen)
+                yield answer
+                found, seen = answer.progress, answer.seen
                 last = found.rounds[-1].round if found.rounds else last
                 if not found.more:
                     if found.info.state not in ACTIVE:
@@ -69,7 +87,7 @@ class JobFollowing:
     @contextlib.contextmanager
     def _followed(self, number: int) -> Iterator[_FollowedJob]:
         with self._lock:
-            job = self._jobs.setdefault(number, _FollowedJob(number, self._read))
+            job = self._jobs.setdefault(number, _FollowedJob(number, self._read, self._new_lines))
             job.followers += 1
         try:
             yield job
@@ -83,13 +101,14 @@ class JobFollowing:
 class _FollowedJob:
     """A job with followers: its last answer, and its last rounds."""
 
-    def __init__(self, number: int, read: Read) -> None:
-        self._number, self._read = number, read
+    def __init__(self, number: int, read: Read, new_lines: NewLines) -> None:
+        self._number, self._read, self._new_lines = number, read, new_lines
         self.followers, self.revision = 0, 0
         self._condition, self._reading = threading.Condition(), threading.Lock()
         self._hurry = threading.Event()
         self._now: JobProgress | None = None
         self._known = -1  # the revision of what follows
+        self._answers: dict[tuple[int, int], JobAnswer] = {}  # by the last round and line
         self._rounds: list[Round] = []
         self._before = 0  # the number of the round before those
 
@@ -108,16 +127,25 @@ class _FollowedJob:
             if self.revision == revision:
                 self._condition.wait(FOLLOW_SECONDS)
 
-    def since(self, last: int) -> JobProgress:
-        """Return the job now, with its rounds behind ``last`` or the first of them."""
+    def since(self, last: int, seen: int) -> JobAnswer:
+        """Return the job now, with its rounds behind ``last`` or the first of them, and its log's lines
+        behind the first ``seen``.
+        """
         with self._reading:
             revision = self.revision
             if self._now is None or self._known != revision:
                 self._now, self._known = self._look(self._now is None), revision
+                self._answers.clear()
             if last >= self._before:
-                rounds = tuple(each for each in self._rounds if each.round > last)
-                return replace(self._now, rounds=rounds) if rounds else self._now
-        return self._read(self._number, last)
+                if (last, seen) not in self._answers:
+                    rounds = tuple(each for each in self._rounds if each.round > last)
+                    self._answers[last, seen] = self._told(replace(self._now, rounds=rounds), seen)
+                return self._answers[last, seen]
+        return self._told(self._read(self._number, last), seen)
+
+    def _told(self, found: JobProgress, seen: int) -> JobAnswer:
+        lines, seen = self._new_lines(self._number, seen)
+        return JobAnswer(replace(found, lines=tuple(lines)), seen)
 
     def _look(self, is_first: bool) -> JobProgress:
         """Read the job, and the rounds that are new."""

@@ -28,7 +28,7 @@ from millpond.host.api.daemon import (
 )
 from millpond.host.jobs import artifacts, job_log, queue
 from millpond.host.jobs.context import JobContext, limited
-from millpond.host.jobs.following import JobFollowing
+from millpond.host.jobs.following import JobAnswer, JobFollowing
 from millpond.host.jobs.job_folder import BEST, LOG
 from millpond.host.jobs.job_log import IS_LAST, JobLog
 from millpond.host.jobs.pruning import JobPruner
@@ -349,7 +349,7 @@ class JobService:
         finished = tuple(self._store.rounds(number)) if rounds else ()
         return JobRecord(self._info(row), row.job, code, finished)
 
-    def follow(self, number: int) -> Generator[JobProgress, None, None]:
+    def follow(self, number: int) -> Generator[JobAnswer, None, None]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
         example when the daemon ends.
         """

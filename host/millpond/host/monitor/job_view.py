@@ -82,7 +82,7 @@ class JobCourse:
         recent = self.rounds[-RECENT:]
         if self.info.state != JobState.RUNNING or not recent:
             return None
-        left = max(0, self.info.rounds - self.info.round)
+        left = max(0.0, self.info.rounds - self.info.round - self.info.done)
         return left * sum(each.seconds for each in recent) / len(recent)
 
     @property

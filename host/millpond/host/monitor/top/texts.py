@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from millpond.base.text import counted, printable
+from millpond.base.text import counted, duration, printable
 from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.monitor.fleet_history import DeviceSample, described
 from millpond.host.monitor.fleet_snapshot import FleetSnapshot
@@ -37,7 +37,7 @@ JOB_COLUMNS: Final[Mapping[str, int]] = {
     "job": 18,
     "state": 10,
     "round": 10,
-    "left": 7,
+    "left": 10,
     "score": 17,
     "": REST,
 }
@@ -71,7 +71,7 @@ def job_cells(info: JobInfo, course: JobCourse | None) -> tuple[str, ...]:
         f"{info.round}/{info.rounds}",
         remaining(course),
         score(info) or "-",
-        printable("; ".join(filter(None, (info.error or info.reason, waiting_for_data(info.waits))))),
+        printable("; ".join(filter(None, (stage(info), *_told(info))))),
     )
 
 
@@ -95,15 +95,20 @@ def score(info: JobInfo) -> str:
     return "" if info.score is None else f"{printable(info.metric)} {info.score:.4f}"
 
 
+def stage(info: JobInfo) -> str:
+    """Return what a running job does now, and how far that is: "training 40%"; "" for another job."""
+    return f"{info.stage} {info.done:.0%}" if info.stage and info.done else info.stage
+
+
+def _told(info: JobInfo) -> tuple[str, str]:
+    """Return a job's error or what it waits for, and the waiting of its workers for data."""
+    return info.error or info.reason, waiting_for_data(info.waits)
+
+
 def remaining(course: JobCourse | None) -> str:
-    """Return the time until a job's last round: 42 s, 5 min, 3.4 h; "" where it is not known."""
+    """Return the time until a job's last round, "" where it is not known."""
     seconds = course.remaining if course else None
-    if seconds is None:
-        return ""
-    for limit, unit, length in ((100, "s", 1), (6000, "min", 60)):
-        if seconds < limit:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 3600:.1f} h"
+    return "" if seconds is None else duration(seconds)
 
 
 def summary(name: str, now: FleetSnapshot) -> str:
@@ -137,11 +142,12 @@ def about_device(info: DeviceInfo, sample: DeviceSample | None) -> str:
 def about_job(info: JobInfo, course: JobCourse | None = None) -> str:
     """Return a line about a job: state, rounds, remaining time, score, and what it waits for or failed of."""
     parts = [f"job {info.id} {info.name}: {info.state}", f"{info.unit} {info.round} of {info.rounds}"]
+    parts += [stage(info)] if info.stage else []
     left = remaining(course)
     parts += [f"about {left} left"] if left else []
     parts += [score(info)] if info.score is not None else []
     parts += [f"best {info.best:.4f} in {info.unit} {info.best_round}"] if info.best is not None else []
-    parts += filter(None, (info.error or info.reason, waiting_for_data(info.waits)))
+    parts += filter(None, _told(info))
     return printable(", ".join(parts))
 
 
