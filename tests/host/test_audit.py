@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from millpond.agent.audit import recorder
+from millpond.agent.audit.log_file import AuditLog
 from millpond.agent.audit.recorder import AuditRecorder
 from millpond.agent.audit.signer import DeviceSigner
 from millpond.agent.config import AgentConfig, LinkConfig
@@ -110,13 +113,22 @@ def test_a_rolled_back_log_is_told(device: Device, tmp_path: Path) -> None:
     assert verify(device.fleet, device.copy()).kept
 
 
-def test_entries_that_the_host_has_seen_must_not_be_dropped_unseen(device: Device) -> None:
+def test_a_log_that_drops_its_oldest_entries_is_verified_in_time_or_told(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "AuditLog", partial(AuditLog, file_bytes=6000, files=2))
+    device.restart()
     verify(device.fleet, device.copy())
-    copy = device.copy()
-    last = copy.head.number
-    later = replace(copy, head=replace(copy.head, oldest=last + 1))
+    for number in range(2):
+        device.job(f"job-{number}")
+    seen = verify(device.fleet, device.copy())
+    while device.audit.head().oldest <= seen.number:
+        device.job("more")
     with pytest.raises(RemoteError, match="what lies between is gone"):
-        verify(device.fleet, later)
+        verify(device.fleet, device.copy())
+    copy = device.copy()
+    assert verify(device.fleet, copy, anew=True).number == copy.end.number
+    assert any("were dropped" in text for _, text in summary(copy.entries).notes)
 
 
 def test_a_cut_or_changed_answer_is_told(device: Device) -> None:
