@@ -36,7 +36,7 @@ RELEASES = bookworm noble trixie
 RERUN =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check reference docs guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people papers conformance
+.PHONY: help demo test test-all coverage check reference docs screenshots guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people papers conformance
 .PHONY: image image-lock qemu test-image bench-image other-python
 .PHONY: manual wheels deb test-wheel test-deb release
 
@@ -80,6 +80,10 @@ docs: reference $(DOCS_STAMP)  ## the site of the documents, in .site/html, with
 	@.venv/bin/zensical build --clean --strict
 	@PYTHONPATH=tests .venv/bin/python -m documents look
 	@echo "millpond: the site begins with .site/html/index.html"
+
+screenshots: $(STAMP) system  ## pictures of the dashboard for docs/how-to, of a small emulated fleet
+	@images/prerequisites.sh tests
+	@PYTHONPATH=tests .venv/bin/python -m documents.screenshots
 
 guest: $(STAMP)  ## a small Debian for those tests that need a machine of their own, in .guest
 	@images/prerequisites.sh guest

@@ -36,7 +36,7 @@ new MutationObserver(() => {
 
 
 @dataclass(frozen=True, slots=True)
-class _Served:
+class Served:
     """A dashboard's process, and its URL with the token."""
 
     process: psutil.Process
@@ -48,12 +48,13 @@ class _Served:
 
 
 @contextmanager
-def _dashboard(watched: Watched) -> Iterator[_Served]:
+def dashboard(watched: Watched) -> Iterator[Served]:
+    """Run ``millpond dashboard`` of a fleet."""
     argv = [*MILLPOND, "dashboard", "--fleet", str(watched.emulation.directory), "--port", "0"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
-            yield _Served(psutil.Process(process.pid), process.stdout.readline().split()[0])
+            yield Served(psutil.Process(process.pid), process.stdout.readline().split()[0])
         finally:
             process.terminate()
 
@@ -63,7 +64,7 @@ def measure_dashboard(run: Run, watched: Watched) -> Sequence[Row]:
     if complaint := missing():
         raise Unmeasured(complaint, *FIGURES)
     row = partial(summary, emulation=watched.about)
-    with _dashboard(watched) as served, started() as browser:
+    with dashboard(watched) as served, started() as browser:
         browser.open(served.url)
         paints, drawn = _first_paints(run, watched, served, browser)
         updates, latencies = _updates(run, watched, served, browser)
@@ -87,7 +88,7 @@ def measure_dashboard(run: Run, watched: Watched) -> Sequence[Row]:
 
 
 def _first_paints(
-    run: Run, watched: Watched, served: _Served, browser: Browser
+    run: Run, watched: Watched, served: Served, browser: Browser
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return the seconds of the first paint, and of the first curve, by page."""
     pages = {"fleet": "/", "running-job": f"/jobs/{watched.runs}", "ended-job": f"/jobs/{watched.ended}"}
@@ -113,9 +114,7 @@ def _when(browser: Browser, script: str) -> float:
     return float(found) / 1e3
 
 
-def _updates(
-    run: Run, watched: Watched, served: _Served, browser: Browser
-) -> tuple[list[float], list[float]]:
+def _updates(run: Run, watched: Watched, served: Served, browser: Browser) -> tuple[list[float], list[float]]:
     """Return the updates of the running job's page in each second, and the latencies of its rounds."""
     seconds = 5 if run.quick else 30
     browser.go(served.page(f"/jobs/{watched.runs}"))
@@ -167,7 +166,7 @@ class _Stored:
 
 
 @contextmanager
-def _looking(served: _Served, browser: Browser, watched: Watched) -> Iterator[psutil.Process]:
+def _looking(served: Served, browser: Browser, watched: Watched) -> Iterator[psutil.Process]:
     browser.go(served.page(f"/jobs/{watched.runs}"))
     try:
         yield served.process

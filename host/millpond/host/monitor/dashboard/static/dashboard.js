@@ -34,18 +34,19 @@ function colour(name) {
 }
 
 function options(place, chart) {
-  const axis = { stroke: colour("--text"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
+  const line = { stroke: colour("--line"), width: 1 };
+  const axis = { stroke: colour("--text"), grid: line, ticks: line };
   const value = (_plot, found) => shown(found, chart.unit);
   const series = chart.names.map((label, number) => ({
     label, value, spanGaps: true, width: 1.5, stroke: colour(`--curve-${number % COLOURS}`),
     dash: [[], [8, 4], [2, 3], [10, 3, 2, 3]][Math.floor(number / COLOURS) % 4],
   }));
-  const across = chart.time ? {} : { value: (_plot, found) => (found == null ? "-" : `${found} ${chart.across}`) };
+  const across = chart.time ? {} : { value: (_plot, found) => shown(found, "") };
   return {
     width: place.clientWidth, height: 240, legend: { show: chart.names.length <= 12 },
     scales: { x: { time: chart.time } },
     axes: [axis, { ...axis, size: 70, values: (_plot, found) => found.map((each) => shown(each, chart.unit)) }],
-    series: [{ label: chart.time ? "time" : "", ...across }, ...series],
+    series: [{ label: chart.time ? "time" : chart.across, ...across }, ...series],
   };
 }
 
