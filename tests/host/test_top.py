@@ -298,3 +298,18 @@ def test_the_command_needs_a_daemon(rig: Rig) -> None:
     rig.server.close()
     code, out, err = rig.command("top")
     assert (code, out) == (2, "") and "no host daemon runs" in err
+
+
+def test_a_cell_that_is_too_long_is_marked_and_told_below() -> None:
+    job = replace(JOB, name="a-job-with-quite-a-long-name", rounds=1_000_000)
+    feed = PlainFeed(FleetSnapshot(1, fleet=fleet(replace(CSD0, name="a-device-of-the-lab")), jobs=(job,)))
+
+    async def test(_app: TopApp, pilot: Pilot[None], shows: Screen) -> None:
+        found = await shows("a-job-with")
+        assert "a-device\N{HORIZONTAL ELLIPSIS} ready" in found
+        assert "a-job-with-quite\N{HORIZONTAL ELLIPSIS} running" in found
+        assert "a-device-of-the-lab: ready" in found
+        await pilot.press("tab")
+        await shows("job 7 a-job-with-quite-a-long-name: running")
+
+    look(feed, test)

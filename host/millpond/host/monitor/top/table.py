@@ -49,12 +49,16 @@ class LiveTable(DataTable[Text]):
         before = self._shown.get(name)
         self._shown[name] = cells
         if before is None:
-            self.add_row(*map(_styled, cells), key=name)
+            styled = (_styled(cell, width) for cell, width in zip(cells, self._columns.values(), strict=True))
+            self.add_row(*styled, key=name)
             return
-        for column, old, new in zip(self._columns, before, cells, strict=True):
+        for (column, width), old, new in zip(self._columns.items(), before, cells, strict=True):
             if old != new:
-                self.update_cell(name, column, _styled(new))
+                self.update_cell(name, column, _styled(new, width))
 
 
-def _styled(cell: str) -> Text:
-    return Text(f"{cell} ", COLOURS.get(cell, ""), no_wrap=True)
+def _styled(cell: str, width: int) -> Text:
+    """Return a cell with a space at its end; the line below the tables has what does not fit."""
+    text = Text(cell, COLOURS.get(cell, ""), no_wrap=True)
+    text.truncate(width - 1, overflow="ellipsis")
+    return text.append(" ")
