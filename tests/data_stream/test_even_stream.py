@@ -48,7 +48,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     images(folder / "images", ODD)
     _, indices = images(folder / "digits", ODD)
     np.save(folder / "digits" / "labels.npy", indices % 10)
-    common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port())}
+    ports = {"MASTER_PORT": str(unused_port()), "SECOND_PORT": str(unused_port())}
+    common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", **ports}
     with service(folder) as where, ExitStack() as undo:
         environments = [os.environ | common | {"RANK": str(rank)} for rank in range(RANKS)]
         arguments = (WORKER, where, EXAMPLE, folder / "saved")
