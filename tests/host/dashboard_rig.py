@@ -134,7 +134,7 @@ def _furnish(served: Served, name: str) -> None:
 @contextlib.contextmanager
 def serving(rig: Rig) -> Iterator[Served]:
     """Serve the dashboard of a rig's fleet, with both roles."""
-    with main.listen("127.0.0.1", 0) as sock, Feed(rig.directory) as feed:
+    with main.listen("127.0.0.1", 0) as sock, Feed(rig.directory, period=0.1) as feed:
         port = sock.getsockname()[1]
         access = Access.fresh((f"http://127.0.0.1:{port}", f"http://localhost:{port}"), control=True)
         server = main.WebServer(Dashboard(feed, "rig", access, COOKIE))

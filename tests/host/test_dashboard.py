@@ -20,6 +20,7 @@ from millpond.host.monitor.dashboard.access import Access, Role, host_of
 from millpond.host.records.jobs import JobEvent
 from millpond.wire.audit_log import Answered, InForce
 
+from ..waiting import eventually
 from .daemon_rig import Rig
 from .dashboard_rig import COOKIE, SECONDS, Served, part, served
 
@@ -238,7 +239,7 @@ def test_a_part_that_has_not_changed_is_not_sent_again(served: Served) -> None:
         first = next(events)
         assert {"live_devices", "live_jobs", "live_events", "fault"} <= set(first)
         later = next(events)
-        assert "live_summary" in later and not {"live_jobs", "live_events", "fault"} & set(later)
+        assert later and not {"live_jobs", "live_events", "fault"} & set(later)
 
 
 def test_the_page_of_a_device_has_its_ledger_tunnel_and_log(served: Served) -> None:
@@ -286,6 +287,18 @@ def test_jobs_are_compared(served: Served) -> None:
         assert event["chart_comparison"]["tables"] == [[[2.0], [0.5]], [[5.0], [0.5]]]
     page = served.ask(path).text
     assert "train.batch" in page and "<td>64</td>" in page
+
+
+def test_jobs_that_nobody_looks_at_are_followed_no_longer(served: Served) -> None:
+    first, second = served.rig.submit("--devices", "csd0"), served.rig.submit("--devices", "csd1")
+    with served.live(f"/jobs/{first}") as events:
+        part(events, "live_state", "running")
+        assert served.ask(f"/jobs/{second}").status == 200
+        eventually(lambda: set(served.feed.snapshot.followed) == {first, second}, "both")
+    with served.live(f"/jobs/{second}") as events:
+        part(events, "live_state", "running")
+        served.ask(f"/jobs/{second}")
+        eventually(lambda: first not in served.feed.snapshot.followed, "one alone")
 
 
 def test_a_model_is_downloaded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
