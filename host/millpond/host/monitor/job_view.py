@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from millpond.host.api.daemon import JobInfo, JobProgress
 from millpond.host.records.comparison import ComparedJob, results
 from millpond.host.records.data_costs import RECENT, shares, total
-from millpond.host.records.jobs import ACTIVE, JobEvent, JobState, Round
+from millpond.host.records.jobs import ACTIVE, JobEvent, JobState, Round, seconds_left
 
 KEPT_LINES: Final = 1000
 Points = tuple[tuple[float, float], ...]
@@ -76,14 +76,11 @@ class JobCourse:
 
     @property
     def remaining(self) -> float | None:
-        """The seconds until the last round, by the mean of the last RECENT; None before the first round, and
-        for a job that does not run.
-        """
-        recent = self.rounds[-RECENT:]
-        if self.info.state != JobState.RUNNING or not recent:
+        """The seconds until the last round; None before the first one, and for a job that does not run."""
+        if self.info.state != JobState.RUNNING:
             return None
         left = max(0.0, self.info.rounds - self.info.round - self.info.done)
-        return left * sum(each.seconds for each in recent) / len(recent)
+        return seconds_left(left, self.rounds)
 
     @property
     def workers(self) -> tuple[WorkerPart, ...]:

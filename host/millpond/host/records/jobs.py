@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
+from typing import Final
 
 from millpond.host.records.data_costs import DataCosts
 from millpond.train.job.files import JobFile
@@ -140,3 +143,12 @@ class Round:
 
 
 HOST = "host"
+
+_RECENT: Final = 8
+
+
+def seconds_left(rounds_left: float, rounds: Sequence[Round]) -> float | None:
+    """Return the seconds that so many rounds take, by the median of the last finished ``rounds``; None
+    without any.
+    """
+    return rounds_left * median(each.seconds for each in rounds[-_RECENT:]) if rounds else None

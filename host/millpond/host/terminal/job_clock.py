@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 
 from millpond.base.text import duration
 from millpond.host.api.daemon import JobInfo
-from millpond.host.records.jobs import Round
+from millpond.host.records.jobs import Round, seconds_left
 
-_LATE_ROUNDS = 8
 _LEAST_PART = 0.02
 """The part of a round from which its time is told, where there is no round before it."""
 
@@ -43,6 +41,6 @@ class JobClock:
     def _left(self, info: JobInfo, rounds: Sequence[Round], now: float) -> float:
         """Return the seconds until the end of the job, NaN while nothing tells them."""
         left = max(0.0, info.rounds - info.round - info.done)
-        if rounds:
-            return left * median(each.seconds for each in rounds[-_LATE_ROUNDS:])
+        if (found := seconds_left(left, rounds)) is not None:
+            return found
         return left * (now - self._begun) / info.done if info.done >= _LEAST_PART else math.nan
