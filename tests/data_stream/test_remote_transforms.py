@@ -136,7 +136,7 @@ def test_images_are_the_same_as_in_the_services_process(
 GOOD = pack([double(each) for each in samples(5)])
 FEWER = pack([double(each) for each in samples(4)])
 BODY = bytearray().join(GOOD.pieces)
-REFUSED = "sent what is no answer: Segmentation fault"
+REFUSED = "sent an invalid answer: Segmentation fault"
 
 
 @pytest.mark.parametrize("count", [1, 5, remote.PART, remote.PART + 1, 3 * remote.PART])

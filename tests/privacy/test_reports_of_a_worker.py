@@ -134,7 +134,7 @@ def test_a_message_of_the_model_itself_is_rebuilt_or_refused(
         with made.host() as host, pytest.raises(RemoteError) as caught:
             host.ask(RANGES)
         if isinstance(caught.value, ConnectionLost):
-            assert str(made.error).startswith(("the worker ", "the worker process sent what is no answer"))
+            assert str(made.error).startswith(("the worker ", "the worker process sent an invalid answer"))
         expect_nothing_of_it(made)
         assert made.sent["parameters"] == 0
 

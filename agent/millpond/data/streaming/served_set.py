@@ -61,7 +61,7 @@ Transform = Callable[[ReadSamples], Packed]
 
 
 class TransformerLost(LocalError):
-    """The process that applies transforms has died, hangs, or sent what is no answer: no sample is at fault,
+    """The process that applies transforms has died, hangs, or sent an invalid answer: no sample is at fault,
     as far as is known.
     """
 

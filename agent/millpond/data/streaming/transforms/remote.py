@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (a socket): transforms in another process, of which a data service believes nothing.
+"""Edge (a socket): transforms in another process that a data service does not trust.
 
 The process gets samples and returns changed ones. Sizes are checked before memory is taken, shapes and types
-before anything is sent on. A process that has died, hangs or sends what is no answer is replaced by another:
+before anything is sent on. A process that has died, hangs or sends an invalid answer is replaced by another:
 the stream that waited for it fails, and no other.
 """
 
@@ -119,4 +119,4 @@ def _fault(name: str, error: RemoteError, seconds: float) -> str:
         return f"the transform '{name}' hangs: it took more than {seconds:g} s for {PART} samples"
     if isinstance(error, ConnectionLost):
         return f"the process of the transform '{name}' has ended"
-    return f"the process of the transform '{name}' sent what is no answer"
+    return f"the process of the transform '{name}' sent an invalid answer"
