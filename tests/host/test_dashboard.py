@@ -164,6 +164,13 @@ def test_whatever_anyone_says_is_escaped(served: Served) -> None:
         assert not RAW.search(served.ask(path).text)
 
 
+def test_addresses_of_trackers_are_shown_to_nobody(served: Served) -> None:
+    given = [served.rig.submit("--set", f'track.mlflow="https://me:secret{n}@x.example"') for n in range(2)]
+    for path in (f"/jobs/{given[0]}", f"/compare?job={given[0]}&job={given[1]}"):
+        text = served.ask(path).text
+        assert "secret" not in text, path
+
+
 def test_looking_stops_and_removes_nothing(served: Served) -> None:
     job = served.rig.submit()
     for path in (f"/jobs/{job}/stop", f"/jobs/{job}/resume", "/prune"):

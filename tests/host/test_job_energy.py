@@ -19,7 +19,7 @@ from millpond.host.jobs import energy
 from millpond.host.jobs.energy import FleetMeters, JobEnergy, Reading, Readings
 from millpond.host.records.energy import describe, per_image
 from millpond.host.records.jobs import Round
-from millpond.wire.control_messages import Load
+from millpond.wire.control_messages import DriveHealth, Load
 
 LOAD = Load(0.5, 1, 2, None, ())
 METERED = replace(LOAD, joules=5.0, energy="rapl")
@@ -147,6 +147,14 @@ def test_figures_that_can_not_be_are_none(joules: float | None) -> None:
     power = DevicePower(Watts(1, 2), emulated=False)
     assert power.take(replace(METERED, joules=joules), "boot", 1.0) == replace(METERED, joules=None)
     assert power.watts is None
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_no_figure_of_a_device_is_without_an_end(odd: float) -> None:
+    """A browser reads no JSON that has NaN in it, and the commands' JSON refuses it."""
+    given = Load(odd, 1, 2, odd, (), drive=DriveHealth("nvme", odd), time=odd)
+    found = DevicePower(None, emulated=False).take(given, "boot", 1.0)
+    assert found == Load(0.0, 1, 2, None, (), drive=DriveHealth("nvme"))
 
 
 def test_power_is_of_late_and_of_one_count() -> None:

@@ -340,6 +340,18 @@ def test_another_user_is_not_told_where_test_data_and_trackers_are(
         assert (job.data.test, job.track) == ("", TrackSpec())
 
 
+def test_the_daemons_user_does_not_write_where_a_member_of_its_group_says(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "peer_uid", lambda _sock: OTHER_UID)
+    rig.submit(text='track = { tensorboard = "/etc/cron.d" }\n')
+    for own in (os.geteuid(), 0):
+        monkeypatch.setattr(sockets, "peer_uid", lambda _sock, own=own: own)
+        with DaemonClient(rig.directory) as client:
+            job = client.job(1).job
+        assert job.data.test and job.track == TrackSpec()
+
+
 def test_a_signature_of_many_bytes_is_refused_before_a_job_has_it(rig: Rig) -> None:
     rig.write_job("signed", "synchronous = {}\n")
     text = (

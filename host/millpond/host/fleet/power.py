@@ -55,7 +55,14 @@ class DevicePower:
         return (after - before) / (ended - began) if ended > began else None
 
     def _believed(self, load: Load) -> Load:
-        """Return the load without impossible figures."""
+        """Return the load without impossible figures: texts of JSON have no NaN."""
+        load = replace(
+            load,
+            cpu=load.cpu if math.isfinite(load.cpu) else 0.0,
+            temperature=_finite(load.temperature),
+            drive=replace(load.drive, wear=_finite(load.drive.wear)),
+            time=_finite(load.time) or 0.0,
+        )
         foreign = self._emulated and load.energy != "declared"
         if foreign or load.energy == "unknown":
             return replace(load, joules=None, energy="unknown")
@@ -67,3 +74,7 @@ class DevicePower:
         seconds, share = now - self._at, cpu if math.isfinite(cpu) else 0.0
         self._total += joules.declared(watts, seconds, max(share, 0.0) * seconds, 1)
         return self._total
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -77,13 +77,15 @@ def differences(definitions: Sequence[tuple[Job, str]]) -> dict[str, tuple[Any, 
 
 
 def settings(job: Job) -> dict[str, Any]:
-    """Return the values of a job's keys, also of those that its file leaves out, by their dotted names."""
-    return _flat(dump(job))
+    """Return the values of a job's keys, also of those that its file leaves out, by their dotted names; not
+    those of its trackers, whose addresses may have a password in them.
+    """
+    return {key: value for key, value in _flat(dump(job)).items() if not key.startswith("track.")}
 
 
 def parameters(job: Job) -> dict[str, Any]:
-    """Return the same for trackers: with the tables that the job's kind has, and without the trackers."""
-    return {key: value for key, value in settings(_whole(job)).items() if not key.startswith("track.")}
+    """Return the same for trackers: with the tables that the job's kind has."""
+    return settings(_whole(job))
 
 
 def _whole(job: Job) -> Job:
