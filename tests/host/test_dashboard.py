@@ -345,7 +345,7 @@ def test_the_command_prints_urls_that_work(rig: Rig) -> None:
                 url = line.split()[0]
                 assert words in line and url.startswith("http://127.0.0.1:")
                 opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-                assert "<h1>rig</h1>" in opener.open(url, timeout=SECONDS).read().decode()
+                assert "<h1>Fleet rig</h1>" in opener.open(url, timeout=SECONDS).read().decode()
             process.send_signal(signal.SIGINT)
             assert process.wait(SECONDS) == 0
         finally:

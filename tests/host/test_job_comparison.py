@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from millpond.host.monitor import job_plot
 from millpond.host.records.comparison import differences, results
 from millpond.host.records.jobs import Round
 from millpond.train.job.spec import (
@@ -143,6 +144,20 @@ def test_a_curve_that_cannot_be_drawn_is_one_line(rig: Rig, arguments: tuple[str
     rig.add_round(2)
     code, out, err = rig.command("jobs", *arguments)
     assert (code, out) == (2, "") and error in err and err.count("\n") == 1
+
+
+def test_the_axis_of_a_plot_goes_no_further_than_its_scores() -> None:
+    """Before: the axis of scores between 0 and 1 began below 0 and went on above 1."""
+    drawn = {"accuracy": [(1.0, 0.5), (2.0, 1.0)], "loss": [(1.0, 0.7), (2.0, 0.0)]}
+    lines = job_plot.text(drawn, 80, 24, "round").splitlines()
+    ticks = [
+        float(line.partition("|")[0])
+        for line in lines
+        if line.partition("|")[0].strip(" -.0123456789") == "" and line.partition("|")[0].strip(" -")
+    ]
+    assert min(ticks) == 0.0 and max(ticks) < 1.06
+    assert all(sum(mark in line for line in lines) > 1 for mark in "*o")
+    job_plot.text({"accuracy": [(1.0, 0.5)]}, 80, 24, "round")
 
 
 def test_a_missing_extra_is_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

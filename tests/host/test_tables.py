@@ -101,6 +101,18 @@ def test_a_narrow_terminal_shows_what_is_needed_and_cuts_nothing(width: int) -> 
     assert all(letter in letters for letter in "".join(reason.split()))
 
 
+def test_no_heading_of_a_narrow_terminal_is_folded() -> None:
+    """Before: at 80 columns the jobs had one character, and their heading four lines."""
+    welcome = Welcome("csd0", "1", "boot", "x86_64", 2, 25_300_000_000, 270_600_000_000)
+    load = Load(1.0, 6_000_000_000, 65_000_000_000, None, ())
+    info = DeviceInfo("csd0", "emulated", "ready", "", "10.77.0.2", welcome, load, (0, 0))
+    for width in range(64, 120):
+        output = io.StringIO()
+        Console(width=width, file=output).print(tables.devices([info], width))
+        heading, _row = output.getvalue().splitlines()
+        assert "jobs" in heading.split()
+
+
 def test_the_jobs_of_a_narrow_terminal_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
     error = "csd1, csd2: the data folder 'private/digits' is not there; 'millpond data check' shows what is"
     info = replace(JOB, name="digits", state="failed", error=error)

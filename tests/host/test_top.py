@@ -20,7 +20,7 @@ from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo, JobProgress
 from millpond.host.cli.views import top as command
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.monitor.feed import Feed
-from millpond.host.monitor.fleet_history import FleetHistory
+from millpond.host.monitor.fleet_history import DeviceSample, FleetHistory
 from millpond.host.monitor.fleet_snapshot import FleetSnapshot
 from millpond.host.monitor.job_view import JobCourse
 from millpond.host.monitor.top import app as top_app
@@ -136,6 +136,13 @@ def test_the_rows_follow_what_is_there() -> None:
         assert order == ["new", "digits"], "the newest job comes first"
 
     look(feed, test)
+
+
+def test_cells_of_rates_leave_room_to_the_next_column() -> None:
+    """Before: "582.3 kB/s" filled its column, and touched the next one."""
+    sample = DeviceSample(0.0, to=582_300.0, back=999_900.0)
+    cells = dict(zip(texts.DEVICE_COLUMNS, texts.device_cells(CSD0, sample), strict=True))
+    assert all(len(cells[name]) < texts.DEVICE_COLUMNS[name] for name in ("to", "from"))
 
 
 def test_texts_of_devices_and_jobs_have_no_effect() -> None:

@@ -327,7 +327,7 @@ def plot(
 ) -> None:
     """Draw the curves of jobs' scores: in the terminal, or into a file. Of one job all its scores are drawn.
 
-    The terminal needs the extra millpond[top], a file matplotlib.
+    In the terminal this needs the extra millpond[top], into a file matplotlib.
     """
     from millpond.host.monitor import job_plot
 
@@ -380,8 +380,8 @@ def track(
 ) -> None:
     """Write a job to its trackers, from the first round on and until it ends.
 
-    They are those of the job file, unless an option names one. The command may begin before or behind the
-    end of the job, and again.
+    They are those of the job file, unless an option names one. The command may begin before the end of
+    the job or after it, and again.
     """
     place, shown = _of_group(context, fleet_directory, output)
     given = TrackSpec(str(tensorboard.absolute()) if tensorboard else "", mlflow)

@@ -94,15 +94,21 @@ def text(drawn: Mapping[str, Points], width: int, height: int, axis_label: str) 
     canvas.x_ticks_fkt = canvas.y_ticks_fkt = lambda low, _high: f"{low:.4g}"
     canvas.width = max(10, width - _TICKS - len(axis_label))
     canvas.height = max(2, height - _AXES - len(drawn))
-    places = [x for points in drawn.values() for x, _ in points] or [0.0]
-    low, high = min(places), max(places)
-    canvas.set_x_limits(low, high + (high - low) / canvas.width if high > low else low + 1)
-    for (label, points), marker in zip(drawn.items(), cycle(_marks(len(drawn))), strict=False):
-        xs, ys = zip(*(points if len(points) > 1 else points * 2), strict=True)
+    points = [point for curve in drawn.values() for point in curve] or [(0.0, 0.0)]
+    canvas.set_x_limits(*_limits([x for x, _ in points], canvas.width))
+    canvas.set_y_limits(*_limits([y for _, y in points], canvas.height))
+    for (label, curve), marker in zip(drawn.items(), cycle(_marks(len(drawn))), strict=False):
+        xs, ys = zip(*(curve if len(curve) > 1 else curve * 2), strict=True)
         canvas.plot(xs, ys, marker=marker, label=label)
     names = [f"{mark or ' '} {label}" for label, mark in zip(drawn, cycle(_marks(len(drawn))), strict=False)]
     lines = [*names, *str(canvas.show()).splitlines()]
     return "\n".join(line.rstrip()[:width] for line in lines if line.strip())
+
+
+def _limits(values: Sequence[float], cells: int) -> tuple[float, float]:
+    """Return the limits of an axis of so many characters, on which the greatest value has the last one."""
+    low, high = min(values), max(values)
+    return low, high + (high - low) / cells if high > low else low + 1
 
 
 def _marks(count: int) -> Sequence[str | None]:

@@ -11,6 +11,8 @@ from rich.text import Text
 
 WRAPPED = 24
 """Characters to which a text may be wrapped before a column goes."""
+GAP = 2
+"""Characters between two columns."""
 Cell = str | Text
 
 
@@ -27,7 +29,7 @@ def fitted(
     """
     kept = list(headings)
     for heading in dropped:
-        if sum(_needed(headings, rows, each, wrapped) for each in kept) + len(kept) - 1 <= width:
+        if sum(_needed(headings, rows, each, wrapped) for each in kept) + GAP * (len(kept) - 1) <= width:
             break
         if heading in kept:
             kept.remove(heading)

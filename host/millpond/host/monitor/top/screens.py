@@ -62,7 +62,8 @@ class LogScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Yield what the screen has."""
-        yield Static(Text(f"log of {self._target}"), classes="title")
+        job = "job " if self._target.isdecimal() else ""
+        yield Static(Text(f"log of {job}{self._target}"), classes="title")
         yield RichLog(markup=False, highlight=False, wrap=True, max_lines=5000)
         yield Footer()
 

@@ -28,8 +28,8 @@ DEVICE_COLUMNS: Final[Mapping[str, int]] = {
     "memory": 7,
     "flash": 6,
     "temp": 5,
-    "to": 10,
-    "from": 10,
+    "to": 11,
+    "from": 11,
     "jobs": REST,
 }
 JOB_COLUMNS: Final[Mapping[str, int]] = {
