@@ -213,6 +213,14 @@ def test_a_revoked_certificate_is_told(made: Fleet, tmp_path: Path) -> None:
         device.audit.stop()
 
 
+def test_a_job_without_an_entry_is_named(device: Device) -> None:
+    """Before: the table had headings alone."""
+    console = tables.console()
+    with console.capture() as shown:
+        console.print(audit_table.show(summary(device.copy().entries, "nosuch"), "verdict"))
+    assert shown.get().startswith("the log has no entry to show\n")
+
+
 def test_a_summary_adds_the_entries_of_a_job_up(device: Device) -> None:
     device.job("other", run="4 of 5.0")
     found = summary(device.copy().entries)

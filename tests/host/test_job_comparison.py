@@ -135,6 +135,7 @@ def test_curves_are_drawn_in_the_terminal_and_into_a_file(rig: Rig) -> None:
         (("plot", "2", "--metric", "f1"), "job 2 has no score 'f1'; it has accuracy"),
         (("plot", "2", "--to", "/nowhere/x.png"), "/nowhere/x.png: No such file or directory"),
         (("plot", "2", "--to", "curves.xyz"), "curves.xyz: Format 'xyz' is not supported"),
+        (("plot", "2", "--over", "joules"), "job 2 has no known joules to draw over"),
         (("plot", "99"), "there is no job 99"),
     ],
 )

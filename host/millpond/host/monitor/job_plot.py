@@ -28,11 +28,14 @@ AXIS_LABELS: Mapping[Axis, str] = {
 
 def curves(courses: Sequence[JobCourse], axis: Axis = Axis.ROUNDS, metric: str = "") -> dict[str, Points]:
     """Return curves of scores by label: of one job all its scores, of several that which decides in each; or
-    those of one ``metric`` by its name. Raises LocalError where a job has none.
+    those of one ``metric`` by its name. Raises LocalError where a job has none, or no known
+    joules to draw over.
     """
     found: dict[str, Points] = {}
     for course in courses:
         scores = course.scores(axis)
+        if axis is Axis.JOULES and not any(x for points in scores.values() for x, _ in points):
+            raise LocalError(f"job {course.info.id} has no known joules to draw over")
         chosen = {key: points for key, points in scores.items() if not metric or key[1] == metric}
         if metric and not chosen:
             known = ", ".join(dict.fromkeys(name for _, name in scores)) or "none"

@@ -31,7 +31,8 @@ def show(found: AuditSummary, verdict: str, width: int = tables.WIDE) -> Group:
     headings = ["from", "to", "answered", "peer", "code", "policy", "exchanges", "samples", *kinds]
     rows = [_cells(row, kinds) for row in found.rows]
     table = fitted(headings, rows, width, dropped=_LESS_NEEDED, wrapped=("answered", "samples"))
-    return Group(table, *map(Text, _lines(found)), Text(verdict))
+    shown = table if rows else Text("the log has no entry to show")
+    return Group(shown, *map(Text, _lines(found)), Text(verdict))
 
 
 def entry_line(entry: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ def command(
         str, typer.Option(metavar="URL", help="The dashboard's URL behind a proxy: https://fleet.example.")
     ] = "",
     control: Annotated[
-        bool, typer.Option("--control", help="Print a second URL, with which jobs can be stopped, resumed and pruned.")
+        bool, typer.Option("--control", help="Print a second URL, to stop, resume and prune jobs by.")
     ] = False,
 ) -> None:
     """Show the fleet and its jobs as a web page, until Ctrl-C.
