@@ -7,23 +7,28 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 import urllib.request
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millpond.host.api.daemon import JobInfo
 from millpond.host.cli.views import metrics as command
-from millpond.host.monitor.exporter import server
+from millpond.host.monitor.exporter import server, source
 from millpond.host.monitor.exporter.catalogue import JOB_SCORE, METRICS
+from millpond.host.monitor.exporter.samples import samples_of
 from millpond.host.monitor.exporter.source import FleetSource, shown
 from millpond.host.records.jobs import JobEvent
+from millpond.wire.control_messages import Ledger
 
 from ..waiting import eventually
-from .daemon_rig import Rig
+from .daemon_rig import LEDGER, Rig
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 Values = dict[tuple[str, ...], float]
@@ -130,6 +135,34 @@ def test_a_served_fleet_outlives_its_daemon(open_rig: Callable[[], Rig]) -> None
     finally:
         web.shutdown()
         web.server_close()
+
+
+def test_a_device_blinds_nobody_to_the_ledgers_of_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by silence nor by a flood of kinds, each of which would be a series."""
+    ended, flood = threading.Event(), {f"kind {number}": 1 for number in range(40_000)}
+    answers = {"csd0": Ledger({"parameters": 7, **flood}, {"x" * 9000: 1}, 1), "csd1": LEDGER, "csd2": LEDGER}
+
+    def control(name: str) -> Any:
+        if name == "csd2":
+            ended.wait(20)
+        return nullcontext(SimpleNamespace(call=lambda *_arguments: answers[name]))
+
+    for name in answers:
+        cast(Any, rig.devices.get(name)).control = lambda _deadline, name=name: control(name)
+    monkeypatch.setattr(source, "ANSWER_SECONDS", 1.0)
+    found = FleetSource(rig.directory)
+    found.read_details()
+    ended.set()
+    assert found._details
+    ledgers = found._details.ledgers
+    assert set(ledgers) == {"csd0", "csd1"}
+    assert len(ledgers["csd0"].sent) <= 512 and max(map(len, ledgers["csd0"].canaries)) <= 64
+    sent = [each for each in samples_of(found.read()) if each.metric.name.endswith("sent_bytes_total")]
+    assert {each.labels for each in sent} == {
+        ("csd0", "parameters"),
+        ("csd1", "parameters"),
+        ("csd1", "metrics"),
+    }
 
 
 def test_running_jobs_are_shown_before_newer_ones() -> None:

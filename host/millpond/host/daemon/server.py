@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,6 +73,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Message)
 REPLY_SECONDS = 10.0
 MESSAGE_SECONDS = 30.0
+_MOST_LEDGER, _LONGEST_NAME = 512, 64  # more counters than an agent has, see LedgerCounters
 """Time in which a request that has begun to come is whole."""
 MOST_VALUES, MOST_REPEATS = 1 << 26, 100
 Traffic = Callable[[], dict[str, tuple[int, int]]]
@@ -242,7 +244,7 @@ class DaemonServer:
             if device.status.state is DeviceState.READY:
                 deadline = Deadline.after(REPLY_SECONDS)
                 with contextlib.suppress(RemoteError), device.control(deadline) as agent:
-                    ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
+                    ledgers[name] = _bounded(agent.call(GetLedger(), Ledger, deadline))
         return daemon.Ledgers(ledgers)
 
     def _get_audit_head(self, _client: Channel, request: audit.GetAuditHeadOf) -> Message:
@@ -424,6 +426,12 @@ _OWNERS: Mapping[type[Message], str] = {
     StartLaunch: "a launch",
 }
 """The requests that members of the socket's group may not make."""
+
+
+def _bounded(ledger: Ledger) -> Ledger:
+    """Return what a device says has left it, in bounds: each name becomes a series where figures are kept."""
+    sent, seen = (dict(islice(table.items(), _MOST_LEDGER)) for table in (ledger.sent, ledger.canaries))
+    return cleaned(Ledger(sent, seen, ledger.private_bytes), _LONGEST_NAME)
 
 
 def _send_with(client: Channel, answer: Message, descriptor: int) -> None:

@@ -17,6 +17,7 @@ from millpond.host.records.job_totals import JobTotals
 from millpond.host.records.jobs import JobState
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.wire.control_messages import Ledger, Load
+from millpond.wire.messages import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,9 @@ def _load(name: str, load: Load) -> Iterator[Sample]:
 def _details(found: FleetDetails) -> Iterator[Sample]:
     yield metrics.DETAILS_TIME.of(found.time)
     for name, ledger in found.ledgers.items():
-        for kind, size in ledger.sent.items():
-            yield metrics.SENT.of(size, name, kind)
+        for kind in Kind:  # no other: a device could make as many series as it names kinds
+            if kind in ledger.sent:
+                yield metrics.SENT.of(ledger.sent[kind], name, kind)
         yield metrics.CANARIES.of(sum(ledger.canaries.values()), name)
         yield metrics.PRIVATE.of(ledger.private_bytes, name)
     for name, tunnel in found.tunnels.items():

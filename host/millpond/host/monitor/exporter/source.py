@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import MillpondError, RemoteError
+from millpond.base.errors import MillpondError
 from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.proto.status import GetStatus, StatusIs
 from millpond.host.api.daemon import JobInfo
@@ -95,13 +95,19 @@ class FleetSource:
                     tunnels[each.name] = client.tunnel(each.name)
             ready = [each.name for each in devices if each.state == DeviceState.READY]
             volumes = {name: found for name in ready if (found := self._volume(name))}
-            ledgers: dict[str, Ledger] = {}
-            with contextlib.suppress(RemoteError):  # a device is slow
-                ledgers = client.ledgers()
+            ledgers = {name: found for each in ready for name, found in self._ledger(each).items()}
             mounts = read_stats(client.fleet.mount_stats)
         details = FleetDetails(begun, ledgers, tunnels, volumes, mounts)
         with self._lock:
             self._details = details
+
+    def _ledger(self, device: str) -> dict[str, Ledger]:
+        """Return the ledger of one device, which costs the others nothing if it does not answer."""
+        try:
+            with DaemonClient(self._directory, seconds=ANSWER_SECONDS) as client:
+                return client.ledgers(device)
+        except (MillpondError, OSError):
+            return {}
 
     def _volume(self, device: str) -> StatusIs | None:
         deadline = Deadline.after(ANSWER_SECONDS)
