@@ -281,6 +281,23 @@ def test_the_page_of_a_device_has_its_answers_over_time(
         part(events, "live_policy", "listed")
 
 
+def test_an_audit_log_of_a_hostile_device_takes_little_memory(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2000 entries each may have the length of 128 KiB, and as many kinds as there is room for."""
+    monkeypatch.setattr(sources, "LEDGER_SECONDS", 0.0)
+    monkeypatch.setattr(sources, "ASK_SECONDS", 0.0)
+    found = sources.DeviceSource(served.rig.directory, "csd0")
+    for number in range(100):
+        served.note(Answered("job", sent={f"{number} {kind:0100}": 1 for kind in range(1000)}))
+        assert len(found.detail().entries) < 80
+    served.audit[:] = []
+    served.note(Answered("job", sent={f"kind {number}": 1 for number in range(3000)}))
+    found.detail()  # which has another log before it
+    entries = found.detail().entries
+    assert len(entries) == 1 and len(charts.of_answers(entries).curves) <= 12
+
+
 def test_jobs_are_compared(served: Served) -> None:
     first = served.rig.submit()
     second = served.rig.submit("--set", "train.batch=64")

@@ -18,6 +18,8 @@ MOST_POINTS: Final = 400
 """Points of a curve: a chart is about as many pixels wide."""
 MOST_WORKER_POINTS: Final = 120
 """Points of a worker's curve: a fleet has many workers."""
+MOST_KINDS: Final = 12
+"""Kinds of a device's answers: a device may invent more than there are."""
 UNITS: Final[Mapping[Axis, str]] = {
     Axis.ROUNDS: "rounds",
     Axis.SECONDS: "seconds",
@@ -94,7 +96,8 @@ def of_answers(entries: Iterable[Entry]) -> Chart:
             for kind, count in entry.event.sent.items():
                 totals[kind] += count
                 curves.setdefault(kind, []).append((entry.time, totals[kind]))
-    return Chart(_filled({kind: tuple(curves[kind]) for kind in sorted(curves)}), "", "bytes", True)
+    most = sorted(kind for kind, _ in totals.most_common(MOST_KINDS))
+    return Chart(_filled({kind: tuple(curves[kind]) for kind in most}), "", "bytes", True)
 
 
 def of_job(course: JobCourse) -> dict[str, Chart]:

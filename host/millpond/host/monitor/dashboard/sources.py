@@ -25,6 +25,8 @@ LEDGER_SECONDS: Final = 5.0
 LOG_LINES: Final = 200
 MOST_ENTRIES: Final = 2000
 """Entries of a device's audit log that are read, the last ones."""
+MOST_AUDIT_BYTES: Final = 1 << 23
+"""Bytes of the lines that are kept as entries; those of an honest log are a tenth of that."""
 MOST_KEPT: Final = 64
 """Devices whose details, and jobs whose definitions, are kept."""
 
@@ -51,6 +53,7 @@ class DeviceSource:
         self._detail = DeviceDetail()
         self._position: LogPosition | None = None
         self._chain = ChainReader(None)
+        self._size = 0  # the bytes of the lines of the chain so far
         self._asked = self._counted = -LEDGER_SECONDS
 
     def detail(self) -> DeviceDetail:
@@ -89,18 +92,22 @@ class DeviceSource:
             self._forget()
         while first + len(found) <= head.number:
             lines = client.audit_entries(self._name, first + len(found))
-            if not lines:
+            self._size += sum(map(len, lines))
+            if not lines or self._size > MOST_AUDIT_BYTES:
                 break
             try:
                 found += [cleaned(self._chain.take(line)) for line in lines]
             except ProtocolError:
                 self._forget()
                 raise
+        if self._size > MOST_AUDIT_BYTES:
+            self._forget()  # it is read anew, as far as there is room
+            found.clear()
         return found
 
     def _forget(self) -> None:
         self._chain = ChainReader(None)
-        self._detail = replace(self._detail, entries=())
+        self._detail, self._size = replace(self._detail, entries=()), 0
 
 
 @dataclass(frozen=True, slots=True)
