@@ -223,6 +223,7 @@ def test_a_job_without_an_entry_is_named(device: Device) -> None:
 
 def test_a_summary_adds_the_entries_of_a_job_up(device: Device) -> None:
     device.job("other", run="4 of 5.0")
+    device.job("train.py", run="85c65726394a4be6b4cb13abddd5a2ff")
     found = summary(device.copy().entries)
     jobs = {row.answers.name: row for row in found.rows if row.answers.role == "job"}
     assert jobs["digits"].answers.sent == {"parameters": 4096}
@@ -234,6 +235,7 @@ def test_a_summary_adds_the_entries_of_a_job_up(device: Device) -> None:
     with console.capture() as shown:
         console.print(audit_table.show(found, "verdict"))
     text = shown.get()
+    assert "job train.py (85c65726394a) " in text
     assert "job digits (3)" in text and "cccccccccccc signed" in text and "private/digits 64" in text
     assert "verdict" in text and "is in force since" in text
     line = audit_table.entry_line(described(device.copy().entries[2]))

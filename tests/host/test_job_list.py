@@ -95,6 +95,7 @@ def test_a_long_log_is_read_in_parts(rig: Rig) -> None:
         (("--device", "csd9", "1"), "no device 'csd9' in this fleet; it has csd0, csd1, csd2"),
         (("--device", "csd0", "99"), "there is no job 99"),
         (("--device", "csd0", "launch-a.py"), "there it is /flash/private/.millpond-logs/launch-a.py.log"),
+        (("--device", "csd0", "transforms-a.py"), "/private/.millpond-logs/transforms-a.py.log"),
         (("--device", "csd0", "launch-/../a"), "'launch-/../a' is no job's number"),
         (
             ("--device", "csd0", "csd1"),

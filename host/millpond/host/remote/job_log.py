@@ -28,16 +28,18 @@ exec tail -n {lines} {follow} -- "$file"
 """
 
 
-def is_launch(name: str) -> bool:
-    """Return whether ``name`` is that of the log of a private launch, ``launch-SCRIPT``."""
-    return name.startswith("launch-") and "/" not in name
+def is_of_launch(name: str) -> bool:
+    """Return whether ``name`` is that of a launch's log: of a private one's script, ``launch-SCRIPT``, or of
+    transforms, ``transforms-FILE``.
+    """
+    return name.startswith(("launch-", "transforms-")) and "/" not in name
 
 
 def read(
     directory: Path, device: str, job: str, lines: int, *, follow: bool, authority: Path | None = None
 ) -> Iterator[str]:
     """Yield the last ``lines`` of the log of a job on a device, and with ``follow`` new ones without end.
-    ``job`` is its number, or the name of a private launch's log.
+    ``job`` is its number, or the name of a launch's log.
 
     Raises LocalError without the admin key, RemoteError without a log, and
     SshFailed without a connection.
@@ -45,7 +47,7 @@ def read(
     with DaemonClient(directory, authority) as client:
         fleet = client.fleet
         fleet.device(device)
-        info = None if is_launch(job) else client.job_info(int(job))
+        info = None if is_of_launch(job) else client.job_info(int(job))
     name = log_name(info.name, run_name(info.id, info.created)) if info else f"{job}.log"
     place = f"{FLASH}/private/.millpond-logs/{name}"
     if not fleet.admin_key.exists():

@@ -68,7 +68,7 @@ def _cells(row: AuditRow, kinds: list[str]) -> list[str]:
     samples = ", ".join(f"{folder} {count}" for folder, count in one.samples.items())
     sent = (size(one.sent.get(kind, 0)) for kind in kinds)
     exchanges = f"{one.exchanges}" + (f", {one.refused} refused" if one.refused else "")
-    name = f"{one.role} {one.name}".strip() + (f" ({one.run.partition(' ')[0]})" if one.run else "")
+    name = f"{one.role} {one.name}".strip() + (f" ({one.run.partition(' ')[0][:_DIGEST]})" if one.run else "")
     peer = one.peer.partition(" ")[0]
     cells = [_time(row.first), _time(row.last), name, peer, code or "-", one.policy[:_DIGEST]]
     return [*cells, exchanges, samples or "-", *sent]

@@ -56,7 +56,7 @@ def logs(
         typer.Option(
             metavar="DEVICE",
             help="The job's own log on a device, by the fleet's admin key: prints and whole tracebacks. "
-            "That of a private launch is launch-SCRIPT.py.",
+            "That of a private launch is launch-SCRIPT.py, that of transforms transforms-FILE.py.",
             autocompletion=complete_devices,
         ),
     ] = "",
@@ -88,7 +88,7 @@ def _show_job_log(
 ) -> None:
     from millpond.host.remote import job_log  # imports paramiko, which takes long
 
-    if job_number(job) is None and not job_log.is_launch(job):
+    if job_number(job) is None and not job_log.is_of_launch(job):
         raise LocalError(f"'{job}' is no job's number, such as in: millpond logs --device {device} 3")
     found = job_log.read(fleet, device, job, lines, follow=follow, authority=authority)
     if output is Format.TEXT:
