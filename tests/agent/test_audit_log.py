@@ -122,6 +122,13 @@ def test_entries_that_are_missing_or_moved_break_the_chain(
         read(change(lines_of(EVENTS)))
 
 
+def nested_rules(depth: int) -> str:
+    """Return an entry that json reads, and that what goes down by Python's recursion does not survive."""
+    rules = '{"a": ' * depth + "1" + "}" * depth
+    about = f'{{"certificate": "", "policy": "", "rules": {rules}}}'
+    return f'{{"number": 1, "time": 0, "previous": "", "event": "in force", "about": {about}}}'
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -138,6 +145,8 @@ def test_entries_that_are_missing_or_moved_break_the_chain(
         '{"number": 1, "time": 0, "previous": "", "event": "refusals", "about": {"count": -1}}',
         '{"number": 1, "time": 0, "previous": "x", "event": "stopped", "about": {}}',
         "9" * 140000,
+        nested_rules(20),
+        nested_rules(700),
     ],
 )
 def test_a_hostile_line_is_no_entry(line: str) -> None:

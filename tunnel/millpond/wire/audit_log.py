@@ -28,6 +28,7 @@ PAGE_BYTES: Final = 1 << 18
 MOST_BYTES: Final = 1 << 27
 """More bytes than the logs of a device have together."""
 _LARGEST = 1 << 63
+_DEEPEST = 16
 _LATEST = 1e11  # seconds since 1970: the year 5138
 
 Role = Literal["job", "launch", "node", "data service", "shared folder", "control", "volume"]
@@ -208,7 +209,18 @@ def _decoded(line: str) -> tuple[str, Entry]:
         raise ValueError
     if type(time) not in (int, float) or not 0 <= time <= _LATEST:
         raise ValueError
+    if isinstance(event, InForce):
+        _check_depth(event.rules, _DEEPEST)
     return previous, Entry(number, float(time), event)
+
+
+def _check_depth(value: object, left: int) -> None:
+    """Raise ValueError for rules that are nested deeper: what reads an entry goes down by recursion."""
+    if isinstance(value, dict | list):
+        if not left:
+            raise ValueError
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_depth(each, left - 1)
 
 
 def _whole(text: str) -> int:
