@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -163,6 +164,32 @@ def test_a_device_blinds_nobody_to_the_ledgers_of_others(rig: Rig, monkeypatch: 
         ("csd1", "parameters"),
         ("csd1", "metrics"),
     }
+
+
+def test_many_scrapes_take_one_place_at_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of the host may scrape, and the places are those of the daemon's owner."""
+    taken, most, together = Counter[str](), 0, threading.Barrier(6)
+
+    def connect(*_arguments: object, **_options: object) -> None:
+        nonlocal most
+        taken["now"] += 1
+        most = max(most, taken["now"])
+        ended.wait(0.02)
+        taken["now"] -= 1
+        raise ConnectionError
+
+    def scrape() -> None:
+        together.wait(20)
+        found.read()
+
+    monkeypatch.setattr(source, "DaemonClient", connect)
+    found, ended = FleetSource(tmp_path), threading.Event()
+    threads = [threading.Thread(target=scrape) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
 
 
 def test_running_jobs_are_shown_before_newer_ones() -> None:

@@ -46,7 +46,7 @@ class FleetSource:
 
     def __init__(self, directory: Path, *, shown: int = SHOWN, period: float = PERIOD) -> None:
         self._directory, self._most, self._period = directory, shown, period
-        self._lock, self._scraped = threading.Lock(), threading.Event()
+        self._lock, self._reading, self._scraped = threading.Lock(), threading.Lock(), threading.Event()
         self._details: FleetDetails | None = None
         self._followed: dict[int, _FollowedJob] = {}
         self._told = ""
@@ -70,7 +70,13 @@ class FleetSource:
         threading.Thread(target=self._read_behind_scrapes, name="details", daemon=True).start()
 
     def read(self) -> FleetReading | None:
-        """Return the figures now, None if the daemon does not answer."""
+        """Return the figures now, None if the daemon does not answer. Scrapes wait for one another: anybody
+        may scrape, and the daemon has few places.
+        """
+        with self._reading:
+            return self._read()
+
+    def _read(self) -> FleetReading | None:
         begun = time.monotonic()
         try:
             with DaemonClient(self._directory, seconds=ANSWER_SECONDS) as client:
