@@ -23,6 +23,8 @@ from bench.rows import Row, summary
 from system.support import MILLPOND
 
 FIGURES = ("first_paint_s", "updates_per_s", "latency_s", "daemon_cpu_percent", "dashboard_mib")
+_SETTLED = 3.0
+"""Seconds after which a page's process has all that the page shows."""
 _PAINT = "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
 _DRAWN = "return document.querySelector('canvas') ? performance.now() : null"
 _COUNT = """
@@ -69,8 +71,7 @@ def measure_dashboard(run: Run, watched: Watched) -> Sequence[Row]:
         paints, drawn = _first_paints(run, watched, served, browser)
         updates, latencies = _updates(run, watched, served, browser)
         added, own = cpu_percent(run, watched, partial(_looking, served, browser))
-        memory = [served.process.memory_full_info().pss / (1 << 20)]
-        browser.go("about:blank")
+        memory = _memory(watched, served, browser)
     worst = max(paints, key=lambda page: sorted(paints[page])[len(paints[page]) // 2])
     rows = [row("first_paint_s", f"first contentful paint of the slowest page ({worst})", paints[worst], "s")]
     for page, seconds in paints.items():
@@ -83,8 +84,19 @@ def measure_dashboard(run: Run, watched: Watched) -> Sequence[Row]:
         row("latency_s", "from a stored round until the page shows it", latencies, "s"),
         row("daemon_cpu_percent", "CPU that an open page adds to the daemon, of a core", added, "%"),
         row("dashboard_cpu_percent", "CPU of the dashboard's process then, of a core", own, "%"),
-        row("dashboard_mib", "memory of the dashboard's process (PSS)", memory, "MiB"),
+        row("dashboard_mib", "memory of the dashboard's process (PSS), a job's page open", memory, "MiB"),
     ]
+
+
+def _memory(watched: Watched, served: Served, browser: Browser) -> list[float]:
+    """Return the memory with the page of the running job, and then with that of an ended one, open."""
+    found = []
+    for job in (watched.runs, watched.ended):
+        browser.go(served.page(f"/jobs/{job}"))
+        _when(browser, _DRAWN)
+        time.sleep(_SETTLED)
+        found.append(served.process.memory_full_info().pss / (1 << 20))
+    return found
 
 
 def _first_paints(
