@@ -69,6 +69,14 @@ def test_rates_are_of_the_time_between_two_answers() -> None:
     assert found.last("csd0") == anew and found.last("csd1") is None
 
 
+def test_a_look_between_two_counts_of_a_tunnel_is_no_sample() -> None:
+    found = history((CSD0,)).after(100.2, Devices((replace(CSD0, state="faulty"),)))
+    assert [each.at for each in found.samples["csd0"]] == [100.0]
+    assert found.events[-1].state == "faulty", "what has changed is told all the same"
+    after = found.after(101.0, Devices((replace(CSD0, tunnel=(3000, 6000)),)))
+    assert (after.samples["csd0"][-1].to, after.samples["csd0"][-1].back) == (2000.0, 1000.0)
+
+
 def test_the_history_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_history, "KEPT_SAMPLES", 3)
     monkeypatch.setattr(fleet_history, "KEPT_EVENTS", 2)

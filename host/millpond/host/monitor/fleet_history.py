@@ -12,6 +12,10 @@ from millpond.host.api.daemon import DeviceInfo, Devices
 KEPT_SAMPLES: Final = 600
 """Samples of a device that are kept: ten minutes at one a second."""
 KEPT_EVENTS: Final = 500
+LEAST_SECONDS: Final = 0.75
+"""The least time between two samples: the daemon hears of a device every half second, so that rates over
+less time would be none and then too many.
+"""
 _LOST: Final = frozenset({"absent", "connecting"})
 
 
@@ -19,7 +23,8 @@ _LOST: Final = frozenset({"absent", "connecting"})
 class DeviceSample:
     """A device ``at`` a time (Unix seconds): ``cpu`` 0..1, used ``memory`` and ``flash`` in bytes,
     ``temperature`` in degrees Celsius, the bytes per second ``to`` and ``back`` from it over its tunnel since
-    the sample before, ``watts``. None where the value is not known.
+    the sample before, ``watts``. None where the value is not known. ``crossed`` are the bytes, to and from
+    it, that its tunnel counts.
     """
 
     at: float
@@ -30,6 +35,7 @@ class DeviceSample:
     to: float | None = None
     back: float | None = None
     watts: float | None = None
+    crossed: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,7 @@ class FleetHistory:
         """Return the history with an answer of the daemon that came ``at`` a time."""
         before = {info.name: info for info in self.devices}
         samples = {
-            info.name: (
-                *self.samples.get(info.name, ())[1 - KEPT_SAMPLES :],
-                _sample(at, info, before.get(info.name), at - self.at),
-            )
-            for info in answer.devices
+            info.name: _with_sample(self.samples.get(info.name, ()), at, info) for info in answer.devices
         }
         new = _events(at, before, answer.devices) if self.at else ()
         events = (*self.events, *new)[-KEPT_EVENTS:]
@@ -80,23 +82,33 @@ class FleetHistory:
         return found[-1] if found else None
 
 
-def _sample(at: float, info: DeviceInfo, before: DeviceInfo | None, seconds: float) -> DeviceSample:
-    load = info.load
-    to, back = _rates(info, before, seconds)
+def _with_sample(samples: tuple[DeviceSample, ...], at: float, info: DeviceInfo) -> tuple[DeviceSample, ...]:
+    """Return the samples of a device with one more, unless the last one is too young."""
+    last = samples[-1] if samples else None
+    if last and 0 <= at - last.at < LEAST_SECONDS:
+        return samples
+    return (*samples[1 - KEPT_SAMPLES :], _sample(at, info, last))
+
+
+def _sample(at: float, info: DeviceInfo, last: DeviceSample | None) -> DeviceSample:
+    load, crossed = info.load, info.tunnel
+    to, back = _rates(at, crossed, last)
     if load is None or info.state in _LOST:
-        return DeviceSample(at, to=to, back=back)
-    return DeviceSample(
-        at, load.cpu, load.memory_used, load.flash_used, load.temperature, to, back, info.watts
-    )
+        return DeviceSample(at, to=to, back=back, crossed=crossed)
+    memory, flash, celsius = load.memory_used, load.flash_used, load.temperature
+    return DeviceSample(at, load.cpu, memory, flash, celsius, to, back, info.watts, crossed)
 
 
-def _rates(info: DeviceInfo, before: DeviceInfo | None, seconds: float) -> tuple[float | None, float | None]:
+def _rates(
+    at: float, crossed: tuple[int, int], last: DeviceSample | None
+) -> tuple[float | None, float | None]:
     """Return the bytes per second to and from a device; None at its first sample, and where its interface is
     a new one, which counts from zero.
     """
-    if before is None or seconds <= 0:
+    if last is None or at <= last.at:
         return None, None
-    to, back = (now - then for now, then in zip(info.tunnel, before.tunnel, strict=True))
+    to, back = (now - then for now, then in zip(crossed, last.crossed, strict=True))
+    seconds = at - last.at
     return (None, None) if min(to, back) < 0 else (to / seconds, back / seconds)
 
 
