@@ -225,7 +225,8 @@ def test_the_page_of_a_job_follows_its_rounds(served: Served) -> None:
     with served.live(f"/jobs/{job}") as events:
         part(events, "live_state", "running")
         workers = {"csd0": {"loss": 0.5}}
-        served.rig.add_round(job, metrics={"loss": 0.5}, by_worker=workers, tunnel={"csd0": (3000, 1000)})
+        metrics = {"loss": 0.5, "samples_per_second": 9000.0}
+        served.rig.add_round(job, metrics=metrics, by_worker=workers, tunnel={"csd0": (3000, 1000)})
         served.rig.begun[job].context.changed()
         event: dict[str, Any] = {}
         while not event.get("chart_workers", {}).get("names"):
@@ -233,6 +234,8 @@ def test_the_page_of_a_job_follows_its_rounds(served: Served) -> None:
         assert event["chart_scores"]["tables"] == [[[1.0], [0.5]]]
         assert (event["chart_workers"]["names"], event["chart_workers"]["unit"]) == (["csd0"], "loss")
         assert event["chart_shares"]["tables"] == [[[1.0], [1.0]]]
+        assert event["chart_training"]["names"] == ["loss"], "thousands would make a flat line of it"
+        assert event["chart_speed"]["tables"] == [[[1.0], [9000.0]]]
         assert "3.0 kB" in event["live_workers"]
         served.rig.finish(job)
         told = part(events, "live_state", "done")

@@ -36,19 +36,18 @@ _MODULES: Final = {
     **dict.fromkeys(("init", "add", "remove", "revoke", "renew"), "fleet"),
     **dict.fromkeys(("host", "emulate", "demo", "demo-inside"), "machine"),
     **dict.fromkeys(("devices", "topology", "tunnel"), "devices"),
+    **dict.fromkeys(("doctor", "audit")),
+    **{name: f"views.{name}" for name in ("top", "dashboard", "metrics")},
     **{name: f"ssh.{name}" for name in ("run", "shell", "inventory")},
     **dict.fromkeys(("ssh-config", "ssh-proxy"), "ssh.ssh_config"),
     **dict.fromkeys(("mount", "umount"), "volumes.mount"),
     **{name: f"volumes.{name}" for name in ("volume", "cp")},
     **dict.fromkeys(("flash", "update", "new", "sign", "data")),
-    "top": "views.top",
-    "metrics": "views.metrics",
     **dict.fromkeys(("train", "resume"), "jobs"),
     "launch": "launch",
     **dict.fromkeys(("profile", "jobs", "stop"), "jobs"),
     "logs": "ssh.logs",
     "simulate": "simulation.command",
-    "dashboard": "views.dashboard",
 }
 """The module of each command, its own name where there is none; in the order of the help."""
 _LISTED: Final = {name: module or name for name, module in _MODULES.items()}

@@ -20,6 +20,8 @@ MOST_WORKER_POINTS: Final = 120
 """Points of a worker's curve: a fleet has many workers."""
 MOST_KINDS: Final = 12
 """Kinds of a device's answers: a device may invent more than there are."""
+_SPEED: Final = "samples_per_second"
+"""The training metric with a chart of its own: thousands beside a loss make that a flat line."""
 UNITS: Final[Mapping[Axis, str]] = {
     Axis.ROUNDS: "rounds",
     Axis.SECONDS: "seconds",
@@ -101,22 +103,25 @@ def of_answers(entries: Iterable[Entry]) -> Chart:
 
 
 def of_job(course: JobCourse) -> dict[str, Chart]:
-    """Return the charts of a job: its scores, its training metrics, one of these by worker, and the shares of
-    the workers in the samples.
+    """Return the charts of a job: its scores, its training metrics, one of these by worker, its speed, and
+    the shares of the workers in the samples.
     """
     few = replace(course, rounds=tuple(thinned(course.rounds, MOST_WORKER_POINTS)))
-    metric = training_metric(course)
+    metric, unit = training_metric(course), course.info.unit
+    training = course.metrics()
+    speed = {name: training.pop(name) for name in (_SPEED,) if name in training}
     scores = {f"{name} ({place})": points for (place, name), points in course.scores().items()}
     shares: dict[str, list[tuple[float, float]]] = {}
     for number, parts in few.plan:
         for worker, share in parts.items():
             shares.setdefault(worker, []).append((float(number), share))
     return {
-        "chart_scores": Chart(_filled(scores), course.info.unit),
-        "chart_training": Chart(_filled(course.metrics()), course.info.unit),
-        "chart_workers": Chart(few.by_worker(metric) if metric else {}, course.info.unit, metric),
+        "chart_scores": Chart(_filled(scores), unit),
+        "chart_training": Chart(_filled(training), unit),
+        "chart_speed": Chart(_filled(speed), unit, "samples a second"),
+        "chart_workers": Chart(few.by_worker(metric) if metric else {}, unit, metric),
         "chart_shares": Chart(
-            {name: tuple(shares[name]) for name in sorted(shares)}, course.info.unit, "share of the samples"
+            {name: tuple(shares[name]) for name in sorted(shares)}, unit, "share of the samples"
         ),
     }
 
