@@ -81,7 +81,7 @@ docs: reference $(DOCS_STAMP)  ## the site of the documents, in .site/html, with
 	@PYTHONPATH=tests .venv/bin/python -m documents look
 	@echo "millpond: the site begins with .site/html/index.html"
 
-screenshots: $(STAMP) system  ## pictures of the dashboard for docs/how-to, of a small emulated fleet
+screenshots: $(STAMP) system  ## pictures of the dashboard and a recording of top for docs/how-to
 	@images/prerequisites.sh tests
 	@PYTHONPATH=tests .venv/bin/python -m documents.screenshots
 

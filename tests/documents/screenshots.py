@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: ``make screenshots``: pictures of the dashboard for the documents, of a small emulated fleet."""
+"""Entry: ``make screenshots``: pictures of the dashboard, and a recording of ``millpond top``, for the docs.
+
+They are of a small emulated fleet.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,14 @@ from tests.waiting import eventually
 from bench.experiment import Run
 from bench.people.browser import dashboard
 from bench.people.fleet import Watched, watched_fleet
+from documents.recording import record
 from documents.site import ROOT
+from system.support import MILLPOND
 
 FOLDER: Final = ROOT / "docs" / "how-to"
 SIZE: Final = {"width": 1100, "height": 760, "deviceScaleFactor": 1, "mobile": False}
+_KEYS: Final = ((6.0, "\x1b[B"), (1.0, "\t"), (2.0, "\r"), (6.0, "q"), (2.0, "q"))
+"""A cursor key, Tab to the jobs, Enter for the newest job, back, and the end; each after seconds."""
 
 
 def main() -> int:
@@ -26,6 +33,8 @@ def main() -> int:
         return 2
     run = Run(quick=True, say=print)
     with watched_fleet(run) as watched, dashboard(watched) as served, started() as browser:
+        argv = [*MILLPOND, "top", "--fleet", str(watched.emulation.directory)]
+        record(argv, _KEYS, FOLDER / "top.cast", "millpond top")
         browser.open(served.url)
         for name, path in _pages(watched).items():
             _take(browser, served.page(path), f"dashboard-{name}.png")

@@ -219,7 +219,7 @@ def test_without_pyarrow_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(LocalError, match=r"install millpond\[parquet\]"):
+    with pytest.raises(LocalError, match=r"install .millpond\[parquet\]"):
         ParquetRows(tmp_path)
 
 
