@@ -246,7 +246,8 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     monkeypatch.setattr(module, "WorkerGroup", lambda *_: Group())
     row = SimpleNamespace(id=1, job=Job("rounds", DataSpec("private/a"), model=ModelSpec("net:Net")))
     fleet = SimpleNamespace(job_directory=lambda _number: tmp_path)
-    return Trainer(cast(JobRow, row), cast(JobContext, SimpleNamespace(fleet=fleet)), threading.Event())
+    context = SimpleNamespace(fleet=fleet, changed=lambda: None)
+    return Trainer(cast(JobRow, row), cast(JobContext, context), threading.Event())
 
 
 @pytest.mark.expected_log("the parameter server was lost: ")
