@@ -60,7 +60,7 @@ def test_a_file_read_in_order_is_asked_for_in_large_parts(world: World) -> None:
                 pass
         return stats(world).asked["read"] - before
 
-    # the device's kernel tells a while after close() that its writer is gone: until then nothing is read ahead
+    # the device's kernel tells after close() that its writer is gone: until then nothing is read ahead
     eventually(lambda: 8 <= requests() <= 16, "a file that is read in large parts")
 
 

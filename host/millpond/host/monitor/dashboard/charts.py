@@ -118,7 +118,7 @@ def of_job(course: JobCourse) -> dict[str, Chart]:
     return {
         "chart_scores": Chart(_filled(scores), unit),
         "chart_training": Chart(_filled(training), unit),
-        "chart_speed": Chart(_filled(speed), unit, "samples a second"),
+        **({"chart_speed": Chart(_filled(speed), unit, "samples a second")} if speed else {}),
         "chart_workers": Chart(few.by_worker(metric) if metric else {}, unit, metric),
         "chart_shares": Chart(
             {name: tuple(shares[name]) for name in sorted(shares)}, unit, "share of the samples"
