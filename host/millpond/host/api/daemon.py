@@ -241,6 +241,11 @@ class JobInfo:
     stage: str = ""
     done: float = 0.0
 
+    @property
+    def rounds_left(self) -> float:
+        """The rounds that are to come, without the part of the present one that is done."""
+        return max(0.0, self.rounds - self.round - self.done)
+
 
 @message("api.jobs.get")
 @dataclass(frozen=True, slots=True)

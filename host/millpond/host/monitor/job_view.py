@@ -79,8 +79,7 @@ class JobCourse:
         """The seconds until the last round; None before the first one, and for a job that does not run."""
         if self.info.state != JobState.RUNNING:
             return None
-        left = max(0.0, self.info.rounds - self.info.round - self.info.done)
-        return seconds_left(left, self.rounds)
+        return seconds_left(self.info.rounds_left, self.rounds)
 
     @property
     def workers(self) -> tuple[WorkerPart, ...]:

@@ -141,7 +141,7 @@ class KeptHead:
 
 @dataclass(frozen=True, slots=True)
 class AuditVerdict:
-    """What was verified of a log: its ``entries`` up to ``number``, the ``signatures`` of as many
+    """The verified parts of a log: its ``entries`` up to ``number``, the ``signatures`` of as many
     certificates, and the head that this host had ``kept``, None where it verifies the log for the first time.
     """
 

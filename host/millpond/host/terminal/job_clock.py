@@ -40,7 +40,6 @@ class JobClock:
 
     def _left(self, info: JobInfo, rounds: Sequence[Round], now: float) -> float:
         """Return the seconds until the end of the job, NaN while nothing tells them."""
-        left = max(0.0, info.rounds - info.round - info.done)
-        if (found := seconds_left(left, rounds)) is not None:
+        if (found := seconds_left(info.rounds_left, rounds)) is not None:
             return found
-        return left * (now - self._begun) / info.done if info.done >= _LEAST_PART else math.nan
+        return info.rounds_left * (now - self._begun) / info.done if info.done >= _LEAST_PART else math.nan

@@ -20,7 +20,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What an emulated fleet needs of this machine.
+    """Facts about what an emulated fleet needs of this machine.
 
     ``namespaces`` says why a process gets none of its own, "" if it does. ``settings`` are those of the
     kernel about user namespaces that it has, by name.
@@ -47,7 +47,7 @@ class KernelTrial:
 
 @dataclass(frozen=True, slots=True)
 class SystemFacts:
-    """What millpond uses of this machine beside that.
+    """Facts about what millpond uses of this machine beside that.
 
     ``kernel`` is its version; ``trial`` is None where none could be made. ``packages`` have the version, or
     None, of each distribution that millpond names, and ``needed`` the least version of those without which
