@@ -44,6 +44,9 @@ def check(job: Job, where: str) -> Job:
         _check_steps(job.synchronous, f"{where}: synchronous")
     else:
         _check_lateness(job, f"{where}: federated")
+    if job.outer and (job.averaging.buffer or job.averaging.late == "carry"):
+        key = "buffer" if job.averaging.buffer else "late"
+        raise ConfigError(f"{where}: outer: an outer round ends with all its updates: remove federated.{key}")
     encoding_of(job.train.encoding, f"{where}: train: encoding")
     check_work(job.work, where)
     return job

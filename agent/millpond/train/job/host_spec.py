@@ -62,6 +62,16 @@ class LimitsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class OuterSpec:
+    """A resident job: it waits until a program outside orders an outer round, of ``every`` rounds or epochs
+    from a state that the program sends, and answers with what has changed. So several fleets train one model;
+    see `millpond federate`. The job ends when it is told so: neither its ``rounds`` nor a ``target`` ends it.
+    """
+
+    every: Annotated[int, Key("rounds or epochs of the fleet in one outer round", above=0)] = 1
+
+
+@dataclass(frozen=True, slots=True)
 class TrackSpec:
     """The trackers of a job. The program that follows the job, such as ``millpond train``, writes to them, as
     its own user: neither the daemon nor a device does. A tracker that fails does not disturb the job.

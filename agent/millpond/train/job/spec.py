@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
 from millpond.base.keys import MOST, Key
 from millpond.train.job.encodings import encoding_of
-from millpond.train.job.host_spec import EvaluationSpec, LimitsSpec, TrackSpec
+from millpond.train.job.host_spec import EvaluationSpec, LimitsSpec, OuterSpec, TrackSpec
 from millpond.train.job.variation import Variation
 from millpond.train.repeats import RepeatSpec
 from millpond.train.strategies.catalogue import as_table
@@ -337,6 +337,7 @@ class Job:
     train: TrainingSpec = field(default_factory=TrainingSpec)
     federated: FederatedSpec | None = None
     synchronous: SynchronousSpec | None = None
+    outer: OuterSpec | None = None
     evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
     track: TrackSpec = field(default_factory=TrackSpec)
@@ -367,6 +368,8 @@ class Job:
         """The key for whose sake the host adds the updates, "" if devices can."""
         if self.limits.clip is not None:
             return "limits.clip"
+        if self.outer:
+            return "outer"
         if self.averaging.buffer:
             return "federated.buffer"
         return "train.encoding" if self.work.encoding.name != PLAIN else ""

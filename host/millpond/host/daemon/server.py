@@ -31,6 +31,8 @@ from millpond.base.text import LONGEST, printable
 from millpond.host.api import audit, daemon
 from millpond.host.api.connection import GetVolume, VolumeTicket
 from millpond.host.api.launch import StartLaunch
+from millpond.host.api.outer import GetOuterModel, OuterOrder
+from millpond.host.daemon.outer_requests import OuterRequests
 from millpond.host.daemon.places import UserPlace, UserPlaces, most_places
 from millpond.host.fleet import expiry, worker_user
 from millpond.host.fleet.device import Device
@@ -76,6 +78,7 @@ MESSAGE_SECONDS = 30.0
 _MOST_LEDGER, _LONGEST_NAME = 512, 64  # more counters than an agent has, see LedgerCounters
 """Time in which a request that has begun to come is whole."""
 MOST_VALUES, MOST_REPEATS = 1 << 26, 100
+_WITH_PAYLOAD = FileContents | daemon.SmallFiles | OuterOrder
 Traffic = Callable[[], dict[str, tuple[int, int]]]
 
 
@@ -99,7 +102,7 @@ class DaemonServer:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
         self._files, self._launches, self._between, self._add = files, launches, between, add
         self._folders = HandedFolders(fleet.test_data, files)
-        self._group = group
+        self._group, self._outer = group, OuterRequests(jobs)
         self._places = UserPlaces(os.geteuid(), most_places())
         self._acceptor, self._told = self._listen(), ""
 
@@ -150,7 +153,7 @@ class DaemonServer:
         while True:
             sockets.readable([client.sock])
             head = client.receive(Deadline.after(MESSAGE_SECONDS))
-            if head.payload_size and not isinstance(head.message, FileContents | daemon.SmallFiles):
+            if head.payload_size and not isinstance(head.message, _WITH_PAYLOAD):
                 raise ProtocolError(f"'{head.message.NAME}' has no payload")
             with self._places.answering(place):
                 self._answer(client, head.message)
@@ -416,6 +419,8 @@ class DaemonServer:
         daemon.ResumeJob: _resume,
         daemon.PruneJobs: lambda self, _client, request: self._jobs.prune(request),
         StartLaunch: _launch,
+        GetOuterModel: lambda self, client, request: self._outer.get_model(client, request),
+        OuterOrder: lambda self, client, request: self._outer.order(client, request),
     }
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from millpond.host.fleet.device import Device
     from millpond.host.fleet.directory import Fleet
     from millpond.host.jobs.energy import Readings
+    from millpond.host.jobs.outer.mailbox import OuterMailbox
     from millpond.host.store.store import Store
     from millpond.linux.zygote.client import Zygote
     from millpond.train.job.file_cache import FileCache
@@ -38,7 +39,7 @@ class JobContext:
     ``traffic`` the bytes (to, from) that crossed each device's tunnel, ``energy`` the meters' readings;
     ``changed`` is to be called when the job has made progress. Workers on the host are forks of ``zygote``.
     ``files`` has the contents of jobs' files, ``overlays`` their unpacked wheels. ``between`` lets devices
-    reach each other by their tunnels.
+    reach each other by their tunnels. A resident job has its orders from ``outer``.
     """
 
     fleet: Fleet
@@ -52,6 +53,7 @@ class JobContext:
     files: FileCache
     overlays: Overlays
     between: Callable[[Sequence[str]], AbstractContextManager[object]]
+    outer: OuterMailbox | None = None
 
 
 def limited(context: JobContext, names: Collection[str]) -> JobContext:

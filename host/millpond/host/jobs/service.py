@@ -31,6 +31,7 @@ from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.following import JobAnswer, JobFollowing
 from millpond.host.jobs.job_folder import BEST, LOG
 from millpond.host.jobs.job_log import IS_LAST, JobLog
+from millpond.host.jobs.outer.mailbox import OuterMailboxes
 from millpond.host.jobs.pruning import JobPruner
 from millpond.host.jobs.shortages import is_lack
 from millpond.host.jobs.training.scores import ScoreBoard
@@ -89,6 +90,7 @@ class JobService:
         self._context = make_context(self._following.changed)
         self._lock = threading.Lock()
         self._running: dict[int, _Running] = {}
+        self.outer = OuterMailboxes(self._row)
         self._logs: dict[int, JobLog] = {}  # of jobs that have ended
         self._summaries: dict[int, tuple[int, int, dict[str, float]]] = {}
         self._queue = threading.RLock()  # held while a queued job begins or is stopped
@@ -182,6 +184,7 @@ class JobService:
         """
         changed = functools.partial(self._following.changed, row.id)
         context = replace(limited(self._context, self._names(row.job)), changed=changed)
+        context = replace(context, outer=self.outer.begun(row))
         try:
             running = _Running(row, context, context.fleet.job_directory(row.id) / LOG)
         except (LocalError, OSError) as error:
@@ -223,6 +226,7 @@ class JobService:
             ) as problem:  # a full disk, most likely: until its end is stored, the job runs
                 log.error("job %d: its end cannot be recorded: %s", number, problem)
                 running.closing.wait(STORE_RETRY_SECONDS)
+        self.outer.end(number)
         running.log.close()
         with self._lock:
             del self._running[number]
@@ -314,6 +318,7 @@ class JobService:
             if self._retry:
                 self._retry.cancel()
         self._following.close()
+        self.outer.close()
         for running in list(self._running.values()):
             running.closing.set()
             self._end(running)

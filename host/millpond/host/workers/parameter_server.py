@@ -139,6 +139,10 @@ class ParameterServer(HostProcess):
         self.state.values[:] = state
         self._call(Restore(tensors), Ok, momentum.data)
 
+    def replace(self, state: Vector) -> None:
+        """Go on from another state, float32 [size]; the optimizer keeps its tensors."""
+        self.restore(state, *self.momentum())
+
     def reload(self) -> None:
         """Take the values that were written to ``state``; the optimizer has no tensors."""
         self._call(Restore(()), Ok)

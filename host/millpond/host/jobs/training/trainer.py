@@ -28,6 +28,8 @@ from millpond.host.jobs.attempts import TRIES, Attempts
 from millpond.host.jobs.context import JobContext, JobFailed, Traffic, since
 from millpond.host.jobs.energy import Readings
 from millpond.host.jobs.job_folder import MODEL
+from millpond.host.jobs.outer.rounds import OuterRounds
+from millpond.host.jobs.plan_report import PlanReport
 from millpond.host.jobs.stage import JobStage, StageWatch
 from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.checkpoints import (
@@ -59,7 +61,6 @@ from millpond.train.state import checkpoint, layout
 from millpond.train.strategies.catalogue import unfit_for_lateness
 from millpond.train.task.sums import Sums
 
-REPORT_SECONDS, MOST_REPORT_SECONDS = 2.0, 60.0
 LATE = "too few devices answer within the deadline of a round: federated.deadline is too short"
 ABSENT_SECONDS = 10.0
 """Time that the end of an epoch waits for a device that is not there."""
@@ -188,6 +189,8 @@ class Trainer:
         self._closers.append(self._admission.close)
         self._checkpoints = CheckpointWriter(self._directory, self._job.name, self._server.tensors, self.log)
         self._closers.append(self._checkpoints.wait)
+        box, place, stop = self._context.outer, self._directory, self._group.check_stop
+        self._outer = box and OuterRounds(box, self._job, place, self._server, self._score, stop, self.log)
         self._epoch = Epoch()
         self._step, self._state_checked = 0, True
         self._contributors: list[str] = []
@@ -254,8 +257,8 @@ class Trainer:
         scores = [(round_.round, round_.scores) for round_ in done]
         self._board = ScoreBoard.of(self._job.evaluate, self._steps.epochs, scores)
         self._best = BestModel(self._directory, self._board.best)
-        self._saved_at, self._reported_at, self._plan_unreported = time.monotonic(), 0.0, False
-        self._pause = REPORT_SECONDS
+        self._saved_at = time.monotonic()
+        self._plans = PlanReport(self._admission.note, self.log)
         self._traffic = self._context.traffic()
         self._watch.enter(JobStage.TRAINING)
         while not self._finished(done):
@@ -268,6 +271,10 @@ class Trainer:
         self._best.end()
 
     def _finished(self, done: list[Round]) -> bool:
+        if self._outer:
+            over = self._outer.is_over(done, self._epoch.number, begun=bool(self._epoch.samples))
+            self._progressed, self._state_checked = time.monotonic(), False
+            return over
         if (reason := self._board.end) and done:
             self.log.info("the job ends: %s", reason)
         return bool(reason) or len(done) >= self._steps.epochs
@@ -297,7 +304,7 @@ class Trainer:
             self._apply(outcome)
         if one:
             return False
-        self._report_plan(outcome.new_plan)
+        self._plans.report(self._step, planner, new=outcome.new_plan)
         if saves:  # the workers know of no other
             self._checkpoints.save(self._snapshot(copied=True))
             self._saved_at = time.monotonic()
@@ -357,18 +364,6 @@ class Trainer:
             odd = float(values[~np.isfinite(values)][0])
             raise JobFailed(diverged(odd, self._schedule.unit, self._step, self._contributors))
         self._state_checked = True
-
-    def _report_plan(self, new: bool) -> None:
-        """Log a new plan, at growing intervals: short steps make more plans than a log should hold."""
-        self._plan_unreported = self._plan_unreported or new
-        due = time.monotonic() - self._reported_at > self._pause
-        planner = self._schedule.planner
-        if self._plan_unreported and due and planner.plan.batches.any():
-            text = f"step {self._step}: new plan: {planner.description}"
-            self._admission.note("plan", "", text)
-            self.log.info("%s", text)
-            self._plan_unreported, self._reported_at = False, time.monotonic()
-            self._pause = min(1.5 * self._pause, MOST_REPORT_SECONDS)  # a log of days must not fill the disk
 
     def _apply(self, outcome: ExchangeOutcome) -> None:
         factor, of_buffers = self._schedule.factors(outcome)
