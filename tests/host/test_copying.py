@@ -21,7 +21,7 @@ from millpond.fs.store.extended import BackingExtended
 from millpond.fs.vfs.bulk_api import SmallFile
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_adapter import BulkPathAdapter
-from millpond.fs.vfs.path_api import Handle, os_error
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error
 from millpond.host.cli.volumes.copy import TargetCopy, _tell, _Transfer
 from millpond.host.cli.volumes.copy_paths import CopyEndpoint, endpoint
 from millpond.host.remote.copies import listings, unfinished
@@ -46,6 +46,31 @@ def test_a_file_arrives_with_its_mode_and_times(sides: Sides) -> None:
     (sides.here / "empty").touch()
     assert sides.copy("empty", "") == Copied(1, 0, 0)
     assert sorted(os.listdir(sides.there)) == ["d", "empty", "g"]  # noqa: PTH208
+
+
+def test_a_comparison_and_a_resumption_tell_how_far_they_are(sides: Sides) -> None:
+    """Before: a huge file that was compared, or half there, said nothing until it was read whole."""
+    data = os.urandom(3 * MIB + 17)
+    (sides.here / "f").write_bytes(data)
+    sides.copy("f", "f", checksum=True)
+    sides.told.clear()
+    sides.copy("f", "f", checksum=True)
+    assert sum(sides.told) == len(data) and max(sides.told) <= MAX_TRANSFER
+    (sides.there / "f").write_bytes(data[:-1] + b"x")
+    sides.told.clear()
+    sides.copy("f", "f", checksum=True)
+    assert sum(sides.told) == len(data)
+
+
+def test_a_listing_tells_how_many_files_it_has_found(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listings, "_TOLD", 2)
+    (sides.here / "d").mkdir()
+    for number in range(4):
+        (sides.here / "d" / str(number)).touch()
+    found = list[int]()
+    with sides.copier(found=found.append) as copier:
+        copier.plan("d", "", recursive=True)
+    assert found == [2, 4]
 
 
 def test_a_directory_arrives_with_all_in_it(sides: Sides) -> None:

@@ -14,8 +14,9 @@ from millpond.base.text import duration
 from millpond.host.api.daemon import JobInfo, JobProgress
 from millpond.host.jobs.stage import JobStage, StageWatch
 from millpond.host.records.jobs import Round
-from millpond.host.terminal import progress_lines, tables
+from millpond.host.terminal import progress_bars, progress_lines, tables
 from millpond.host.terminal.job_clock import JobClock
+from millpond.host.terminal.progress_bars import ProgressBars
 from millpond.host.terminal.progress_lines import ProgressLines, described, view
 from millpond.train.local.pace import PERIOD_SECONDS, ExchangePace
 
@@ -53,6 +54,34 @@ def test_a_copy_without_a_terminal_has_a_line_until_it_ends() -> None:
     lines.look()
     assert told == ["data.npy: 0% of 10.0 MB", "data.npy: 25% of 10.0 MB, 250.0 kB/s, 30 s left"]
     assert described("none", 0, 0, 1.0) == "none: 0% of 0 B"
+
+
+def test_something_without_a_known_end_says_for_how_long_it_has_lasted() -> None:
+    told, clock = list[str](), Clock()
+    lines = ProgressLines(tell=told.append, clock=clock)
+    with lines.status("data") as say:
+        clock.now += 10
+        lines.look()
+        say("2,000 files found")
+        clock.now += 60
+        lines.look()
+    lines.look()
+    assert told == ["data: 10 s so far", "data: 2,000 files found, 70 s so far"]
+
+
+def test_on_a_terminal_a_status_has_a_line_from_its_first_word_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=100, force_terminal=True)
+    monkeypatch.setattr(progress_bars, "console", lambda: console)
+    with ProgressBars() as bars:
+        with bars.status("data"):
+            pass
+        assert not output.getvalue()
+        with bars.status("data") as say:
+            say("2,000 files found")
+            bars.begin("copy", 100)(50)
+            eventually(lambda: "50/100 bytes" in output.getvalue(), "the bar", 20, 0.01)
+    assert "data: 2,000 files found" in output.getvalue() and "0 s so far" in output.getvalue()
 
 
 def test_lines_come_now_and_then_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

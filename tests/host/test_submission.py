@@ -274,6 +274,23 @@ def test_the_folder_of_another_user_is_sent_once(
     assert third != first and contents(third) == contents(data) != contents(first)
 
 
+def test_how_much_of_large_test_data_is_read_is_told(
+    fleet: Fleet, jobs: Jobs, data: Path, other_user: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: a command that hashed hundreds of gigabytes said nothing meanwhile."""
+    monkeypatch.setattr(submission, "MUCH_BYTES", 1)
+    told = dict[str, list[int]]()
+
+    def begin(name: str, total: int) -> Callable[[int], None]:
+        told[name] = [total]
+        return told[name].append
+
+    with DaemonClient(fleet.directory) as client:
+        client.submit(job_on(data), {}, begin)
+    total, *parts = told[f"reading the test data in {data}"]
+    assert total == sum(parts) == sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
+
+
 def test_a_folder_that_the_daemon_sees_otherwise_is_sent(
     fleet: Fleet, jobs: Jobs, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ import typer
 from millpond.base.errors import LocalError, RemoteError
 from millpond.host.cli import update
 from millpond.host.cli.options import Format
-from millpond.host.cli.update import UpdateOutcome, check, roll
+from millpond.host.cli.update import Restarts, UpdateOutcome, UpdatePhases, check, roll
 from millpond.host.remote import bundles, device_update, ssh
 from millpond.host.remote.bundles import Bundle
 from millpond.host.remote.device_update import DeviceUpdate, Running
@@ -117,7 +117,7 @@ def test_all_means_all_of_the_board_and_no_others(tmp_path: Path) -> None:
 def test_a_line_for_each_phase_and_how_much_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
     shown = ProgressLines(tell=told.append)
-    phases = update._Phases(shown, "dev0", 1000)
+    phases = UpdatePhases(shown, "dev0", 1000, Restarts(600.0))
     phases.watch("sending", 0)
     for _ in range(10):
         phases.watch("sending", 10)
@@ -127,6 +127,22 @@ def test_a_line_for_each_phase_and_how_much_is_sent(capsys: pytest.CaptureFixtur
     phases.watch("installing", 0)
     assert capsys.readouterr().out.splitlines() == ["dev0: sending", "dev0: installing"]
     assert [line.partition(",")[0] for line in told] == ["dev0: sending: 10% of 1.0 kB"]
+
+
+def test_a_restart_says_how_long_it_has_lasted_and_what_the_last_one_took() -> None:
+    """Before: a device that restarted for minutes said nothing meanwhile."""
+    told, now, restarts = list[str](), [100.0], Restarts(600.0)
+    shown = ProgressLines(tell=told.append, clock=lambda: now[0])
+    for name in ("dev0", "dev1"):
+        with UpdatePhases(shown, name, 1000, restarts, lambda: now[0]) as phases:
+            phases.watch("restarting", 0)
+            phases.watch("confirming", 0)
+            now[0] += 80
+            shown.look()
+            phases.end()
+    shown.look()
+    first = "dev0: confirming: at most 10 min, 80 s so far"
+    assert told == [first, "dev1: confirming: the last device took 80 s, at most 10 min, 80 s so far"]
 
 
 NOW = Running("0.1.0", 1000, "qemu-virt", "A", False, "boot-1")

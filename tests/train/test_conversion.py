@@ -74,8 +74,12 @@ def test_folders_of_classes_are_divided_and_keep_their_pictures(tmp_path: Path) 
             for number in range(count):
                 path = tmp_path / "imagenet" / part / label / f"{number}.png"
                 Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
-    found = convert(tmp_path / "imagenet", tmp_path / "new", 2)
+    totals, told = list[int](), list[int]()
+    found = convert(
+        tmp_path / "imagenet", tmp_path / "new", 2, lambda _name, total: totals.append(total) or told.append
+    )
     assert found == {"share-0": 4, "share-1": 2, "test": 2}
+    assert len(told) == 8 and totals == [sum(told)]
     assert load(tmp_path / "new", "share-1", "images").labels.tolist() == [0, 1]
 
 

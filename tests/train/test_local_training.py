@@ -23,6 +23,7 @@ from millpond.train.local.evaluation import evaluate
 from millpond.train.local.local_trainer import LocalTrainer
 from millpond.train.local.selection import SampleFolders, Selection, batches
 from millpond.train.protocol import Folder, Update, Work
+from millpond.train.repeats import RepeatSpec
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.sums import means
 from millpond.train.task.task import Task
@@ -113,6 +114,18 @@ def test_how_far_a_round_is_counts_all_its_passes(
     assert told == [25, 50, 75]  # the answer tells the end
     one.run(Work(1, 1, 1, (), synthetic=100), one.parameters.state.copy())
     assert len(told) == 3
+
+
+def test_with_a_rule_that_repeats_mini_epochs_their_first_times_tell_how_far_a_round_is(
+    digits: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: such a round said 0% until its end."""
+    monkeypatch.setattr(pace, "PERIOD_SECONDS", 0.0)
+    few, told = part(digits, slice(100)), list[int]()
+    work = replace(WORK, passes=3, batch=25, mini_epoch=50, repeat=RepeatSpec("score"))
+    folders = SampleFolders(TASK, 0, [Folder("p", "csd0")], [few.dataset])
+    run(LocalTrainer(FlatParameters(digits_cnn()), TASK, folders, work, tell=told.append), few, 1)
+    assert told == [25, 50, 75]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", ""])

@@ -9,11 +9,13 @@ import functools
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from millpond.linux import syscalls
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_HASHED = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -107,9 +109,15 @@ def write_secret(file: Path, data: bytes) -> None:
     write_durably(file, data, 0o600)
 
 
-def sha256_of(path: Path) -> str:
-    """Compute the SHA-256 of a file's contents, in hexadecimal digits. Raises OSError."""
+def sha256_of(path: Path, advance: Callable[[int], None] = lambda _count: None) -> str:
+    """Compute the SHA-256 of a file's contents, in hexadecimal digits; ``advance`` is called with the bytes
+    of each part. Raises OSError.
+    """
     import hashlib  # only here: processes that last, and compute none, do without OpenSSL
 
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(_HASHED):
+            digest.update(data)
+            advance(len(data))
+    return digest.hexdigest()

@@ -17,7 +17,7 @@ import re
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -46,9 +46,15 @@ class _Samples:
     labels: NDArray[np.int64]
 
 
-def convert(source: Path, target: Path, shares: int) -> dict[str, int]:
+Begin = Callable[[str, int], Callable[[int], None]]
+
+
+def convert(
+    source: Path, target: Path, shares: int, begin: Begin = lambda _name, _total: lambda _count: None
+) -> dict[str, int]:
     """Write the data set ``source``, a file or folder, as folders of ``target``: ``share-0`` and so on of its
-    training samples, and ``test``. Returns their numbers of samples. Raises LocalError for a source that is
+    training samples, and ``test``. ``begin`` is called with a name and the bytes that are written, and what
+    it returns with those of each part. Returns the numbers of samples. Raises LocalError for a source that is
     missing or has another format.
     """
     if not source.exists():
@@ -57,14 +63,16 @@ def convert(source: Path, target: Path, shares: int) -> dict[str, int]:
     if target.exists():
         raise LocalError(f"{target} exists: name a new folder")
     if source.is_dir() and (source / "train").is_dir():
-        return _pictures(source, target, shares)
+        return _pictures(source, target, shares, begin)
     train, test = _idx(source) if source.is_dir() and any(source.glob("*idx3*")) else _cifar(source)
     parts = {f"share-{k}": _Samples(train.images[k::shares], train.labels[k::shares]) for k in range(shares)}
     parts[TEST] = test
+    advance = begin(f"writing {target}", sum(samples.images.nbytes for samples in parts.values()))
     for name, samples in parts.items():
         (target / name).mkdir(parents=True)
         np.save(target / name / "images.npy", samples.images)
         np.save(target / name / "labels.npy", samples.labels)
+        advance(samples.images.nbytes)
     return {name: len(samples.labels) for name, samples in parts.items()}
 
 
@@ -142,8 +150,8 @@ def _idx(source: Path) -> tuple[_Samples, _Samples]:
     return _joined(train), _joined(test)
 
 
-def _pictures(source: Path, target: Path, shares: int) -> dict[str, int]:
-    counts = dict[str, int]()
+def _pictures(source: Path, target: Path, shares: int, begin: Begin) -> dict[str, int]:
+    counts, wanted = dict[str, int](), list[tuple[Path, str, str]]()
     tests = next((name for name in ("val", "test") if (source / name).is_dir()), "")
     if not tests:
         raise LocalError(f"{source} lacks a folder val beside train")
@@ -152,10 +160,14 @@ def _pictures(source: Path, target: Path, shares: int) -> dict[str, int]:
             files = sorted(path for path in (source / part / label).iterdir() if path.is_file())
             for number, path in enumerate(files):
                 name = f"share-{number % shares}" if part == "train" else TEST
-                _link(path, target / name / label)
+                wanted.append((path, name, label))
                 counts[name] = counts.get(name, 0) + 1
     if not counts:
         raise LocalError(f"{source / 'train'} has no folder with pictures: it is not {_HOMES['imagenet']}")
+    advance = begin(f"writing {target}", sum(path.stat().st_size for path, _, _ in wanted))
+    for path, name, label in wanted:
+        _link(path, target / name / label)
+        advance(path.stat().st_size)
     return counts
 
 

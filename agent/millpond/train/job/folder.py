@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from millpond.base.errors import ConfigError
@@ -31,20 +32,28 @@ class FolderManifest:
         return json.dumps(dump(self), sort_keys=True, separators=(",", ":")).encode()
 
 
-def manifest_of(folder: Path, where: str) -> FolderManifest:
+Begin = Callable[[int], Callable[[int], None]]
+
+
+def manifest_of(
+    folder: Path, where: str, begin: Begin = lambda _total: lambda _count: None
+) -> FolderManifest:
     """Return the manifest of ``folder``, all files of which are read; links are followed, but not into a
-    folder around them. Raises ConfigError, naming ``where``.
+    folder around them. ``begin`` is called with their bytes, and what it returns with those of each part that
+    is read. Raises ConfigError, naming ``where``.
     """
     files, folders = dict[str, JobFile](), list[str]()
     try:
-        for path, is_file in _entries(folder, ()):
+        entries = list(islice(_entries(folder, ()), MOST_FOLDER_FILES + 1))
+        if len(entries) > MOST_FOLDER_FILES:
+            raise ConfigError(f"{where}: more than {MOST_FOLDER_FILES} files; put them into archives")
+        advance = begin(sum(path.stat().st_size for path, is_file in entries if is_file))
+        for path, is_file in entries:
             name = path.relative_to(folder).as_posix()
             if is_file:
-                files[name] = JobFile(sha256_of(path), path.stat().st_size)
+                files[name] = JobFile(sha256_of(path, advance), path.stat().st_size)
             else:
                 folders.append(name)
-            if len(files) + len(folders) > MOST_FOLDER_FILES:
-                raise ConfigError(f"{where}: more than {MOST_FOLDER_FILES} files; put them into archives")
     except OSError as error:
         raise ConfigError(f"{where}: {error.filename}: {error.strerror}") from None
     return checked(FolderManifest(files, tuple(sorted(folders))), where)

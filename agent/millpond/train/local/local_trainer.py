@@ -133,8 +133,8 @@ class LocalTrainer:
         made_up = request.synthetic
         chosen = self._samples.synthetic(made_up, self._whole) if made_up else self._samples.take(request)
         self._stream = chosen.stream
-        passes = 0 if made_up or self._work.repeat.name else max(1, self._work.passes)
-        self._loop.pace.begin(passes * len(chosen))  # a rule decides how often mini-epochs are repeated
+        passes = 0 if made_up else 1 if self._work.repeat.name else max(1, self._work.passes)
+        self._loop.pace.begin(passes * len(chosen))
         self.parameters.model.train()
         if self._work.passes:
             loss, count = self._train(chosen, request)
@@ -171,6 +171,8 @@ class LocalTrainer:
         self._loop.begin(lambda model: self._optimizer(model, request.epoch))
         before = self._loop.steps
         for part, repeat in self._repetitions(chosen, shuffle, optimizer, means):
+            # A rule decides how often mini-epochs are repeated: only the first time is known.
+            self._loop.pace.counts = repeat == 1 or not work.repeat.name
             means.add(repeat, *self._loop.run(optimizer, part, shuffle))
         self._loop.end(optimizer)
         if work.local.normalized:

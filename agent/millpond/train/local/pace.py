@@ -11,7 +11,8 @@ PERIOD_SECONDS = 2.0
 
 class ExchangePace:
     """Calls ``tell`` with the percentage of an exchange's samples that are computed, if it has grown, every
-    PERIOD_SECONDS at most. ``clock`` is a steady one (s).
+    PERIOD_SECONDS at most. While ``counts`` is false it counts none, as of repetitions of unknown
+    number. ``clock`` is a steady one (s).
     """
 
     def __init__(self, tell: Callable[[int], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,11 +23,12 @@ class ExchangePace:
         """Begin an exchange of so many samples, counted each time that they are computed; 0 for a number that
         nobody knows.
         """
+        self.counts = True
         self._total, self._done, self._told, self._next = samples, 0, 0, self._clock() + PERIOD_SECONDS
 
     def add(self, samples: int) -> None:
         """Count samples that are computed. The answer tells the end."""
-        self._done += samples
+        self._done += samples if self.counts else 0
         if self._done < self._total and (now := self._clock()) >= self._next:
             self._next = now + PERIOD_SECONDS
             if (percent := 100 * self._done // self._total) > self._told:

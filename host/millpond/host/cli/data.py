@@ -20,6 +20,7 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.records.data_costs import RECENT
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import view
 from millpond.train import error_texts
 from millpond.train.job import file
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
@@ -79,7 +80,8 @@ def convert(
     """
     from millpond.train.data import conversion  # loads numpy
 
-    found = conversion.convert(source, target, devices)
+    with view(terminal=sys.stdout.isatty(), shows=output is Format.TEXT) as shown:
+        found = conversion.convert(source, target, devices, shown.begin)
     lines = [f"{target / name}: {count} samples" for name, count in found.items()]
     printing.show(output, {"samples": found}, "\n".join(lines))
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millpond.base.errors import LocalError, MillpondError
+from millpond.base.text import duration
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     AuthorityOption,
@@ -84,13 +88,16 @@ def command(
     path, manifest = locate.find(image)
     names = _names(fleet, targets[:-1], manifest.board, everybody=everybody)
     check(fleet, names, manifest.board)
-    is_json = output is Format.JSON
+    is_json, restarts = output is Format.JSON, Restarts(patience)
 
     def update(name: str, shown: ProgressView) -> UpdateOutcome:
-        watch = _Phases(shown, name, bundle.path.stat().st_size).watch
         try:
-            device = DeviceUpdate(fleet_directory, name, bundle, watch, patience, authority, again=again)
-            running = device.run(allow_older=allow_older)
+            with UpdatePhases(shown, name, bundle.path.stat().st_size, restarts) as phases:
+                device = DeviceUpdate(
+                    fleet_directory, name, bundle, phases.watch, patience, authority, again=again
+                )
+                running = device.run(allow_older=allow_older)
+                phases.end()
         except (MillpondError, OSError) as error:  # what others have done must be told, too
             return UpdateOutcome(name, "failed", error=str(error))
         already = " already; --again installs it once more" if device.was_current else ""
@@ -151,19 +158,56 @@ def roll(names: Sequence[str], at_once: int, update: Callable[[str], UpdateOutco
     return [found.get(name, UpdateOutcome(name, "untouched")) for name in names]
 
 
-class _Phases:
-    """Shows the phases of a device's update, and how much of the bundle's ``size`` bytes it has."""
+@dataclass(slots=True)
+class Restarts:
+    """How long restarts may take (s), and how long the last one ``took``, None before the first."""
 
-    def __init__(self, shown: ProgressView, device: str, size: int) -> None:
-        self._shown, self._device, self._size = shown, device, size
+    patience: float
+    took: float | None = None
+
+    @property
+    def expected(self) -> str:
+        """What is expected of the next one."""
+        most = f"at most {duration(self.patience)}"
+        return most if self.took is None else f"the last device took {duration(self.took)}, {most}"
+
+
+class UpdatePhases(contextlib.ExitStack):
+    """Shows the phases of a device's update, how much of the bundle's ``size`` bytes it has, and how long
+    others last. ``clock`` is a steady one (s).
+    """
+
+    def __init__(
+        self,
+        shown: ProgressView,
+        device: str,
+        size: int,
+        restarts: Restarts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._shown, self._device, self._size, self._restarts = shown, device, size, restarts
+        self._clock, self._restarted = clock, math.inf
         self._advance: Callable[[int], None] | None = None
 
     def watch(self, phase: Phase, more: int) -> None:
+        """Take a phase, or that ``more`` bytes were sent."""
         if not more:
             self._shown.print(f"{self._device}: {phase}")
+            self.close()  # the status of the phase before
+            if phase == "restarting":
+                self._restarted = self._clock()
+            if phase != "sending":
+                say = self.enter_context(self._shown.status(f"{self._device}: {phase}"))
+                say(self._restarts.expected if phase == "confirming" else "")
             return
         self._advance = self._advance or self._shown.begin(f"{self._device}: sending", self._size)
         self._advance(more)
+
+    def end(self) -> None:
+        """Note how long the device took for its restart, for the next one."""
+        if (now := self._clock()) > self._restarted:
+            self._restarts.took = now - self._restarted
 
 
 def _show_outcomes(outcomes: Sequence[UpdateOutcome], *, as_json: bool) -> None:

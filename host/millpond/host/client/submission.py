@@ -51,8 +51,8 @@ class JobSubmission(DaemonConnection):
     def submit(self, job: Job, paths: Mapping[str, Path], begin: BeginSending = _unwatched) -> int:
         """Queue a job whose files lie at ``paths``, by name, and return its number. A job whose model begins
         with that of another job gets a copy of it, and the test folder is sent unless the daemon reads it in
-        its place. ``begin`` is called before much is sent, with its name and its bytes, and what it returns
-        with the bytes of each file.
+        its place. ``begin`` is called before much is read or sent, with its name and its bytes, and what it
+        returns with the bytes of each part.
         """
         self._begin = begin
         if not all(map(device_set.is_one, job.devices)):
@@ -85,7 +85,9 @@ class JobSubmission(DaemonConnection):
         look = daemon.LookForFolder(str(folder), found.st_dev, found.st_ino)
         if self._call(look, daemon.FolderSeen, self._deadline).in_place:
             return ""
-        listed = manifest_of(folder, where)
+        listed = manifest_of(
+            folder, where, lambda total: self._begin_much(f"reading the test data in {folder}", total)
+        )
         manifest = JobFile(hashlib.sha256(listed.data).hexdigest(), len(listed.data))
         if self._call(daemon.AnnounceFolder(manifest), MissingFiles, self._deadline).digests:
             self._send_contents({file.sha256: (file, folder / name) for name, file in listed.files.items()})
@@ -103,10 +105,13 @@ class JobSubmission(DaemonConnection):
             deadline = Deadline.after(ANSWER_SECONDS + sum(file.size for file in files.values()) / SLOWEST)
             missing = self._call(daemon.AnnounceFiles(files), MissingFiles, deadline).digests
             total = sum(known[digest][0].size for digest in missing)
-            advance = (self._begin if total >= MUCH_BYTES else _unwatched)("sending the job's files", total)
+            advance = self._begin_much("sending the job's files", total)
             for together in _together([known[digest] for digest in missing]):
                 self._send_files(together)
                 advance(sum(file.size for file, _ in together))
+
+    def _begin_much(self, name: str, total: int) -> Callable[[int], None]:
+        return (self._begin if total >= MUCH_BYTES else _unwatched)(name, total)
 
     def _send_files(self, files: Sequence[tuple[JobFile, Path]]) -> None:
         """Send small files at once, a single one, or those that cannot be stored at once one by one: then the

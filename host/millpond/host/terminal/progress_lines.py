@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -19,7 +20,7 @@ PERIOD_SECONDS = 10.0
 
 
 class ProgressView(Protocol):
-    """A context that shows how far copies are."""
+    """A context that shows how far copies, and other things that last, are."""
 
     def __enter__(self) -> Self:
         """Begin to show."""
@@ -31,6 +32,11 @@ class ProgressView(Protocol):
 
     def begin(self, name: str, total: int) -> Callable[[int], None]:
         """Begin what has ``total`` bytes. Returns the function to call with the bytes of a step."""
+
+    def status(self, name: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
+        """Show, inside the context, for how long something without a known end has lasted. Enters as the
+        function to call with what is known of it; a terminal shows nothing before its first call.
+        """
 
     def print(self, line: str) -> None:
         """Print a line for the user."""
@@ -44,10 +50,17 @@ class _Copy:
     done: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Status:
+    name: str
+    began: float
+    text: str = ""
+
+
 class ProgressLines:
     """A ProgressView without a terminal. Every PERIOD_SECONDS it calls ``tell`` with a line for each copy
-    that is under way, or prints it on standard error; ``shows`` false prints nothing at all. ``clock`` is a
-    steady one (s). Thread-safe.
+    or status that is under way, or prints it on standard error; ``shows`` false prints nothing at all.
+    ``clock`` is a steady one (s). Thread-safe.
     """
 
     def __init__(
@@ -59,6 +72,7 @@ class ProgressLines:
     ) -> None:
         self._shows, self._tell, self._clock = shows, tell or _tell, clock
         self._copies: list[_Copy] = []
+        self._statuses: list[_Status] = []
         self._lock, self._end = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
@@ -85,16 +99,32 @@ class ProgressLines:
             self._copies.append(copy)
         return advance
 
+    @contextlib.contextmanager
+    def status(self, name: str) -> Iterator[Callable[[str], None]]:
+        status = _Status(name, self._clock())
+
+        def say(text: str) -> None:
+            status.text = text
+
+        with self._lock:
+            self._statuses.append(status)
+        try:
+            yield say
+        finally:
+            with self._lock:
+                self._statuses.remove(status)
+
     def print(self, line: str) -> None:
         if self._shows:
             print(line, flush=True)
 
     def look(self) -> None:
-        """Tell how far each copy is that has not ended."""
+        """Tell how far each copy and status is that has not ended."""
         with self._lock:
             self._copies = [copy for copy in self._copies if copy.done < copy.total]
             now = self._clock()
             lines = [described(copy.name, copy.done, copy.total, now - copy.began) for copy in self._copies]
+            lines += [lasting(each.name, each.text, now - each.began) for each in self._statuses]
         for line in lines:
             self._tell(line)
 
@@ -114,6 +144,11 @@ def described(name: str, done: int, total: int, seconds: float) -> str:
         return share
     rate = done / max(seconds, 1e-3)
     return f"{share}, {size(rate)}/s, {duration((total - done) / rate)} left"
+
+
+def lasting(name: str, text: str, seconds: float) -> str:
+    """Return what is known of something that has lasted some seconds, without a known end."""
+    return f"{name}: {f'{text}, ' if text else ''}{duration(seconds)} so far"
 
 
 def view(*, terminal: bool, shows: bool = True) -> ProgressView:

@@ -32,7 +32,7 @@ from millpond.host.client.connection import DaemonConnection
 from millpond.host.fleet import directory
 from millpond.host.remote.copies.copying import Copier, is_directory
 from millpond.host.remote.copies.rules import CopyEnded, CopyRules
-from millpond.host.remote.copies.small_copies import Copied, CopyFailed, naming
+from millpond.host.remote.copies.small_copies import Copied, CopyFailed, Item, naming
 from millpond.host.terminal.folded_output import folded
 from millpond.host.terminal.printing import print_json, size
 from millpond.host.terminal.progress_lines import ProgressView, view
@@ -130,23 +130,35 @@ class _CopyJob:
     def _transfer(self, transfer: _Transfer, copy: TargetCopy) -> None:
         """Copy a source. Keeps the failures of single files; raises the error that ends a copy."""
         mask = 0o777 if transfer.target.device else 0o777 & ~_umask()
-        source, rules = transfer.source, replace(self.rules, mask=mask)
-        shown = f"{source.text} to {copy.target.device}" if self.many else source.text
-        copier = Copier(transfer.here, transfer.there, copy.copied, origin=source.device, rules=rules)
-        try:
-            with copier:
-                items = copier.plan(
-                    source.path, transfer.target.path, recursive=self.recursive, name=source.name
-                )
-                total = sum(item.attributes.size for item in items if stat.S_ISREG(item.attributes.mode))
-                for item in copier.copy(items, self.progress.begin(printable(shown), total)):
-                    name = printable(transfer.here.shown(item.source))
-                    self.progress.print(f"{name}: neither a file, a directory nor a link; left out")
-        except CopyFailed as error:
-            copy.failures += [transfer.failed(each) for each in copier.failures if each is not error]
-            if not error.is_of_one:
-                raise transfer.failed(error) from None
-            copy.failures.append(transfer.failed(error))
+        shown = printable(
+            f"{transfer.source.text} to {copy.target.device}" if self.many else transfer.source.text
+        )
+        with contextlib.ExitStack() as listing:
+            say = listing.enter_context(self.progress.status(shown))
+            rules = replace(self.rules, mask=mask, found=lambda count: say(f"{count:,} files found"))
+            origin = transfer.source.device
+            copier = Copier(transfer.here, transfer.there, copy.copied, origin=origin, rules=rules)
+            try:
+                with copier:
+                    items = copier.plan(
+                        transfer.source.path,
+                        transfer.target.path,
+                        recursive=self.recursive,
+                        name=transfer.source.name,
+                    )
+                    listing.close()
+                    self._copy_items(transfer, copier, items, shown)
+            except CopyFailed as error:
+                copy.failures += [transfer.failed(each) for each in copier.failures if each is not error]
+                if not error.is_of_one:
+                    raise transfer.failed(error) from None
+                copy.failures.append(transfer.failed(error))
+
+    def _copy_items(self, transfer: _Transfer, copier: Copier, items: Sequence[Item], shown: str) -> None:
+        total = sum(item.attributes.size for item in items if stat.S_ISREG(item.attributes.mode))
+        for item in copier.copy(items, self.progress.begin(shown, total)):
+            name = printable(transfer.here.shown(item.source))
+            self.progress.print(f"{name}: neither a file, a directory nor a link; left out")
 
 
 def _tell(copies: Sequence[TargetCopy], ended: int, *, keeps: bool, as_json: bool) -> None:

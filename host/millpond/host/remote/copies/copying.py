@@ -96,7 +96,8 @@ class Copier:
             if self._rules.deletes and self._here.shown(source).startswith(f"{self._there.shown(target)}/"):
                 told = "the source lies in it, and --delete would delete the source"
                 raise CopyFailed(errno.EINVAL, told, self._there.shown(target))
-        return list(bounded(self._walk(Item(source, target, found)), self._here.shown(source)))
+        items = self._walk(Item(source, target, found))
+        return list(bounded(items, self._here.shown(source), self._rules.found))
 
     def _go_on(self) -> None:
         """Raise CopyEnded once the copy is to end."""
@@ -250,7 +251,7 @@ class Copier:
         if known and self._is_there(item, known):
             self._keep(item, known)
             self._done.unchanged += 1
-            self._progress(wanted.size)
+            self._progress(0 if self._rules.checksum else wanted.size)
         elif known and stat.S_ISDIR(known.mode):
             raise CopyFailed(errno.EISDIR, os.strerror(errno.EISDIR), self._there.shown(item.target))
         elif wanted.links > 1 and (first := self._first_name(item)) != item.target:
@@ -270,7 +271,10 @@ class Copier:
             source = self._here.open(item.source, os.O_RDONLY)
         try:
             with naming(self._there, item.target), _opened(self._there, item.target) as target:
-                return self._same_bytes(item, source, target, known.size) == known.size
+                same = self._same_bytes(item, source, target, known.size)
+            if same < known.size:
+                self._progress(-same)  # it is copied from its beginning
+            return same == known.size
         finally:
             self._here.release(source)
 
@@ -385,7 +389,6 @@ class Copier:
         offset = self._resumed(item, source, target)
         self._done.bytes += offset
         self._done.resumed += offset
-        self._progress(offset)
         has_holes = item.attributes.blocks * 512 < item.attributes.size
         while data := self._read(item, source, offset, MAX_TRANSFER):
             self._go_on()
@@ -426,7 +429,7 @@ class Copier:
         return same
 
     def _same_bytes(self, item: Item, source: Handle, target: Handle, done: int) -> int:
-        """Return how many of the ``done`` first bytes of a target are those of its source."""
+        """Return how many of the ``done`` first bytes of a target are its source's. They are progress."""
         same = 0
         while same < min(done, item.attributes.size):
             self._go_on()
@@ -435,6 +438,7 @@ class Copier:
                 wanted = _read(self._here, source, same, end)
             if _read(self._there, target, same, end) != wanted:
                 break
+            self._progress(end - same)
             same = end
         return same
 

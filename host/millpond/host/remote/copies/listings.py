@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from sys import getsizeof
 
@@ -24,16 +24,21 @@ MOST_NAMES = 2_000_000
 MOST_BYTES = 4 << 30
 """Memory for the list of a copy's items."""
 _ITEM_BYTES = 850  # of its numbers
+_TOLD = 1000  # items
 
 
 class _ManyAhead(Exception):
     """A directory is to be listed when it is needed."""
 
 
-def bounded(items: Iterable[Item], shown: str) -> Iterator[Item]:
-    """Yield the items below the source ``shown``. Raises CopyFailed once they need more than MOST_BYTES."""
+def bounded(items: Iterable[Item], shown: str, found: Callable[[int], None]) -> Iterator[Item]:
+    """Yield the items below the source ``shown``, and call ``found`` with their number now and then. Raises
+    CopyFailed once they need more than MOST_BYTES.
+    """
     room = MOST_BYTES
-    for item in items:
+    for number, item in enumerate(items, 1):
+        if number % _TOLD == 0:
+            found(number)
         room -= _ITEM_BYTES + getsizeof(item.source) + getsizeof(item.target)
         if room < 0:
             text = "it has too many files for one copy; copy its directories one by one"

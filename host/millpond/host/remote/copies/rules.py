@@ -34,7 +34,8 @@ def _matches(pattern: str, path: str, is_directory: bool) -> bool:
 class CopyRules:
     """The rules of a copy: it leaves out ``excluded`` files, compares contents (``checksum``), ``deletes``
     what the source does not have, and keeps the part of a file that it was writing at its end (``keeps``).
-    ``mask`` are the permissions that files may have. ``is_ended`` is asked again and again.
+    ``mask`` are the permissions that files may have. ``is_ended`` is asked again and again; ``found`` is
+    called with the number of files that are listed, now and then.
     """
 
     excluded: Exclusions = field(default_factory=Exclusions)
@@ -43,6 +44,7 @@ class CopyRules:
     keeps: bool = False
     mask: int = 0o777
     is_ended: Callable[[], bool] = lambda: False
+    found: Callable[[int], None] = lambda _count: None
 
 
 class CopyEnded(Exception):
