@@ -12,9 +12,8 @@ import pytest
 
 from millpond.host.api.daemon import MOST_LISTED
 from millpond.host.client.daemon_client import DaemonClient
-from millpond.host.jobs import job_log
+from millpond.host.jobs import job_log, service
 from millpond.host.jobs.job_log import MOST_BYTES, MOST_LINES
-from millpond.host.jobs.service import MOST_ROUNDS
 from millpond.host.remote import job_log as remote_log
 
 from .daemon_rig import Rig
@@ -51,17 +50,22 @@ def test_a_list_of_many_jobs_is_read_page_by_page(rig: Rig) -> None:
     assert rig.command("jobs", "--last", "3")[1].endswith("the newest 3; --last N shows more\n")
 
 
-def test_many_rounds_and_lines_come_in_parts(rig: Rig) -> None:
+def test_many_rounds_and_lines_come_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: a thousand rounds of 256 workers were one message, which is longer than a message may be."""
+    monkeypatch.setattr(service, "PART_SIZE", 10_000)
     rig.submit()
     rig.wait_for(1, "running")
-    for number in range(1, 2 * MOST_ROUNDS + 2):
+    for number in range(1, 201):
         rig.add_round(1, round=number)
     for number in range(MOST_LINES + 5):
         rig.begun[1].log.info("line %d", number)
     rig.finish(1)
     with DaemonClient(rig.directory) as client:
-        found = list(client.watch(1))
-    assert [len(each.rounds) for each in found] == [MOST_ROUNDS, MOST_ROUNDS, 1]
+        found, again = list(client.watch(1)), list(client.watch(1))
+        assert [each.round for each in client.job(1).rounds] == list(range(1, 201))
+        assert client.job(1, rounds=False).rounds == ()
+    assert [each.round for part in found for each in part.rounds] == list(range(1, 201)) and len(found) > 2
+    assert [each.rounds for each in again] == [each.rounds for each in found]
     lines = [line for each in found for line in each.lines]
     assert len(lines) == MOST_LINES and lines[-1] == f"line {MOST_LINES + 4}"
 

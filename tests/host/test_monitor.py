@@ -11,10 +11,11 @@ import pytest
 from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo, JobProgress
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.monitor import fleet_history
+from millpond.host.monitor.dashboard.charts import of_job
 from millpond.host.monitor.feed import Feed
 from millpond.host.monitor.fleet_history import FleetHistory
 from millpond.host.monitor.fleet_snapshot import FleetSnapshot
-from millpond.host.monitor.job_view import Axis, JobCourse, along
+from millpond.host.monitor.job_view import MOST_DETAILED, WHOLE, Axis, JobCourse, along
 from millpond.host.records.data_costs import RECENT, DataCosts
 from millpond.host.records.jobs import JobEvent, Round
 from millpond.wire.control_messages import Load, Welcome
@@ -143,6 +144,23 @@ def test_a_course_keeps_the_costs_of_data_of_the_last_rounds_alone() -> None:
     assert [bool(each.data) for each in found.rounds] == [False] * (9 - RECENT) + [True] * RECENT
     assert [each.round for each in found.rounds] == list(range(1, 10))
     assert course().after(JobProgress(JOB, ())).rounds == ()
+
+
+def test_a_course_of_many_rounds_keeps_the_figures_by_worker_of_few() -> None:
+    """Before: eight jobs of 1,000 rounds of 64 workers took half a gigabyte in the dashboard."""
+    every = [a_round(number, joules={"csd0": 2.0}) for number in range(1, 1001)]
+    whole, found = JobCourse(JOB, tuple(every)), course()
+    for start in range(0, 1000, 10):
+        found = found.after(JobProgress(JOB, tuple(every[start : start + 10])))
+    assert (found.outcome, found.links) == (whole.outcome, whole.links)
+    assert [found.curve(axis) for axis in Axis] == [whole.curve(axis) for axis in Axis]
+    assert found.stride == 16 and [each.round for each in found.detailed] == [*range(16, 1000, 16), 1000]
+    assert all(each.workers and each.by_worker for each in found.detailed)
+    assert sum(bool(each.workers) for each in found.rounds) <= MOST_DETAILED + WHOLE
+    at_once = course().after(JobProgress(JOB, tuple(every)))
+    assert (at_once.rounds, at_once.stride, at_once.links) == (found.rounds, 16, whole.links)
+    charts = of_job(found)
+    assert charts["chart_shares"].across == "round (one of 16)" and charts["chart_scores"].across == "round"
 
 
 def test_a_course_has_the_parts_of_workers() -> None:

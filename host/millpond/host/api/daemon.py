@@ -269,21 +269,22 @@ class JobList(Message):
 @message("api.job.get")
 @dataclass(frozen=True, slots=True)
 class GetJob(Message):
-    """Ask for the JobRecord of a job, without its rounds if not ``rounds``."""
+    """Ask for the JobRecord of a job, with the first of its rounds behind round ``after``."""
 
     job: int
-    rounds: bool = True
+    after: int = 0
 
 
 @message("api.job")
 @dataclass(frozen=True, slots=True)
 class JobRecord(Message):
-    """A job as it was submitted, ``code`` as the digest of its files, and its finished rounds."""
+    """A job as it was submitted, ``code`` as the digest of its files, and finished rounds, or some."""
 
     info: JobInfo
     job: Job
     code: str
     rounds: tuple[Round, ...]
+    more: bool = False
 
 
 @message("api.watch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ProtocolError, Refused, RemoteError
@@ -91,7 +92,14 @@ class DaemonClient(JobSubmission):
 
     def job(self, number: int, *, rounds: bool = True) -> daemon.JobRecord:
         """Return a job with its definition and, if ``rounds``, its finished rounds."""
-        return self._call(daemon.GetJob(number, rounds), daemon.JobRecord, self._deadline)
+        request = daemon.GetJob(number, 0 if rounds else daemon.LARGEST_NUMBER)
+        found = self._call(request, daemon.JobRecord, self._deadline)
+        finished = list(found.rounds)
+        while found.more:
+            request = daemon.GetJob(number, finished[-1].round)
+            found = self._call(request, daemon.JobRecord, self._deadline)
+            finished += found.rounds
+        return replace(found, rounds=tuple(finished))
 
     def watch(self, job: int) -> Iterator[daemon.JobProgress]:
         """Follow a job until it has ended."""

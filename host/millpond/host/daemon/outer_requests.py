@@ -14,6 +14,7 @@ from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused
 from millpond.base.sizes import SLOWEST
+from millpond.host.api.daemon import LARGEST_NUMBER
 from millpond.host.api.outer import GetOuterModel, OuterOrder
 from millpond.host.jobs.outer.mailbox import Order, OuterMailbox
 from millpond.host.jobs.service import JobService
@@ -56,7 +57,7 @@ class OuterRequests:
     def _mailbox(self, client: Channel, job: int) -> OuterMailbox:
         user = sockets.peer_uid(client.sock)
         mailbox = self._jobs.outer.of(job)
-        if user not in (0, os.geteuid(), self._jobs.record(job, rounds=False).info.owner):
+        if user not in (0, os.geteuid(), self._jobs.record(job, LARGEST_NUMBER).info.owner):
             raise Refused("", "state", f"job {job} is another user's")
         return mailbox
 

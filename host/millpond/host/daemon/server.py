@@ -356,7 +356,7 @@ class DaemonServer:
         return daemon.JobList(self._jobs.infos(most, request.before))
 
     def _get_job(self, client: Channel, request: daemon.GetJob) -> Message:
-        found = self._jobs.record(request.job, rounds=request.rounds)
+        found = self._jobs.record(request.job, request.after)
         if found.info.owner == sockets.peer_uid(client.sock):
             return found
         # Trackers are written to by the user who follows a job: with more rights than the job's owner has.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,14 +21,18 @@ PAUSE_SECONDS: Final = 0.25
 FOLLOW_SECONDS: Final = 30.0
 KEPT_ROUNDS: Final = 64
 """The last rounds of a followed job that are kept in memory; a command that lacks more reads the store."""
+KEPT_BYTES: Final = 32 << 20
+"""Bytes of encoded parts of jobs' rounds that are kept for the next command that asks for them."""
 Read = Callable[[int, int], JobProgress]
 NewLines = Callable[[int, int], tuple[list[str], int]]
+_Key = tuple[int, int, int]  # the job, the round before the part, the drops
 
 
 @dataclass(slots=True)
 class JobAnswer:
     """An answer to all commands that have been told the same of a job: its ``progress``, and the number of
-    lines of its log that they have seen with it.
+    lines of its log that they have seen with it. Where more rounds follow, ``progress`` has the last of its
+    rounds alone, and all are in the ``frame``.
     """
 
     progress: JobProgress
@@ -41,13 +46,50 @@ class JobAnswer:
         return self._frame
 
 
-class JobFollowing:
-    """The commands that follow jobs. ``read`` returns a job by its number with the first rounds behind one,
-    ``new_lines`` its log's lines behind the first ones of a number, and the number of all. Thread-safe.
+class StoredParts:
+    """Reads jobs, and keeps those parts of their rounds that are followed by more, encoded: they were final
+    until the number that ``drops`` returns for a job changes. Thread-safe.
     """
 
-    def __init__(self, read: Read, new_lines: NewLines) -> None:
+    def __init__(self, read: Read, drops: Callable[[int], int]) -> None:
+        self._read, self._drops = read, drops
+        self._lock, self._kept, self._size = threading.Lock(), OrderedDict[_Key, JobAnswer](), 0
+
+    def answer(self, number: int, after: int, lines: NewLines, seen: int) -> JobAnswer:
+        """Return a job with the first rounds behind ``after``, and its log's lines behind the first ``seen``
+        unless more rounds follow.
+        """
+        key = number, after, self._drops(number)
+        with self._lock:
+            if kept := self._kept.get(key):
+                self._kept.move_to_end(key)
+                return JobAnswer(kept.progress, seen, kept.frame)
+        found = self._read(number, after)
+        if not found.more:
+            told, seen = lines(number, seen)
+            return JobAnswer(replace(found, lines=tuple(told)), seen)
+        made = JobAnswer(replace(found, rounds=found.rounds[-1:]), seen, encode(found))
+        self._keep(key, made)
+        return made
+
+    def _keep(self, key: _Key, made: JobAnswer) -> None:
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = made
+                self._size += len(made.frame)
+            while self._size > KEPT_BYTES:
+                self._size -= len(self._kept.popitem(last=False)[1].frame)
+
+
+class JobFollowing:
+    """The commands that follow jobs. ``read`` returns a job by its number with the first rounds behind one,
+    ``new_lines`` its log's lines behind the first ones of a number, and the number of all, ``drops`` how
+    often rounds of a job were forgotten. Thread-safe.
+    """
+
+    def __init__(self, read: Read, new_lines: NewLines, drops: Callable[[int], int]) -> None:
         self._read, self._new_lines = read, new_lines
+        self._parts = StoredParts(read, drops)
         self._lock = threading.Lock()
         self._jobs: dict[int, _FollowedJob] = {}
         self._closing = False
@@ -87,7 +129,8 @@ class JobFollowing:
     @contextlib.contextmanager
     def _followed(self, number: int) -> Iterator[_FollowedJob]:
         with self._lock:
-            job = self._jobs.setdefault(number, _FollowedJob(number, self._read, self._new_lines))
+            made = _FollowedJob(number, self._read, self._new_lines, self._parts)
+            job = self._jobs.setdefault(number, made)
             job.followers += 1
         try:
             yield job
@@ -101,8 +144,8 @@ class JobFollowing:
 class _FollowedJob:
     """A job with followers: its last answer, and its last rounds."""
 
-    def __init__(self, number: int, read: Read, new_lines: NewLines) -> None:
-        self._number, self._read, self._new_lines = number, read, new_lines
+    def __init__(self, number: int, read: Read, new_lines: NewLines, parts: StoredParts) -> None:
+        self._number, self._read, self._new_lines, self._parts = number, read, new_lines, parts
         self.followers, self.revision = 0, 0
         self._condition, self._reading = threading.Condition(), threading.Lock()
         self._hurry = threading.Event()
@@ -141,7 +184,7 @@ class _FollowedJob:
                     rounds = tuple(each for each in self._rounds if each.round > last)
                     self._answers[last, seen] = self._told(replace(self._now, rounds=rounds), seen)
                 return self._answers[last, seen]
-        return self._told(self._read(self._number, last), seen)
+        return self._parts.answer(self._number, last, self._new_lines, seen)
 
     def _told(self, found: JobProgress, seen: int) -> JobAnswer:
         lines, seen = self._new_lines(self._number, seen)

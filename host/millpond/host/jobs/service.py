@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.records.data_costs import RECENT, shares, total
 from millpond.host.records.failures import advised
-from millpond.host.records.jobs import ACTIVE, UNREADABLE, JobRow, JobState, UnreadableJob
+from millpond.host.records.jobs import ACTIVE, UNREADABLE, JobRow, JobState, Round, UnreadableJob
 from millpond.host.store.store import Store
 from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile
@@ -50,7 +50,8 @@ log = logging.getLogger(__name__)
 
 KEPT_LOGS = 20
 KEPT_SUMMARIES = 500
-MOST_ROUNDS = 1000
+PART_SIZE = 1 << 20
+"""Characters of the stored rounds that are told at once: a round of many workers has tens of thousands."""
 """Rounds that a command is told at once."""
 STORE_RETRY_SECONDS = 5.0
 
@@ -86,7 +87,7 @@ class JobService:
 
     def __init__(self, store: Store, make_context: Callable[[Callable[[], None]], JobContext]) -> None:
         self._store = store
-        self._following = JobFollowing(self._progress, self._new_lines)
+        self._following = JobFollowing(self._progress, self._new_lines, store.drops)
         self._context = make_context(self._following.changed)
         self._lock = threading.Lock()
         self._running: dict[int, _Running] = {}
@@ -345,14 +346,14 @@ class JobService:
         except LocalError as error:  # a round that cannot be read
             return replace(self._without_rounds(row), error=str(error))
 
-    def record(self, number: int, *, rounds: bool = True) -> JobRecord:
-        """Return a job with its definition and, if ``rounds``, its finished rounds. Raises Refused for an
-        unknown one.
+    def record(self, number: int, after: int = 0) -> JobRecord:
+        """Return a job with its definition and the first finished rounds behind ``after``. Raises Refused for
+        an unknown one.
         """
         row = self._row(number)
         code = signed_code.digest(row.job.work, row.files)
-        finished = tuple(self._store.rounds(number)) if rounds else ()
-        return JobRecord(self._info(row), row.job, code, finished)
+        info, rounds = self._info(row), self._store.rounds(number, after, PART_SIZE)
+        return JobRecord(info, row.job, code, tuple(rounds), _is_more(info, rounds))
 
     def follow(self, number: int) -> Generator[JobAnswer, None, None]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
@@ -362,8 +363,8 @@ class JobService:
 
     def _progress(self, number: int, after: int) -> JobProgress:
         row = self._row(number)
-        rounds = self._store.rounds(number, after=after, most=MOST_ROUNDS)
-        return JobProgress(self._info(row), tuple(rounds), more=len(rounds) == MOST_ROUNDS)
+        info, rounds = self._info(row), self._store.rounds(number, after, PART_SIZE)
+        return JobProgress(info, tuple(rounds), more=_is_more(info, rounds))
 
     def _new_lines(self, number: int, seen: int) -> tuple[list[str], int]:
         with self._lock:
@@ -484,6 +485,10 @@ def _failure(number: int, running: _Running, error: Exception) -> tuple[str, boo
     ours = isinstance(error, (MillpondError, OSError))
     text = str(error) if ours else f"internal error: {error!r}"
     return advised(text, number, running.devices), ours
+
+
+def _is_more(info: JobInfo, rounds: Sequence[Round]) -> bool:
+    return bool(rounds) and rounds[-1].round < info.round
 
 
 def _check_kept(row: JobRow) -> JobRow:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 from sys import intern
@@ -16,6 +16,12 @@ from millpond.host.records.data_costs import RECENT, shares, total
 from millpond.host.records.jobs import ACTIVE, JobEvent, JobState, Round, seconds_left
 
 KEPT_LINES: Final = 1000
+WHOLE: Final = 64
+"""The last rounds of a job that have all figures by worker."""
+MOST_DETAILED: Final = 120
+"""The most rounds at even distances that have figures by worker; a chart of many workers shows no more."""
+ALL: Final = ""
+"""The name of all workers together, where the figures of each are left out."""
 Points = tuple[tuple[float, float], ...]
 K = TypeVar("K")
 T = TypeVar("T")
@@ -47,14 +53,18 @@ class WorkerPart:
 @dataclass(frozen=True, slots=True)
 class JobCourse:
     """A job as it is now and its finished ``rounds``, in order; ``lines`` are the last of its log, of
-    ``line_count`` in all. Of rounds before the last RECENT the costs of data are left out, which take most of
-    the memory.
+    ``line_count`` in all. What takes most of the memory is left out: the costs of data of rounds before the
+    last RECENT, and the figures by worker of rounds before the last WHOLE but those whose number is divisible
+    by ``stride``. Of such rounds ``tunnel`` and ``joules`` have the sums, by ALL, and ``before`` the bytes by
+    device.
     """
 
     info: JobInfo
     rounds: tuple[Round, ...] = ()
     lines: tuple[str, ...] = ()
     line_count: int = 0
+    stride: int = 1
+    before: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def after(self, progress: JobProgress) -> JobCourse:
         """Return the course with what the daemon has told since."""
@@ -67,7 +77,32 @@ class JobCourse:
             stripped = [replace(each, data={}, energy={}) for each in rounds[old:-RECENT]]
             rounds = (*rounds[:old], *stripped, *rounds[-RECENT:])
         lines = (*self.lines, *progress.lines)[-KEPT_LINES:]
-        return JobCourse(progress.info, rounds, lines, self.line_count + len(progress.lines))
+        count = self.line_count + len(progress.lines)
+        return JobCourse(progress.info, rounds, lines, count, self.stride, self.before)._thinned(len(new))
+
+    def _thinned(self, new: int) -> JobCourse:
+        """Return the course with as few figures by worker as it keeps, after so many ``new`` rounds."""
+        stride = self.stride
+        while len(self.rounds) > MOST_DETAILED * stride:
+            stride *= 2
+        end = max(0, len(self.rounds) - WHOLE)
+        first = max(0, end - new) if stride == self.stride else 0
+        left = [each for each in self.rounds[first:end] if each.round % stride and each.workers]
+        if not left:
+            return replace(self, stride=stride)
+        thin = {each.round: _without_workers(each) for each in left}
+        rounds = [thin.get(each.round, each) for each in self.rounds[first:end]]
+        return replace(
+            self,
+            rounds=(*self.rounds[:first], *rounds, *self.rounds[end:]),
+            stride=stride,
+            before=_bytes_by_device(left, self.before),
+        )
+
+    @property
+    def detailed(self) -> tuple[Round, ...]:
+        """The rounds with figures by worker, at even distances, and the last one."""
+        return tuple(each for each in self.rounds if each.round % self.stride == 0 or each is self.rounds[-1])
 
     @property
     def outcome(self) -> ComparedJob:
@@ -104,11 +139,8 @@ class JobCourse:
     @property
     def links(self) -> dict[str, tuple[int, int]]:
         """The bytes (to, from) that crossed the tunnel of each device in all rounds."""
-        found: dict[str, tuple[int, int]] = {}
-        for each in self.rounds:
-            for device, (to, back) in each.tunnel.items():
-                before = found.get(device, (0, 0))
-                found[device] = (before[0] + to, before[1] + back)
+        found = _bytes_by_device(self.rounds, self.before)
+        found.pop(ALL, None)
         return dict(sorted(found.items()))
 
     @property
@@ -118,8 +150,8 @@ class JobCourse:
 
     @property
     def plan(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
-        """The share of each worker in the samples of each round: the plan over time."""
-        return tuple((each.round, _fractions(each.workers)) for each in self.rounds)
+        """The share of each worker in the samples of the detailed rounds: the plan over time."""
+        return tuple((each.round, _fractions(each.workers)) for each in self.detailed)
 
     def scores(self, axis: Axis = Axis.ROUNDS) -> dict[tuple[str, str], Points]:
         """Return the curves of the scores by place ("host" or "devices") and name, the deciding metric first.
@@ -140,7 +172,7 @@ class JobCourse:
         return self._curves(axis, lambda each: each.metrics.items())
 
     def by_worker(self, metric: str, axis: Axis = Axis.ROUNDS) -> dict[str, Points]:
-        """Return the curve of a training metric of each worker, by the worker's name."""
+        """Return the curve of a training metric of each worker over detailed rounds, by the worker's name."""
         return self._curves(
             axis,
             lambda each: (
@@ -172,6 +204,29 @@ def _with_shared_names(found: Round) -> Round:
         joules=_shared(found.joules),
         by_worker={intern(worker): _shared(figures) for worker, figures in found.by_worker.items()},
     )
+
+
+def _without_workers(found: Round) -> Round:
+    to, back = map(sum, zip(*found.tunnel.values(), strict=True)) if found.tunnel else (0, 0)
+    return replace(
+        found,
+        workers={},
+        missing={},
+        by_worker={},
+        tunnel={ALL: (to, back)} if found.tunnel else {},
+        joules={ALL: sum(found.joules.values())} if found.joules else {},
+    )
+
+
+def _bytes_by_device(
+    rounds: Iterable[Round], before: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    found = dict(before)
+    for each in rounds:
+        for device, (to, back) in each.tunnel.items():
+            known = found.get(device, (0, 0))
+            found[device] = (known[0] + to, known[1] + back)
+    return found
 
 
 def _shared(table: Mapping[str, T]) -> dict[str, T]:

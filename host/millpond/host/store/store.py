@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 import sqlite3
 import threading
@@ -54,6 +55,7 @@ class Store:
             log.error("there are no jobs: %s", self.fault)
         self._told: set[int] = set()
         self._versions: Counter[int] = Counter()
+        self._drops: Counter[int] = Counter()
 
     def close(self) -> None:
         """Close the database."""
@@ -85,6 +87,10 @@ class Store:
     def version(self, job: int) -> int:
         """Return a number that differs once the rounds of a job do."""
         return self._versions[job]
+
+    def drops(self, job: int) -> int:
+        """Return how often rounds of a job were forgotten: until then a stored round is final."""
+        return self._drops[job]
 
     def saw_device(self, name: str, boot: str, software: str) -> None:
         """Store that a device has answered, if there is room for that."""
@@ -208,6 +214,7 @@ class Store:
         """Forget the rounds of a job from ``first`` on: it is about to compute them again."""
         with self._transaction() as db:
             self._versions[job] += 1
+            self._drops[job] += 1
             if db.execute("DELETE FROM results WHERE job = ? AND round >= ?", (job, first)).rowcount:
                 db.execute("UPDATE jobs SET standing = '' WHERE id = ?", (job,))
 
@@ -235,11 +242,17 @@ class Store:
                 )
         return None
 
-    def rounds(self, job: int, after: int = -1, most: int = -1) -> list[Round]:
-        """Return the first ``most`` (-1: all) finished rounds of a job behind round ``after``, in order."""
+    def rounds(self, job: int, after: int = -1, size: float = math.inf) -> list[Round]:
+        """Return the finished rounds of a job behind round ``after``, in order: the first ones whose texts
+        have ``size`` characters together, or all.
+        """
+        found, query = list[Round](), "SELECT * FROM results WHERE job = ? AND round > ? ORDER BY round"
         with self._transaction() as db:
-            query = "SELECT * FROM results WHERE job = ? AND round > ? ORDER BY round LIMIT ?"
-            return [round_row(row) for row in db.execute(query, (job, after, most))]
+            for row in db.execute(query, (job, after)):
+                found.append(round_row(row))
+                if (size := size - len(row["result"])) <= 0:
+                    break
+        return found
 
     def scores(self, job: int) -> list[tuple[int, dict[str, dict[str, float | None]]]]:
         """Return the scores of a job's finished rounds with their numbers, in order."""

@@ -16,8 +16,6 @@ from millpond.wire.audit_log import Answered, Entry
 T = TypeVar("T")
 MOST_POINTS: Final = 400
 """Points of a curve: a chart is about as many pixels wide."""
-MOST_WORKER_POINTS: Final = 120
-"""Points of a worker's curve: a fleet has many workers."""
 MOST_KINDS: Final = 12
 """Kinds of a device's answers: a device may invent more than there are."""
 _SPEED: Final = "samples_per_second"
@@ -106,8 +104,9 @@ def of_job(course: JobCourse) -> dict[str, Chart]:
     """Return the charts of a job: its scores, its training metrics, one of these by worker, its speed, and
     the shares of the workers in the samples.
     """
-    few = replace(course, rounds=tuple(thinned(course.rounds, MOST_WORKER_POINTS)))
+    few = replace(course, rounds=course.detailed)
     metric, unit = training_metric(course), course.info.unit
+    left_out = f"{unit} (one of {course.stride})" if course.stride > 1 else unit
     training = course.metrics()
     speed = {name: training.pop(name) for name in (_SPEED,) if name in training}
     scores = {f"{name} ({place})": points for (place, name), points in course.scores().items()}
@@ -119,9 +118,9 @@ def of_job(course: JobCourse) -> dict[str, Chart]:
         "chart_scores": Chart(_filled(scores), unit),
         "chart_training": Chart(_filled(training), unit),
         **({"chart_speed": Chart(_filled(speed), unit, "samples a second")} if speed else {}),
-        "chart_workers": Chart(few.by_worker(metric) if metric else {}, unit, metric),
+        "chart_workers": Chart(few.by_worker(metric) if metric else {}, left_out, metric),
         "chart_shares": Chart(
-            {name: tuple(shares[name]) for name in sorted(shares)}, unit, "share of the samples"
+            {name: tuple(shares[name]) for name in sorted(shares)}, left_out, "share of the samples"
         ),
     }
 
