@@ -34,6 +34,8 @@ from millpond.linux.logs import UnblockedHandler
 from millpond.linux.malloc import trim_heap
 from millpond.linux.notify import notify
 from millpond.linux.signals import stop_event
+from millpond.linux.zygote.forked import load
+from millpond.linux.zygote.prepared import PreparedFork
 from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.handle import spawn_endpoint
 from millpond.wire.control_messages import CONTROL_PORT, AtRest
@@ -61,8 +63,25 @@ def _prepare_flash(config: AgentConfig) -> AtRest:
     return at_rest
 
 
+class PreparedForks:
+    """The agent's lasting processes, forked before it has threads, keys and data; they share its modules."""
+
+    def __init__(self) -> None:
+        load(["millpond.fs.mount.device", "millpond.agent.volume_server", "millpond.tunnel.__main__"])
+        self.tunnel, self.mount = PreparedFork(), PreparedFork()
+        self.volume = PreparedFork(sandboxed=True)
+        self._trial: PreparedFork | None = PreparedFork()
+
+    def take_trial(self) -> PreparedFork | None:
+        """Return the one for the zygote of the first self-check; None for those after it."""
+        trial, self._trial = self._trial, None
+        return trial
+
+
 @contextlib.contextmanager
-def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator[list[SupervisedPart]]:
+def running(
+    config: AgentConfig, config_path: Path, lines: LogLines, forks: PreparedForks
+) -> Iterator[list[SupervisedPart]]:
     """Start the agent's parts, lowest first, and stop them in reverse. Yields those that must live."""
     with contextlib.ExitStack() as stack:
         at_rest = _prepare_flash(config)
@@ -77,13 +96,14 @@ def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator
             mtu=link.mtu,
             name=config.name,
             peers=link.peers,
+            prepared=forks.tunnel,
             confinement=link.confinement,
         )
         stack.callback(end.stop)
         ledgers, sought = Path(config.state, "ledger"), patterns(config.privacy)
-        volume = VolumeServer(config, config_path, open_ledger(ledgers, "volume", sought))
+        volume = VolumeServer(config, config_path, open_ledger(ledgers, "volume", sought), forks.volume)
         stack.callback(volume.stop)
-        mount = DeviceMount(config)
+        mount = DeviceMount(config, forks.mount)
         stack.callback(mount.stop)
         identity = Identity.in_directory(Path(config.identity))
         audit = AuditRecorder(config, DeviceSigner(identity))
@@ -100,7 +120,7 @@ def running(config: AgentConfig, config_path: Path, lines: LogLines) -> Iterator
         audit.start(VERSION, ledger(gate, [volume.tally, nodes, streams])[0])
         check = SelfCheck(
             lambda: "" if volume.alive else "the volume's server is down",
-            lambda: worker_fault(zygote, bare_sandbox(config), limits),
+            lambda: worker_fault(zygote, bare_sandbox(config), limits, forks.take_trial()),
         )
         stack.callback(check.stop)
         service = AgentService(
@@ -124,13 +144,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="millpond-agent", description="The daemon on a millpond device.")
     parser.add_argument("--config", type=Path, default=Path("/etc/millpond/agent.toml"), metavar="FILE")
     arguments = parser.parse_args(argv)
-    lines = _start_logging()
     spare_from_oom()
+    forks = PreparedForks()
+    lines = _start_logging()
     stop = stop_event()
     started = False
     try:
         config = read(arguments.config)
-        with running(config, arguments.config, lines) as parts:
+        with running(config, arguments.config, lines, forks) as parts:
             started = True
             trim_heap()
             notify("READY=1")

@@ -20,6 +20,7 @@ from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.limits.process_limits import ProcessLimits
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.linux.zygote.client import Zygote
+from millpond.linux.zygote.prepared import PreparedFork
 
 log = logging.getLogger(__name__)
 SYS_BLOCK = Path("/sys/dev/block")
@@ -132,14 +133,16 @@ def _result(trial: Callable[[], str]) -> str:
         return str(error)
 
 
-def worker_fault(zygote: Zygote, sandbox: Sandbox, limits: ProcessLimits) -> str:
+def worker_fault(
+    zygote: Zygote, sandbox: Sandbox, limits: ProcessLimits, prepared: PreparedFork | None = None
+) -> str:
     """Return why no process starts in a sandbox and within limits as workers have, "" if one does. It is a
     fork of the workers' zygote if that has others. One that has none is left alone, or it would never end:
-    the fork is that of a zygote without modules. Raises OSError, RuntimeError.
+    the fork is that of a zygote without modules, which may be ``prepared``. Raises OSError, RuntimeError.
     """
     if zygote.is_busy:
         return fork_fault(zygote, sandbox)
-    empty = Zygote(_TRIAL, idle=_TRIAL_SECONDS, limits=limits)
+    empty = Zygote(_TRIAL, idle=_TRIAL_SECONDS, limits=limits, prepared=prepared)
     try:
         return fork_fault(empty, sandbox)
     finally:

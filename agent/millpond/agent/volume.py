@@ -30,6 +30,8 @@ from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.files import storage_id
 from millpond.linux.progress import ProcessorShare
 from millpond.linux.sockets import QUESTION, listen, send_descriptors
+from millpond.linux.zygote.forked import Child
+from millpond.linux.zygote.prepared import PreparedFork
 
 log = logging.getLogger(__name__)
 _RESTART_SECONDS, _PAUSE = 5.0, 0.05
@@ -61,14 +63,13 @@ class DeviceMount:
     that announces changes to the server.
     """
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, prepared: PreparedFork | None = None) -> None:
         self._mountpoint = Path(config.volume)
         take_away(self._mountpoint)  # a mount that a killed agent has left
         self._make_mountpoint()
         lay_out(Path(config.flash), self._mountpoint)
-        command = [sys.executable, "-m", "millpond.fs.mount.device", config.flash, config.volume]
         options = ["--name", config.name, "--locks", str(lock_socket(config))]
-        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
+        self.process = _start_mount([config.flash, config.volume, *options], prepared)
         assert self.process.stdout
         try:
             ready, _, how = first_line(self.process.stdout.fileno(), _MOUNT_SECONDS).partition(": ")
@@ -97,18 +98,41 @@ class DeviceMount:
         take_away(self._mountpoint)
 
 
+def _start_mount(arguments: list[str], prepared: PreparedFork | None) -> Child:
+    module = "millpond.fs.mount.device"
+    if prepared is None:
+        return subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        process = prepared.start(module, arguments, stdout=writer)
+    except OSError:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    process.stdout = os.fdopen(reader, "rb", buffering=0)
+    return process
+
+
 class VolumeServer:
-    """The confined process that serves the public part. ``tally`` is its share of the ledger. Raises
-    LocalError where the kernel cannot confine it as the configuration demands, OSError.
+    """The confined process that serves the public part. ``tally`` is its share of the ledger. The first is
+    ``prepared``, those after it are programs of their own. Raises LocalError where the kernel cannot confine
+    it as the configuration demands, OSError.
     """
 
-    def __init__(self, config: AgentConfig, config_path: Path, tally: LedgerCounters) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        config_path: Path,
+        tally: LedgerCounters,
+        prepared: PreparedFork | None = None,
+    ) -> None:
         _check_confinement(config)
         self.tally, self._config, self._config_path = tally, config, config_path
         self._restarted = threading.Condition()
-        self._start()
+        self._start(prepared)
 
-    def _start(self) -> None:
+    def _start(self, prepared: PreparedFork | None = None) -> None:
         config = self._config
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)  # a server that stands still must hold no caller up
@@ -125,13 +149,19 @@ class VolumeServer:
             own_pids=True,
             uid=config.users.volume,
         )
-        module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
-        module.append(storage_id(public).hex())
+        module = "millpond.agent.volume_server"
+        arguments = ["/etc/agent.toml", "/volume", storage_id(public).hex()]
         new = Path(config.state, "locks.new")
         with theirs, listen(new) as locks, _leases(Path(config.state, "leases")) as leases:
             new.replace(lock_socket(config))  # one without a socket would have delegated nothing
             descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno(), leases.fileno()]
-            self.process = start(sandbox, [*module, *map(str, descriptors)], pass_fds=descriptors)
+            arguments += map(str, descriptors)
+            self.process: Child
+            if prepared:
+                self.process = prepared.start(module, arguments, descriptors, sandbox=sandbox)
+            else:
+                command = [sys.executable, "-m", module, *arguments]
+                self.process = start(sandbox, command, pass_fds=descriptors)
         self._share = ProcessorShare(self.process.pid)
 
     @property
@@ -193,7 +223,7 @@ def _leases(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "r+b", buffering=0)
 
 
-def _stop(process: subprocess.Popen[bytes], patience: float = 3.0) -> None:
+def _stop(process: Child, patience: float = 3.0) -> None:
     process.terminate()
     try:
         process.wait(patience)

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,15 @@ _MOST_CONNECTIONS = 1024  # a busy mount has a hundred
 _FOR_CONNECTIONS = 2048  # of the descriptors that this process may have
 
 
-def main(config: str, root: str, storage: str, descriptor: str, tally: str, locks: str, leases: str) -> None:
+def main(arguments: Sequence[str]) -> int:
+    """Serve on what the arguments name until the agent closes it."""
+    _serve_all(*arguments)
+    return 0
+
+
+def _serve_all(
+    config: str, root: str, storage: str, descriptor: str, tally: str, locks: str, leases: str
+) -> None:
     """Serve each connection passed over ``descriptor`` until the agent closes it, and lock requests of the
     device's own mount at the listening socket ``locks``. The file ``leases`` outlasts this process;
     ``storage`` names the file system below.
@@ -81,4 +90,4 @@ def _serve(sessions: SessionTable, gate: Gate, connection: socket.socket) -> Non
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.remote.doctor.machine_facts import require_emulation
 from millpond.images import boards
 from millpond.images.boards import EMULATED
-from millpond.images.runtime.emulated import AGENT, BoardSpec, EmulatedBoard
+from millpond.images.runtime.emulated import AGENT, BoardSpec, EmulatedBoard, load_programs
 from millpond.images.runtime.emulated_lan import BoardLink, make_bridge
 from millpond.images.runtime.qemu import QemuBoard, QemuSpec
 from millpond.images.runtime.supervisor import BoardRuntime, BoardSupervisor
@@ -146,6 +146,8 @@ class EmulatedMachine:
         accept_signals()
         if any(device.lan for device in self._fleet.config.device):
             make_bridge()
+        if any(device.board == EMULATED for device in self._fleet.config.device):
+            load_programs()
         self._backplane.power_on()
         self._start_daemon()
         command = None

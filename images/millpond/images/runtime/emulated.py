@@ -24,6 +24,7 @@ from millpond.images.runtime.emulated_lan import BoardLink
 from millpond.linux.confinement.sandbox import TMPFS, Bind, Sandbox, python_binds, spawn, system_binds
 from millpond.linux.logs import rotate
 from millpond.linux.network import allow_low_ports, loopback_up
+from millpond.linux.zygote import forked
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,20 @@ FLASH = "/flash"
 VOLUME = "/volume"
 STATE = "/var/lib/millpond"
 AGENT = (sys.executable, "-m", "millpond.agent.daemon", "--config", f"{IDENTITY}/agent.toml")
+_PROGRAMS = (
+    "millpond.agent.daemon",
+    "millpond.agent.volume_server",
+    "millpond.fs.mount.device",
+    "millpond.images.ondevice.sshd",
+    "millpond.tunnel.__main__",
+    "pyroute2",
+    "pyroute2.netlink.exceptions",
+)
+
+
+def load_programs() -> None:
+    """Load the programs that boards run, before the first is switched on: all boards share their memory."""
+    forked.load(_PROGRAMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from millpond.linux.confinement.sandbox import accept_signals
 from millpond.linux.pid1 import reap_orphans
+from millpond.linux.zygote import forked
+from millpond.linux.zygote.forked import Child
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +34,8 @@ class EmulatedInit:
 
     def __init__(self, agent: Sequence[str], then: Sequence[Sequence[str]]) -> None:
         self._agent_command, self._then = list(agent), [list(command) for command in then]
-        self._agent: subprocess.Popen[bytes] | None = None
-        self._others: list[subprocess.Popen[bytes]] = []
+        self._agent: Child | None = None
+        self._others: list[Child] = []
         self._stopping = False
 
     def run(self) -> int:
@@ -60,9 +62,7 @@ class EmulatedInit:
         self._stopping = True
 
     def _start_agent(self) -> None:
-        self._agent = subprocess.Popen(
-            self._agent_command, env=_ENVIRONMENT | {"NOTIFY_SOCKET": str(_NOTIFY)}
-        )
+        self._agent = forked.start(self._agent_command, _ENVIRONMENT | {"NOTIFY_SOCKET": str(_NOTIFY)})
 
     def _wait(self, notify: socket.socket) -> None:
         poll = select.poll()
@@ -73,7 +73,7 @@ class EmulatedInit:
             os.read(self._wake, 4096)
         with contextlib.suppress(BlockingIOError):
             if b"READY=1" in notify.recv(4096) and not self._others:
-                self._others = [subprocess.Popen(command, env=_ENVIRONMENT) for command in self._then]
+                self._others = [forked.start(command, _ENVIRONMENT) for command in self._then]
 
     def _reap(self) -> None:
         if self._agent and self._agent.poll() is not None:
@@ -85,7 +85,7 @@ class EmulatedInit:
             if other.poll() is not None:
                 log.warning("'%s' ended with %d", " ".join(self._then[place]), other.returncode)
                 time.sleep(RESTART_SECONDS)
-                self._others[place] = subprocess.Popen(self._then[place], env=_ENVIRONMENT)
+                self._others[place] = forked.start(self._then[place], _ENVIRONMENT)
         reap_orphans({process.pid for process in (self._agent, *self._others) if process})
 
     def _end_others(self) -> None:

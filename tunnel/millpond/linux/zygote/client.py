@@ -21,6 +21,8 @@ from millpond.linux.confinement.sandbox import Sandbox
 from millpond.linux.confinement.sandbox_exec import kept_environment, serialized
 from millpond.linux.confinement.sandboxed_process import can_be_first, end
 from millpond.linux.limits.process_limits import LimitedTree, ProcessLimits, Shortage
+from millpond.linux.zygote import forked
+from millpond.linux.zygote.prepared import PreparedFork
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ LOAD_SECONDS = 240.0
 """The first answer comes when all is loaded: on an ARM board that is busy, after minutes."""
 START_SECONDS = ANSWER_SECONDS = 30.0
 _STATUS_SECONDS = 5.0
-_Started = queue.SimpleQueue[subprocess.Popen[bytes] | OSError]
+_Started = queue.SimpleQueue[forked.Child | OSError]
+_SERVER = "millpond.linux.zygote.server"
 
 
 class Child:
@@ -101,7 +104,7 @@ class Child:
 class _Process:
     """The process that is the zygote. The kernel kills it and its children when this process ends."""
 
-    def __init__(self, program: Sequence[str]) -> None:
+    def __init__(self, program: Sequence[str], prepared: PreparedFork | None) -> None:
         self._lock = threading.Lock()
         self._children = 0
         self._left = self._answered = False
@@ -109,7 +112,7 @@ class _Process:
         weakref.finalize(self, self._control.close)
         self._control.settimeout(ANSWER_SECONDS)
         started = _Started()
-        arguments = (program, theirs, started)
+        arguments = (program, prepared, theirs, started)
         threading.Thread(target=_keep, args=arguments, name="zygote", daemon=True).start()
         try:
             process = started.get(timeout=START_SECONDS)
@@ -159,21 +162,12 @@ class _Process:
         self.count(0)
 
 
-def _keep(program: Sequence[str], control: socket.socket, started: _Started) -> None:
+def _keep(
+    program: Sequence[str], prepared: PreparedFork | None, control: socket.socket, started: _Started
+) -> None:
     """Start the zygote, which dies with this thread, and wait for its end."""
-    number = control.fileno()
-    # As -I, but for the hash seed: what forks derive from hash() is the same on all machines, at all times.
-    argv = [sys.executable, "-sP", "-m", "millpond.linux.zygote.server", str(number), str(os.getpid())]
     try:
-        process = subprocess.Popen(
-            [*argv, *program],
-            pass_fds=(number,),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env=kept_environment() | {"HOME": "/", "PYTHONHASHSEED": "0"},
-            cwd="/",
-            start_new_session=True,
-        )
+        process = _begin(program, prepared, control.fileno())
     except OSError as error:
         started.put(error)
         return
@@ -183,15 +177,39 @@ def _keep(program: Sequence[str], control: socket.socket, started: _Started) -> 
     process.wait()
 
 
+def _begin(program: Sequence[str], prepared: PreparedFork | None, number: int) -> forked.Child:
+    arguments = [str(number), str(os.getpid()), *program]
+    if prepared:
+        return prepared.start(_SERVER, arguments, [number])
+    # As -I, but for the hash seed: what forks derive from hash() is the same on all machines, at all times.
+    return subprocess.Popen(
+        [sys.executable, "-sP", "-m", _SERVER, *arguments],
+        pass_fds=(number,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=kept_environment() | {"HOME": "/", "PYTHONHASHSEED": "0"},
+        cwd="/",
+        start_new_session=True,
+    )
+
+
 class Zygote:
     """Starts processes that call ``main`` of the module ``entry``; thread-safe. The zygote begins with the
     first of them, loads ``modules``, which must start no threads, and ends ``idle`` seconds after the last.
     It runs as this process's user, without network. Each process and its descendants are within ``limits``.
+    The first zygote is ``prepared``, or a program of its own, as those after it.
     """
 
-    def __init__(self, entry: str, *modules: str, idle: float, limits: ProcessLimits | None = None) -> None:
+    def __init__(
+        self,
+        entry: str,
+        *modules: str,
+        idle: float,
+        limits: ProcessLimits | None = None,
+        prepared: PreparedFork | None = None,
+    ) -> None:
         self._entry, self._program = entry, (str(idle), entry, *modules)
-        self._limits = limits or ProcessLimits()
+        self._limits, self._prepared = limits or ProcessLimits(), prepared
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._closed = False
@@ -262,7 +280,8 @@ class Zygote:
         with self._lock:
             if self._closed:
                 raise OSError(f"the zygote of {self._entry} is closed")
-            self._process = self._process or _Process(self._program)
+            self._process = self._process or _Process(self._program, self._prepared)
+            self._prepared = None
             return self._process
 
     def _leave(self, process: _Process) -> None:

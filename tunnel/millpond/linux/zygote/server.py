@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,9 +169,9 @@ def _place(own: list[int]) -> None:
     os.closerange(_OWN + len(rest), os.sysconf("SC_OPEN_MAX"))
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run on the socket whose number is the first argument, for the process whose pid is the second."""
-    number, parent, idle, entry, *modules = sys.argv[1:]
+    number, parent, idle, entry, *modules = sys.argv[1:] if argv is None else argv
     syscalls.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):
         return 70

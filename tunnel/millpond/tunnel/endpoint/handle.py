@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, LocalError
+from millpond.linux.zygote.prepared import PreparedFork
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.datapath.stats_shm import make_stats, map_stats
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
@@ -178,6 +179,7 @@ def spawn_endpoint(
     peers: str = "",
     transport: Literal["socket", "ivshmem", "nvme"] = "socket",
     zygote: EndpointZygote | None = None,
+    prepared: PreparedFork | None = None,
     confinement: Literal["required", "best-effort"] = "required",
 ) -> EndpointHandle:
     """Start an endpoint in this process's network namespace. Raises LocalError.
@@ -186,13 +188,20 @@ def spawn_endpoint(
     ``python -m millpond.tunnel``; ``interface`` and ``address`` (such as 10.77.0.1/30) are of its TUN
     interface, ``mtu`` is in bytes; ``peers`` is the network that the device may speak with, if that is more
     than the host; ``confinement`` "best-effort" runs where pumps cannot be confined too. Without a ``zygote``
-    the endpoint is a program of its own; as a fork of one it starts at once, and shares memory with the other
-    forks.
+    the endpoint is a program of its own, or ``prepared``; as a fork of a zygote it starts at once, and shares
+    memory with the other forks.
     """
     arguments = [role, f"--{transport}", str(where), "--interface", interface, "--address", address]
     arguments += ["--mtu", str(mtu), "--name", name, *(["--peers", peers] if peers else [])]
     arguments += ["--confinement", confinement]
+    if prepared:
+        return EndpointHandle(functools.partial(_start_prepared, prepared, arguments))
     return EndpointHandle(functools.partial(zygote.start if zygote else _start_program, arguments))
+
+
+def _start_prepared(prepared: PreparedFork, arguments: list[str], status: int, counters: int) -> Process:
+    told = [*arguments, "--status-fd", str(status), "--counters-fd", str(counters)]
+    return prepared.start("millpond.tunnel.__main__", told, [status, counters])
 
 
 def _start_program(arguments: list[str], status: int, counters: int) -> subprocess.Popen[bytes]:
