@@ -71,6 +71,9 @@ def test_rules_are_added_and_deleted_by_interface_and_priority() -> None:
         rules = ip("rule")
         assert f"17700:\tfrom all iif mp-a [detached] ipproto tcp dport 7701-65534 lookup {TABLE}" in rules
         assert "17701:\tfrom all iif mp-a [detached] prohibit" in rules
+        found = rtnetlink.rules(range(17700, 17702))
+        assert sorted(found) == [(name, number) for name in ("mp-a", "mp-b") for number in (17700, 17701)]
+        assert rtnetlink.rules(range(17701, 17702)) == [("mp-a", 17701), ("mp-b", 17701)]
         rtnetlink.delete_rules("mp-a", 17700)
         rules = ip("rule")
         assert "iif mp-a [detached] ipproto tcp" not in rules

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import re
@@ -25,7 +26,7 @@ from millpond.images.boards import EMULATED
 from millpond.images.runtime.emulated_lan import LinkShape
 
 if TYPE_CHECKING:
-    from millpond.wire.tls import Identity
+    from millpond.wire.tls import CurrentContext, Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,19 @@ class Fleet:
         """The database of devices, jobs and rounds."""
         return self.directory / "fleet.db"
 
-    @property
+    @functools.cached_property
     def identity(self) -> Identity:
         """The host's own certificate and key."""
         from millpond.wire.tls import Identity  # loads ssl, which few commands need
 
         return Identity.in_directory(self.directory / "host")
+
+    @functools.cached_property
+    def context(self) -> CurrentContext:
+        """The TLS context of connections to devices, one for all of them. Raises LocalError."""
+        from millpond.wire.tls import CurrentContext
+
+        return CurrentContext(self.identity, server=False)
 
     @property
     def ca(self) -> Path:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from millpond.base.errors import LocalError
 from millpond.host.fleet.authority import BEGIN, Authority
-from millpond.host.fleet.directory import Fleet
+from millpond.host.fleet.directory import Fleet, FleetConfig
 from millpond.linux.file_lock import locked
 from millpond.linux.files import write_secret
 from millpond.wire.tls import Stamp, stamp
@@ -33,7 +33,7 @@ def is_revoked(fleet: Fleet, device: str) -> bool:
     """Return whether the certificate that the fleet has for a device is revoked. Raises LocalError for a list
     that cannot be read.
     """
-    known = serial_of(fleet.device_directory(device) / "etc" / "cert.pem")
+    known = serial_of(_certificate(fleet.directory, device))
     return known is not None and is_listed(fleet, known)
 
 
@@ -102,6 +102,11 @@ def _read(path: Path) -> x509.CertificateRevocationList | None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no list of revoked certificates"
         raise LocalError(f"{path}: {why}") from None
+
+
+@functools.lru_cache(maxsize=_MOST)
+def _certificate(fleet: Path, device: str) -> Path:
+    return Fleet(fleet, FleetConfig("")).device_directory(device) / "etc" / "cert.pem"
 
 
 @functools.lru_cache(maxsize=_MOST)

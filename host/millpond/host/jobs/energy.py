@@ -87,8 +87,8 @@ def between(before: Readings | None, after: Readings, took_part: Collection[str]
 
 
 def _taken(before: Reading, after: Reading, seconds: float) -> float | None:
-    """Return joules taken in ``seconds``. Devices report twice a second, so the difference of two reports is
-    scaled to ``seconds``; without a new report, the recent power is used.
+    """Return joules taken in ``seconds``. Devices report at times of their own, so the difference of two
+    reports is scaled to ``seconds``; without a new report, the recent power is used.
     """
     restarted = (after.meter_id, after.source) != (
         before.meter_id,

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 
 HEADER = struct.Struct("=IHHII")
 """Size with the header, type, flags, sequence number, port."""
-REQUEST, ACKNOWLEDGE, EXCLUSIVE, CREATE, APPEND = 0x1, 0x4, 0x200, 0x400, 0x800
+REQUEST, ACKNOWLEDGE, EXCLUSIVE, DUMP, CREATE, APPEND = 0x1, 0x4, 0x200, 0x300, 0x400, 0x800
 _ATTRIBUTE, _ERROR = struct.Struct("=HH"), struct.Struct("=i")
 _NESTED = 0x8000
 ERROR = 2
 """The type of an answer that is an error or an acknowledgement."""
+DONE = 3
+"""The type of the message that ends an answer of several."""
 
 
 def message(kind: int, flags: int, body: bytes) -> bytes:
@@ -45,6 +47,15 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         size, kind = _ATTRIBUTE.unpack_from(data, at)
         yield kind & ~_NESTED, data[at + _ATTRIBUTE.size : at + size]
         at += max((size + 3) // 4 * 4, _ATTRIBUTE.size)
+
+
+def parts(answer: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield type and body of each of the messages that ``answer`` consists of."""
+    at = 0
+    while at + HEADER.size <= len(answer):
+        size, kind = HEADER.unpack_from(answer, at)[:2]
+        yield kind, answer[at + HEADER.size : at + size]
+        at += max((size + 3) // 4 * 4, HEADER.size)
 
 
 def acknowledged(answer: bytes) -> int:

@@ -12,10 +12,13 @@ import ipaddress
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 
 from millpond.linux.netlink.messages import (
     ACKNOWLEDGE,
     CREATE,
+    DONE,
+    DUMP,
     ERROR,
     EXCLUSIVE,
     HEADER,
@@ -24,13 +27,14 @@ from millpond.linux.netlink.messages import (
     attributes,
     message,
     nested,
+    parts,
     text,
 )
 
 _LINK, _RULE, _ROUTE = struct.Struct("=BxHiII"), struct.Struct("=8BI"), struct.Struct("=8BI")
 _ADDRESS = struct.Struct("=4BI")
 _RTM_SETLINK, _RTM_NEWADDR, _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_GETROUTE = 19, 20, 24, 25, 26
-_RTM_NEWRULE, _RTM_DELRULE = 32, 33
+_RTM_NEWRULE, _RTM_DELRULE, _RTM_GETRULE = 32, 33, 34
 _IFF_UP = 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFLA_AF_SPEC, _IFLA_INET_CONF, _DEVCONF_FORWARDING = 26, 1, 1
@@ -104,6 +108,19 @@ def delete_rules(interface: str, priority: int) -> None:
         pass
 
 
+def rules(priorities: range) -> list[tuple[str, int]]:
+    """Return interface and priority of all rules for packets that come in by an interface, of these
+    priorities. Raises OSError.
+    """
+    found = []
+    for body in _dump(_RTM_GETRULE, _rule(0)):
+        told = dict(attributes(body[_RULE.size :]))
+        priority = int.from_bytes(told.get(_FRA_PRIORITY, b""), sys.byteorder)
+        if _FRA_IIFNAME in told and priority in priorities:
+            found.append((told[_FRA_IIFNAME].rstrip(b"\0").decode(), priority))
+    return found
+
+
 def add_route(network: ipaddress.IPv4Network, interface: str, table: int) -> bool:
     """Add a route to ``table``; it goes away with the interface. Returns whether there was none. Raises
     OSError.
@@ -171,6 +188,20 @@ def _ask(kind: int, body: bytes) -> bytes:
     if len(answer) < HEADER.size or HEADER.unpack_from(answer)[1] == ERROR:
         acknowledged(answer)
     return answer
+
+
+def _dump(kind: int, body: bytes) -> Iterator[bytes]:
+    """Send a question and yield the bodies of all answers. Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
+        sock.sendto(message(kind, DUMP, body), (0, 0))
+        while True:
+            answer = sock.recv(65536)
+            for answered, part in parts(answer):
+                if answered == DONE:
+                    return
+                if answered == ERROR:
+                    acknowledged(answer)
+                yield part
 
 
 def _exchange(kind: int, flags: int, body: bytes) -> bytes:
