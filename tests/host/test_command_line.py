@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from millpond.fs.fuse import mounts
 from millpond.host.cli import app, exits
@@ -60,6 +62,21 @@ def test_the_fleet_of_an_argument_then_of_the_variable_then_the_default(
     ):
         assert f"{tmp_path}/argument holds no fleet" in command(*words)[2]
     assert "MILLPOND_FLEET" in command("--help")[1]
+
+
+def test_each_command_has_a_whole_line_in_the_help() -> None:
+    """Before: half of them ended with "..." on a terminal of 80 columns."""
+    group: Any = typer.main.get_command(app.app)
+    for each in (group, group.get_command(None, "data"), group.get_command(None, "jobs")):
+        names = each.list_commands(None)
+        room = 78 - 6 - max(map(len, names))
+        told = {name: each.get_command(None, name).get_short_help_str(room) for name in names}
+        assert not [name for name, text in told.items() if text.endswith("...") or not text]
+
+
+@pytest.mark.parametrize("name", ["plot", "track", "compare"])
+def test_the_commands_of_jobs_tell_the_fleet_s_variable(command: Command, name: str) -> None:
+    assert "MILLPOND_FLEET" in command("jobs", name, "--help")[1]
 
 
 def test_help_shows_brackets_as_they_are_written(command: Command) -> None:

@@ -99,6 +99,8 @@ def of_device(**changes: Any) -> list[Diagnosis]:
 def test_all_is_well_where_nothing_is_wrong() -> None:
     found = [*prerequisites.checks(MachineFacts()), *all_of()]
     assert {each.verdict for each in found} == {Verdict.OK}, diagnosis.listed(found)
+    narrow = diagnosis.listed(found, 80)
+    assert max(map(len, narrow)) <= 80 and len(narrow) >= len(diagnosis.listed(found))
     assert not any(each.mend for each in found)
 
 

@@ -156,9 +156,18 @@ def test_the_axis_of_a_plot_goes_no_further_than_its_scores() -> None:
         for line in lines
         if line.partition("|")[0].strip(" -.0123456789") == "" and line.partition("|")[0].strip(" -")
     ]
-    assert min(ticks) == 0.0 and max(ticks) < 1.06
+    assert min(ticks) == 0.0 and max(ticks) < 1.1
     assert all(sum(mark in line for line in lines) > 1 for mark in "*o")
     job_plot.text({"accuracy": [(1.0, 0.5)]}, 80, 24, "round")
+
+
+@pytest.mark.parametrize(("low", "high", "width"), [(1, 7, 60), (1, 200, 60), (3, 4, 100), (1, 1000, 45)])
+def test_the_labels_of_a_plot_are_round(low: int, high: int, width: int) -> None:
+    """Before: labels of rounds were such as 2.272."""
+    drawn = {"loss": [(float(number), 0.1234 * number) for number in range(low, high + 1)]}
+    labels = job_plot.text(drawn, width, 20, "round").splitlines()[-1].partition("|")[2].split()
+    assert len(labels) > 1 and all(label.isdecimal() for label in labels)
+    assert int(labels[0]) <= low and int(labels[-1]) <= 1.5 * high + 1
 
 
 def test_a_missing_extra_is_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,14 @@ def test_the_tracker_of_the_documents_works(
     assert (end["state"], end["parameters"]["data.private"]) == ("done", "private/digits")
 
 
+@pytest.mark.parametrize("option", ["--tensorboard", "--mlflow"])
+def test_no_place_is_no_current_folder(rig: Rig, option: str) -> None:
+    """Before: a run for TensorBoard went into the current folder."""
+    ended(rig, 1)
+    code, _, err = rig.command("jobs", "track", "1", option, "")
+    assert code == 2 and "need a place" in err and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("extra", ["tensorboard", "mlflow"])
 def test_an_extra_that_is_missing_is_told_before_the_job_is_queued(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, extra: str

@@ -31,8 +31,9 @@ def audit(
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show what a device has answered, to whom, under which policy, by job. The device writes a log of it,
-    whose entries are chained by hashes, and signs it.
+    """Show what a device has answered, to whom, by job.
+
+    The device writes a log of that, with its policies, whose entries are chained by hashes, and signs it.
     """
     from millpond.host.records.audit import is_of, summary
     from millpond.host.remote.audit import reading

@@ -29,7 +29,7 @@ from millpond.train.task.structure import GUESSED_IMAGES
 
 app, data = (
     new_app(),
-    new_app(help="Prepare data, and look at it before, and while, it is trained on.", no_args_is_help=True),
+    new_app(help="Prepare data, and look at it before and in training.", no_args_is_help=True),
 )
 app.add_typer(data, name="data")
 _FEW = 2
@@ -73,8 +73,9 @@ def convert(
     devices: Annotated[int, typer.Option(metavar="N", min=1, help="Shares of the training samples.")] = 1,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Divide CIFAR-10, CIFAR-100, MNIST or folders of ImageNet among devices, in formats that jobs read.
+    """Divide a published data set of images among devices.
 
+    It is CIFAR-10, CIFAR-100, MNIST or folders of ImageNet; the shares have formats that jobs read.
     Nothing is fetched: if SOURCE is missing, the command says where it comes from. Training samples become
     the folders share-0, share-1, ... of FOLDER, others the folder test. Of CIFAR it takes the binary version.
     """
@@ -101,8 +102,9 @@ def check(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show a folder as a worker would see it: format, samples, a batch, labels.
+    """Show a folder as a worker would see it.
 
+    The command shows format, samples, a batch and labels.
     For a folder that a worker would refuse, the command prints one line, with exit code 2. A task's own code
     runs on this machine, as this user. A private folder is read on its device, by a job without rounds. Then
     the command shows what a job learns: the number of samples, the parts of a batch, and the shape of images.
@@ -274,8 +276,9 @@ def explain(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show what was chosen for a job's data, the waiting that this predicts, and what was measured.
+    """Show the choices for a job's data, and what they came to.
 
+    That is the waiting that they predict, and what was measured.
     Each worker measures how long it reads, trains and waits. Predictions follow from the first two: for
     batches by the threads that read ahead, for mini-epochs by the model of two tiers, for streams by their
     tuner.

@@ -70,7 +70,10 @@ def topology(
     repeats: Annotated[int, typer.Option(min=1, max=100, help="How often each topology is run.")] = 5,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Measure the links between devices, and predict the time of adding their updates in each topology."""
+    """Measure the links between devices, and compare topologies.
+
+    For each topology it predicts the time of adding the devices' updates.
+    """
     from millpond.host.terminal import topology_table
 
     with DaemonClient(fleet_directory) as client:
@@ -87,7 +90,7 @@ def tunnel(
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show the tunnel to a device: its link, the packets that it carried and dropped, and its waits."""
+    """Show the tunnel to a device: link, packets, drops, waits."""
     with DaemonClient(fleet_directory) as client:
         if watch:
             _watch(functools.partial(client.tunnel, device), as_json=output is Format.JSON)

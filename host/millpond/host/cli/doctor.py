@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +36,7 @@ def doctor(
     ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Look at this host, its fleet and each device: what is wrong, and the command that mends it.
+    """Tell what is wrong with host and fleet, and how to mend it.
 
     Exits with 1 if something is wrong. Works without a daemon and without a fleet. Looks at the kernel's
     features, packages, clocks, disks, certificates, the daemon, and the state, tunnel, version and drive of
@@ -45,7 +46,7 @@ def doctor(
     if report:
         _write(report, diagnosis.reported(found))
     document = {"diagnoses": found, "wrong": diagnosis.is_wrong(found)}
-    show(output, document, lambda: "\n".join(diagnosis.listed(found)))
+    show(output, document, lambda: "\n".join(diagnosis.listed(found, _width())))
     if report and output is Format.TEXT:
         print(f"{report} has the report: look at it before you send it")
     raise typer.Exit(REMOTE if diagnosis.is_wrong(found) else 0)
@@ -60,6 +61,11 @@ def _look(directory: Path) -> list[diagnosis.Diagnosis]:
     if emulates:
         found += prerequisites.checks(machine)
     return [*found, *fleet_checks.checks(fleet)]
+
+
+def _width() -> int:
+    """Return the columns of the terminal, 0 where lines are for a program or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def _tell(line: str) -> None:

@@ -118,8 +118,9 @@ def revoke(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Revoke a device's certificate, also that of a removed device: the fleet refuses the board from then on.
+    """Revoke a device's certificate, so that it is refused.
 
+    The device may be removed already: the fleet refuses its board from then on.
     A running daemon closes its connections and its tunnel within seconds; this command waits for that.
     """
     from millpond.host.fleet import renewal  # imports cryptography, which takes long
@@ -178,8 +179,9 @@ def renew(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Give a device a new certificate, and revoke the old one once the device shows the new one.
+    """Give a device a new certificate.
 
+    The old one is revoked once the device shows the new one.
     A device whose certificate is revoked gets other keys, too; only 'flash --device' brings them to a board.
     With the name 'host' the command renews the host's own certificate.
     """

@@ -128,7 +128,10 @@ def resume(
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end of the job.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Resume a job that was stopped or has failed, or continue one that is done, from its last checkpoint."""
+    """Resume a job from its last checkpoint.
+
+    The job was stopped, has failed, or is done and gets more rounds.
+    """
     with DaemonClient(fleet_directory) as client:
         trackers = [] if detach else trackers_of(client.job(job).job.track)
         client.resume(job, rounds)
@@ -214,8 +217,9 @@ def profile(
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Measure the time that each worker takes for steps of a job, and show the plan. Nothing is trained, and
-    no job stays in the list.
+    """Measure each worker's time for steps, and show the plan.
+
+    Nothing is trained, and no job stays in the list.
     """
     job, code = file.read(job_file, _settings(settings, fleet_directory, devices, priority))
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
@@ -243,7 +247,12 @@ def profile(
 
 OwnFleetOption = Annotated[
     Path | None,
-    typer.Option("--fleet", metavar="DIR", help="The fleet's directory.", readable=False),  # as FleetOption
+    typer.Option(  # as FleetOption
+        "--fleet",
+        metavar="DIR",
+        help="The fleet's directory.  [env var: MILLPOND_FLEET]",
+        readable=False,
+    ),
 ]
 OwnFormatOption = Annotated[Format | None, typer.Option("--format", help="How to print the result.")]
 
@@ -257,8 +266,9 @@ def list_all(
     ] = MOST_LISTED,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """List jobs; 'compare' shows some side by side, 'plot' draws curves, 'model' fetches a model, 'prune'
-    removes files.
+    """List jobs; its own commands compare, plot and prune them.
+
+    'compare' shows some side by side, 'plot' draws curves, 'model' fetches a model, 'prune' removes files.
     """
     if context.invoked_subcommand is not None:
         return
@@ -288,7 +298,10 @@ def compare(
     fleet_directory: OwnFleetOption = None,
     output: OwnFormatOption = None,
 ) -> None:
-    """Compare jobs: the results of each, and the keys in which their files differ."""
+    """Compare the results and the keys of jobs.
+
+    Of the keys of their files those are shown that differ.
+    """
     place, shown = _of_group(context, fleet_directory, output)
     with DaemonClient(place) as client:
         records = [client.job(number) for number in dict.fromkeys(numbers)]
@@ -370,21 +383,24 @@ def track(
     context: typer.Context,
     job: JobArgument,
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a run for TensorBoard into this folder.")
+        str | None, typer.Option(metavar="DIR", help="Write a run for TensorBoard into this folder.")
     ] = None,
     mlflow: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Write a run to this MLflow server, or folder.")
-    ] = "",
+        str | None, typer.Option(metavar="ADDRESS", help="Write a run to this MLflow server, or folder.")
+    ] = None,
     fleet_directory: OwnFleetOption = None,
     output: OwnFormatOption = None,
 ) -> None:
-    """Write a job to its trackers, from the first round on and until it ends.
+    """Write a job to its trackers, from its first round on.
 
+    The command goes on until the job ends.
     They are those of the job file, unless an option names one. The command may begin before the end of
     the job or after it, and again.
     """
     place, shown = _of_group(context, fleet_directory, output)
-    given = TrackSpec(str(tensorboard.absolute()) if tensorboard else "", mlflow)
+    if "" in (tensorboard, mlflow):
+        raise LocalError("--tensorboard and --mlflow need a place: a folder, or a server's address")
+    given = TrackSpec(str(Path(tensorboard).absolute()) if tensorboard else "", mlflow or "")
     with DaemonClient(place) as client:
         spec = given if given != TrackSpec() else client.job(job).job.track
     if not (trackers := trackers_of(spec)):
@@ -417,8 +433,9 @@ def prune(
     fleet_directory: OwnFleetOption = None,
     output: OwnFormatOption = None,
 ) -> None:
-    """Remove the folders of jobs that have ended: models, checkpoints and logs.
+    """Remove the folders of jobs that have ended.
 
+    These have models, checkpoints and logs.
     --keep and --older-than say which jobs stay. Without both, the limits of fleet.toml ([jobs]) decide, as
     they do at the end of each job. A pruned job cannot be resumed. It stays in the list, with its rounds,
     unless you --forget it.

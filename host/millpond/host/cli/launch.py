@@ -137,7 +137,7 @@ def launch(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
+    """Run a torch.distributed script across host and devices. Like torchrun, with gloo; Ctrl-C ends it."""
     left = list(arguments or ())
     if script == Path("-m") and left:  # behind --
         module, script = True, Path(left.pop(0))

@@ -25,7 +25,7 @@ def host(
         str, typer.Option(metavar="GROUP", help="Members of this group may use the daemon.")
     ] = "",
 ) -> None:
-    """Run the host daemon in the foreground, as the systemd unit millpond-host does."""
+    """Run the host daemon in the foreground, as systemd does."""
     from millpond.host.daemon import main as daemon
 
     daemon.run(fleet_directory, group)
@@ -48,7 +48,10 @@ def emulate(
         typer.Argument(metavar="[-- COMMAND]", help="Run this command when all devices are ready, then end."),
     ] = None,
 ) -> None:
-    """Run a host daemon and the fleet's emulated devices until Ctrl-C. Create the fleet if there is none."""
+    """Run a host daemon and emulated devices until Ctrl-C.
+
+    Create the fleet if there is none.
+    """
     with loading():
         from millpond.host.emulation import machine, qemu_devices
         from millpond.host.fleet import provisioning
@@ -89,7 +92,7 @@ def demonstrate(
         bool, typer.Option("--keep", help="Keep the fleet running until Ctrl-C, and print commands to try.")
     ] = False,
 ) -> None:
-    """Emulate a fleet and train on its private data, in about a minute."""
+    """Emulate a fleet, and train on its data in about a minute."""
     with loading():
         from millpond.host.emulation.demo import prepare
 

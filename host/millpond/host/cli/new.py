@@ -45,7 +45,10 @@ def command(
     listed: Annotated[bool, typer.Option("--list", help="List the templates, and write nothing.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Write a project to begin with: a task, its job file, data to try it with, a test, and a README."""
+    """Write a project to begin with.
+
+    It has a task, its job file, data to try it with, a test, and a README.
+    """
     if listed:
         lines = "\n".join(f"{each:9} {about}" for each, about in ABOUT.items())
         printing.show(output, {"templates": ABOUT}, lines)

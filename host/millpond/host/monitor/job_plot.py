@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 _TICKS: Final = 19
 """The characters that the labels of both axes take in a line."""
 _AXES: Final = 4
+_TICK: Final = 10
+"""The characters from one label of the lower axis to the next."""
+_STEPS: Final = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 AXIS_LABELS: Mapping[Axis, str] = {
     Axis.ROUNDS: "round",
     Axis.SECONDS: "seconds of training",
@@ -94,11 +98,13 @@ def text(drawn: Mapping[str, Points], width: int, height: int, axis_label: str) 
     canvas = plotille.Figure()
     canvas.with_colors, canvas.origin = False, False
     canvas.x_label, canvas.y_label = axis_label, "score"
-    canvas.x_ticks_fkt = canvas.y_ticks_fkt = lambda low, _high: f"{low:.4g}"
+    points = [point for curve in drawn.values() for point in curve] or [(0.0, 0.0)]
+    is_whole = all(x.is_integer() for x, _ in points)
+    canvas.x_ticks_fkt = lambda low, _high: "" if is_whole and round(low, 6) % 1 else f"{low:.4g}"
+    canvas.y_ticks_fkt = lambda low, _high: f"{low:.4g}"
     canvas.width = max(10, width - _TICKS - len(axis_label))
     canvas.height = max(2, height - _AXES - len(drawn))
-    points = [point for curve in drawn.values() for point in curve] or [(0.0, 0.0)]
-    canvas.set_x_limits(*_limits([x for x, _ in points], canvas.width))
+    canvas.set_x_limits(*_limits([x for x, _ in points], canvas.width, _TICK, is_whole))
     canvas.set_y_limits(*_limits([y for _, y in points], canvas.height))
     for (label, curve), marker in zip(drawn.items(), cycle(_marks(len(drawn))), strict=False):
         xs, ys = zip(*(curve if len(curve) > 1 else curve * 2), strict=True)
@@ -108,10 +114,23 @@ def text(drawn: Mapping[str, Points], width: int, height: int, axis_label: str) 
     return "\n".join(line.rstrip()[:width] for line in lines if line.strip())
 
 
-def _limits(values: Sequence[float], cells: int) -> tuple[float, float]:
-    """Return the limits of an axis of so many characters, on which the greatest value has the last one."""
-    low, high = min(values), max(values)
-    return low, high + (high - low) / cells if high > low else low + 1
+def _limits(
+    values: Sequence[float], cells: int, tick: int = 1, is_whole: bool = False
+) -> tuple[float, float]:
+    """Return the limits of an axis of so many characters, on which all values have their place, and each
+    ``tick`` characters are a round number, or if it ``is_whole`` a multiple or a part of 1.
+    """
+    low, high, count = min(values), max(values), cells / tick
+    if high <= low:
+        return low, low + 1
+    size = 10.0 ** math.floor(math.log10((high - low) / count))
+    for step in (each * factor * size for factor in (1, 10) for each in _STEPS):
+        if is_whole and min(step, 1 / step) < 1 and (max(step, 1 / step) + 1e-9) % 1 > 1e-6:
+            continue
+        first = math.floor(low / step + 1e-9) * step
+        if first + step * count * (1 - 1 / cells) >= high:
+            return first, first + step * count
+    return low, high
 
 
 def _marks(count: int) -> Sequence[str | None]:

@@ -124,7 +124,9 @@ def run(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Run a command on devices over SSH, passing on input, output, exit code. All behind -- is the command.
+    """Run a command on devices over SSH.
+
+    Input, output and exit code are passed on. All behind -- is the command.
 
     With several devices, each device gets the whole input. When all have ended, equal output is printed once,
     under the names of its devices. The exit code is the greatest one of all devices; --format json has the

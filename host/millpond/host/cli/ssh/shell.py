@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
+from millpond.base.text import printable
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     AdminOption,
@@ -35,4 +38,6 @@ def shell(
         client.dial(device, server.port) as sock,
         ssh.connected(client.fleet, device, sock, server) as transport,
     ):
+        if sys.stdin.isatty():  # its prompt may be a bare $
+            print(f"millpond: a shell on {printable(device)}; 'exit' ends it", file=sys.stderr)
         raise typer.Exit(ssh.shell(transport))

@@ -52,7 +52,9 @@ def ssh_config(
     authority: AuthorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
 ) -> None:
-    """Print a configuration of OpenSSH, so that ssh, scp, sftp, rsync and editors reach devices by name.
+    """Print a configuration of OpenSSH that names the devices.
+
+    With it ssh, scp, sftp, rsync and editors reach devices by name.
 
     millpond ssh-config > ~/.ssh/millpond; then 'ssh -F ~/.ssh/millpond csd0', or once for all programs the
     line 'Include millpond' at the top of ~/.ssh/config: 'ssh csd0', 'scp FILE csd0:public/',
@@ -74,7 +76,7 @@ def ssh_proxy(
     passes: Annotated[bool, typer.Option("--pass", help="Pass the connection to OpenSSH.")] = False,
     fleet_directory: FleetOption = DEFAULT_FLEET,
 ) -> None:
-    """Connect to a port of a device, for the ProxyCommand of SSH clients."""
+    """Connect to a port of a device, as an SSH ProxyCommand."""
     from millpond.host.remote.relay import relay
 
     with DaemonClient(fleet_directory) as client, client.dial(device, port) as connection:

@@ -27,8 +27,9 @@ def command(
     jobs: Annotated[int, typer.Option(min=0, max=100, help="Show the figures of this many jobs.")] = 10,
     once: Annotated[bool, typer.Option("--once", help="Print the figures once instead, and end.")] = False,
 ) -> None:
-    """Serve the figures of devices, tunnels, volumes and jobs for Prometheus, until Ctrl-C.
+    """Serve the figures of fleet and jobs for Prometheus.
 
+    They are of devices, tunnels, volumes and jobs. Ctrl-C ends it.
     The figures are at http://ADDRESS:PORT/metrics. A daemon that does not run is no error: millpond_up is 0
     until it answers. Anyone who reaches the address may read them.
     """

@@ -54,7 +54,9 @@ def cp(
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Copy files to or from the public parts of devices, to several at once, or from one to another.
+    """Copy files to devices, from them, or from one to another.
+
+    The devices' sides are the public parts of their volumes. The target may be several devices at once.
 
     After a failure or Ctrl-C, repeat the same command: it continues. A file that cannot be copied does not
     stop the others; it is named at the end, with exit code 1. The copy keeps modes, times, holes, hard links

@@ -128,8 +128,10 @@ def umount(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Unmount a volume, named by its mountpoint or, if it is mounted once, its device. Never waits, even if
-    the device is gone. Files open in it stay usable.
+    """Unmount a volume, by its mountpoint or its device.
+
+    The device names it if it is mounted once. Never waits, even if the device is gone. Files open in it stay
+    usable.
     """
     from millpond.fs.fuse import mounts
 

@@ -33,7 +33,7 @@ def volume(
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show a device's volume: its space, its clients and their leases, and this host's mounts."""
+    """Show a device's volume: space, clients, leases, mounts."""
     from millpond.host.remote import volume_report
     from millpond.host.terminal import volume_table
 

@@ -74,6 +74,7 @@ class TopApp(App[None]):
         yield LiveTable(texts.DEVICE_COLUMNS, id="devices")
         yield LiveTable(texts.JOB_COLUMNS, id="jobs")
         yield Static(id="about")
+        yield Static(Text("EVENTS"), classes="title")
         yield RichLog(markup=False, highlight=False, wrap=True, max_lines=500, id="events")
         yield Footer()
 

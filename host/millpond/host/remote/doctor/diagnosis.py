@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from textwrap import wrap
 
 
 class Verdict(StrEnum):
@@ -22,6 +23,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
+_INDENT, _LEAST = 24, 40
 _ORDER = (Verdict.OK, Verdict.UNKNOWN, Verdict.WARNING, Verdict.WRONG)
 
 
@@ -86,12 +88,18 @@ def folded(found: Iterable[Diagnosis]) -> list[tuple[str, list[Diagnosis]]]:
     return lines
 
 
-def listed(found: Sequence[Diagnosis]) -> list[str]:
-    """Return lines for a person: what is well, then what is not, with the commands below it."""
+def listed(found: Sequence[Diagnosis], width: int = 0) -> list[str]:
+    """Return lines for a person: what is well, then what is not, with the commands below it. Texts go on
+    below themselves on a terminal of so many columns; 0: lines may have any length.
+    """
     lines = []
     for about, members in sorted(folded(found), key=lambda line: _ORDER.index(line[1][0].verdict)):
-        lines.append(f"{members[0].verdict:8} {members[0].name:14} {about}")
-        lines += [f"{'':24}mend: {mend}" for mend in dict.fromkeys(each.mend for each in members) if mend]
+        first, *more = wrap(about, max(width - _INDENT, _LEAST)) if width else [about]
+        lines.append(f"{members[0].verdict:8} {members[0].name:14} {first}")
+        lines += [f"{'':{_INDENT}}{line}" for line in more]
+        lines += [
+            f"{'':{_INDENT}}mend: {mend}" for mend in dict.fromkeys(each.mend for each in members) if mend
+        ]
     counts = [(sum(each.verdict is verdict for each in found), verdict) for verdict in Verdict]
     return [*lines, ", ".join(f"{count} {verdict}" for count, verdict in counts if count)]
 

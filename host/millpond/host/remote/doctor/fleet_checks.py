@@ -54,7 +54,7 @@ def _no_fleet(facts: FleetFacts) -> Diagnosis:
 def _disk(disk: DiskFacts | None) -> Diagnosis:
     if disk is None:
         return unknown("disk", "the file system of the fleet's directory does not tell its size")
-    free = f"{disk.free / 2**30:.1f} of {disk.total / 2**30:.1f} GiB are free"
+    free = f"{disk.free / 1e9:.1f} of {disk.total / 1e9:.1f} GB are free"
     mend = "millpond jobs prune"
     if disk.free < _LEAST_FREE or (disk.inodes > 0 and disk.free_inodes < _LEAST_INODES):
         return wrong("disk", f"where the fleet lies, {free} and {disk.free_inodes} inodes", mend=mend)
