@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from millpond.agent.config import read
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers, check_job
 from millpond.agent.policy.settings import Policy
+from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError, Refused
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.signed_code import digest
@@ -58,6 +60,43 @@ def refusal(policy: Policy, **changes: object) -> Refused:
     with pytest.raises(Refused) as caught:
         check_job(policy, "csd0", replace(JOB, **changes))  # type: ignore[arg-type]
     return caught.value
+
+
+MASKED = replace(JOB.work, secure="cohort", passes=1)
+
+
+def test_with_a_pinned_cohort_private_folders_are_for_masked_jobs_alone() -> None:
+    pinned = Policy(cohort=(f"csd1 {43 * 'A'}=",))
+    error = refusal(pinned)
+    assert error.text == "policy.cohort: private folders are for jobs with federated.secure alone"
+    check_job(pinned, "csd0", replace(JOB, folders=(PUBLIC,)))
+    check_job(pinned, "csd0", replace(JOB, work=MASKED))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"passes": 0}, {"held_out": 0.1}, {"encoding": Encoding("int8")}, {"local": LocalRule(normalized=True)}],
+    ids=str,
+)
+def test_a_job_that_says_that_it_masks_and_would_tell_more_is_refused(changes: dict[str, Any]) -> None:
+    error = refusal(Policy(), work=replace(MASKED, **changes))
+    assert error.text == "secure: a job with masks has rounds, means, and no scores of devices"
+
+
+def test_a_masked_job_exchanges_no_buffers() -> None:
+    buffers = (*TENSORS, Tensor("mean", (10,), "float32", buffer=True))
+    assert "keep them by federated.local" in refusal(Policy(), work=MASKED, tensors=buffers).text
+
+
+@pytest.mark.parametrize("line", ["csd1", "csd1 AAAA", "csd1 ????", "a b c"])
+def test_a_cohort_is_of_names_and_keys(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(f'{SMALLEST}[policy]\ncohort = ["{line}"]\n')
+    with pytest.raises(ConfigError, match="policy: cohort: each is a name and the key of that device's"):
+        read(file)
+    file.write_text(f'{SMALLEST}[policy]\ncohort = ["csd0 {43 * "A"}="]\n')
+    with pytest.raises(ConfigError, match="policy: cohort: it has fewer than least_devices, 3"):
+        read(file)
 
 
 def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:

@@ -200,6 +200,37 @@ ERRORS += [
     (f'topology = "{topology}"\nrepair = false{GOOD}{table}', f"job.toml: repair: {error}")
     for topology, table, error in UNREPAIRED
 ]
+SECURE = [
+    ("", "", "sums of masked values need a public bound: set limits.clip"),
+    ("buffer = 3", "limits", "the host sees sums alone, which does not go with federated.buffer"),
+    ('late = "carry"', "limits", 'the host sees sums alone, which does not go with federated.late = "carry"'),
+    ('strategy = "median"', "limits", "the host sees sums alone, which does not go with the rule 'median'"),
+    ('strategy = "fednova"', "limits", "the host sees sums alone, which does not go with federated.strategy"),
+    (
+        "",
+        'train]\nencoding = "int8"\n[limits',
+        "the host sees sums alone, which does not go with train.encoding",
+    ),
+    (
+        "",
+        'evaluate]\non = ["devices"]\n[limits',
+        "the host sees sums alone, which does not go with evaluate.on",
+    ),
+]
+ERRORS += [
+    (
+        f'{GOOD}[federated]\nsecure = "cohort"\n{text}\n' + f"[{tables}]\nclip = 1.0" * bool(tables),
+        f"job.toml: federated: secure: {error}",
+    )
+    for text, tables, error in SECURE
+]
+ERRORS += [
+    (
+        f'aggregate = "csd0"{GOOD}[federated]\nsecure = "cohort"\n[limits]\nclip = 1.0',
+        "job.toml: aggregate: with limits.clip the host has to add the updates",
+    ),
+    (f'{GOOD}[synchronous]\nsecure = "cohort"', "job.toml: synchronous: unknown key 'secure'"),
+]
 ERRORS += [(f"{GOOD}[synchronous]\n{text}", f"job.toml: synchronous: {error}") for text, error in SYNCHRONOUS]
 ERRORS += [(f"{GOOD}[federated]\n{text}", f"job.toml: {error}") for text, error in ASYNCHRONOUS]
 

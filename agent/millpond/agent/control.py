@@ -27,6 +27,7 @@ from millpond.agent.log_lines import LogLines
 from millpond.agent.node.handle import NodeProcess, NodeRequests
 from millpond.agent.node.memory import NodeMemory
 from millpond.agent.policy import signatures
+from millpond.agent.policy.cohort_key import make_key
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers, check_job
 from millpond.agent.supervision import SelfCheck
@@ -147,6 +148,7 @@ class AgentService:
         self.zygote, self._check = zygote, check
         self._meter = load.meter(config)
         self._answers = StateAnswers(config.policy.answers_per_state)
+        make_key(Path(config.state), config.name)
         self._draws = SecretDraws(Path(config.state, "draws.key"))
         self._files = JobFiles(config)
         self._lock = threading.Lock()

@@ -30,6 +30,7 @@ from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.agent.policy.shown_volume import OWN, showing
 from millpond.aggregate.encoding.layout import PLAIN
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
+from millpond.aggregate.masking import messages  # noqa: F401 - registers the requests of masked exchanges
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.sizes import SLOWEST, bytes_of
@@ -61,7 +62,7 @@ from millpond.train.worker.handle import HostLeft, WorkerHandle, WorkerHangs
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import JOB_PORTS
 from millpond.wire.framing import Head
-from millpond.wire.messages import Failure
+from millpond.wire.messages import Failure, Message
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,12 @@ class JobWorker:
         size, end = layout.size(request.tensors), layout.parameters_end(request.tensors)
         self._size, encoding = 4 * size, request.work.encoding
         self._encoder = UpdateEncoder(encoding, size, end) if encoding.name != PLAIN else None
+        self._masked, released = None, self._size
+        if request.work.secure:
+            from millpond.agent.node.masked_update import MaskedUpdates  # with numpy and cryptography
+
+            self._masked = MaskedUpdates(config, request.work, size)
+            released = self._masked.bytes_of(size)
         self._busy = threading.Lock()
         sandbox, self._streams = self._sandbox(), _relay(config, request, self.gate)
         # The state that jobs keep is private, and a worker with a stream could send it.
@@ -127,7 +134,7 @@ class JobWorker:
             failed.callback(self._worker.close)
             shared = (self._worker.states, self._worker.values)
             self._state, self._values = (memory.map_first(each, self._size) for each in shared)
-            self._release = ReleaseBuffer(self.name, self._size)
+            self._release, self._sent_size = ReleaseBuffer(self.name, released), released
             failed.pop_all()
 
     @property
@@ -157,7 +164,12 @@ class JobWorker:
         )
         work = self._request.work
         batch = () if work.total else batch_structure.rebuilt(ready.batch, work, self._files.sources())
-        return Ready(ready.parts, ready.held, self._config.policy.least_samples, batch=batch)
+        policy = self._config.policy
+        answer = Ready(ready.parts, ready.held, policy.least_samples, batch=batch)
+        if self._masked is None:
+            return answer
+        key, pinned = self._masked.public, bool(policy.cohort)
+        return replace(answer, cohort_key=key, pinned=pinned, least_devices=policy.least_devices)
 
     def _placed(self) -> PrepareWorker:
         """Return the request as the worker, for which private folders lie elsewhere, needs it."""
@@ -178,8 +190,21 @@ class JobWorker:
                     self._train(request.message, request.payload_size, host)
                 elif isinstance(request.message, Fetch) and not request.payload_size:
                     self._send_parts(request.message, host)
+                elif (
+                    self._masked and not request.payload_size and (reply := self._in_cohort(request.message))
+                ):
+                    host.send(reply, Deadline.after(SEND_SECONDS))
                 else:
                     raise ProtocolError(f"'{request.message.NAME}' has no place on a bulk connection")
+
+    def _in_cohort(self, request: Message) -> Message | None:
+        """Answer a request about the present masked exchange; None for another one."""
+        assert self._masked is not None
+        try:
+            return self._masked.answer(request)
+        except Refused as error:
+            self.session.refuse()
+            return Failure(error.code, error.text)
 
     def _train(self, request: Work, size: int, host: Channel) -> None:
         self._has_update = False
@@ -200,9 +225,8 @@ class JobWorker:
         if fault := self._fault_of_state():
             answer = Failure("policy", fault)
         if isinstance(answer, Update) and not (request.held_out or request.synthetic):
-            task = request.exchange, request.seed, request.ranges
-            answer = self._released(answer, task, host)
-            self._has_update = True
+            answer = self._released(answer, request, host)
+            self._has_update = isinstance(answer, Update)
         if isinstance(answer, Update):
             self.session.exchange(self._covered(request))
         host.send(answer, Deadline.after(SEND_SECONDS))
@@ -223,6 +247,8 @@ class JobWorker:
         """
         if size != (0 if request.spread else self._size):
             raise ProtocolError(f"{host.peer} sent {size} bytes of state, not {self._size}")
+        if request.spread and self._masked:
+            raise Refused("", SPREAD, "masked exchanges have no reduction nodes, which could spread a state")
         if not request.spread:
             host.receive_into(self._state.data, Deadline.after(SEND_SECONDS + size / SLOWEST))
             return
@@ -233,13 +259,21 @@ class JobWorker:
         if spread is None or not is_meant:
             raise Refused("", SPREAD, "the state that was spread is not the one that the host means")
 
-    def _released(self, update: Update, task: object, host: Channel) -> Update:
-        """Copy the values of an update of a ``task`` out of the worker's memory, or encode them: what is sent
-        is read from there. Returns its head with the bounds of what will be decoded.
+    def _released(self, update: Update, request: Work, host: Channel) -> Update | Failure:
+        """Copy the values of an update out of the worker's memory, or mask or encode them: what is sent is
+        read from there. Returns its head with the bounds of what will be decoded.
         """
+        if self._masked:
+            try:
+                update, data = self._masked.masked(update, request, host.examined(self._values.data))
+            except Refused as error:
+                return Failure(error.code, error.text)
+            self._release.release(update.exchange, data)
+            return update
         if self._encoder is None:  # a node adds values as they are
             self._release.release(update.exchange, self._values.data)
             return update
+        task = request.exchange, request.seed, request.ranges
         largest, norm = self._encoder.encode(self._values.data, host.examined, task)
         return replace(update, largest=largest, norm=norm, encoding=self._encoder.encoding.name)
 
@@ -340,7 +374,7 @@ class JobWorker:
 
     def _send_parts(self, request: Fetch, host: Channel) -> None:
         stop, encoder = request.stop, self._encoder
-        if not 0 < 4 * stop <= self._size or (encoder and not encoder.is_end(stop)):
+        if not 0 < 4 * stop <= self._sent_size or (encoder and not encoder.is_end(stop)):
             raise ProtocolError(f"{host.peer} wants {stop} values of an update")
         if not self._has_update:
             raise ProtocolError(f"{host.peer} wants values of an update that was not answered")

@@ -43,7 +43,7 @@ GRACE_SECONDS = 0.25
 TRANSFER_SECONDS = 10.0
 MOST_THREADS = 4
 _LEAST_THREADED = 1 << 19  # values, below which threads cost more memory than they save time
-_NORM_ERROR = 1e-3
+NORM_ERROR = 1e-3
 
 
 class Source(Protocol):
@@ -65,11 +65,12 @@ class Addend:
     ``norm`` is their L2 norm, no value of a buffer is beyond ``shift``. The vector counts ``weight`` in the
     divisor. With ``most`` it is scaled down to this norm. ``apart`` is added to its values of buffers, unless
     the addend is ``even``: then no value is so large that it could not be added in one unit with all others.
+    Values are rounded to multiples of ``1 / scale`` at least.
     """
 
     __slots__ = (
         "_heard", "_spent", "_squares", "apart", "even",
-        "factor", "largest", "norm", "shift", "source", "weight",
+        "factor", "largest", "norm", "scale", "shift", "source", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +83,7 @@ class Addend:
         shift: float = 0.0,
     ) -> None:
         self.source, self.weight, self.largest, self.norm = source, weight, largest, norm
-        self.shift = shift
+        self.shift, self.scale = shift, math.inf
         self.apart: Totals | None = None
         self.even = False
         self.factor = most / norm if norm > most else 1.0
@@ -118,7 +119,7 @@ class Addend:
     @property
     def norm_is_wrong(self) -> bool:
         """Whether the values have a larger norm than announced, where that matters."""
-        return math.sqrt(sum((self._squares or {}).values())) > self.norm * (1 + _NORM_ERROR)
+        return math.sqrt(sum((self._squares or {}).values())) > self.norm * (1 + NORM_ERROR)
 
 
 @dataclass(frozen=True, slots=True)

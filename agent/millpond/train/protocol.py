@@ -144,7 +144,8 @@ class Ready(Message):
     """The worker can train; ``parts`` are the numbers of samples by folder, ``held`` those that are held out
     besides. From an agent only: an answer covers whole groups of ``group`` private samples; ``token``
     entitles to the bulk connection for Work, encrypted if ``tls``. A job without rounds also has the parts of
-    a ``batch`` of the first folder, as far as they may leave.
+    a ``batch`` of the first folder, as far as they may leave, one with masks the device's lasting
+    ``cohort_key``, whether it has its cohort ``pinned``, and the ``least_devices`` of a sum.
     """
 
     parts: tuple[int, ...]
@@ -153,6 +154,9 @@ class Ready(Message):
     token: bytes = b""
     tls: bool = False
     batch: tuple[BatchPart, ...] = ()
+    cohort_key: bytes = b""
+    pinned: bool = False
+    least_devices: int = 0
 
     @property
     def samples(self) -> int:

@@ -38,7 +38,7 @@ class AtRest:
 @message("welcome")
 class Welcome(Message):
     """The agent's identity. ``boot`` differs each time the agent starts; ``memory`` and ``flash`` are in
-    bytes.
+    bytes. The device has ``pinned`` so many devices as its cohort.
     """
 
     device: str
@@ -49,6 +49,7 @@ class Welcome(Message):
     memory: int
     flash: int
     at_rest: AtRest = AtRest(reason="the agent does not say")
+    pinned: int = 0
 
 
 @message("load.get")

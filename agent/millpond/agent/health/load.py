@@ -58,4 +58,5 @@ def describe(config: AgentConfig, software: str, boot: str, at_rest: AtRest) -> 
         memory=psutil.virtual_memory().total,
         flash=psutil.disk_usage(config.flash).total,
         at_rest=at_rest,
+        pinned=len(config.policy.cohort),
     )

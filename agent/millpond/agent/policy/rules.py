@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from millpond.agent.policy.settings import Policy
+from millpond.aggregate.encoding.layout import PLAIN
 from millpond.base.errors import Refused
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import total_size
@@ -39,6 +40,7 @@ def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
     for folder in request.folders:
         check_folder(policy, device, folder)
     check_streams(request)
+    check_masks(policy, request)
     if len({folder.path for folder in request.folders}) < len(request.folders):
         raise Refused("", "data", "a data folder is named twice")  # each has its own positions
     if any(length < 0 for tensor in request.tensors for length in tensor.shape):
@@ -91,6 +93,22 @@ def check_streams(request: PrepareWorker) -> None:
         raise Refused("", "data", "a worker with a stream has its one folder, and a place that serves it")
     if request.work.local_layers or request.work.local.personal:
         raise Refused("", "data", "a worker with a stream keeps nothing on its device")
+
+
+def check_masks(policy: Policy, request: PrepareWorker) -> None:
+    """Raise Refused for a job whose answers tell more than the sum of a cohort, if that is all that the
+    device tells, and for one that says so and does not.
+    """
+    work = request.work
+    if not work.secure:
+        if policy.cohort and any(not folder.public for folder in request.folders):
+            raise refused("cohort", "private folders are for jobs with federated.secure alone")
+        return
+    if not work.passes or work.held_out or work.encoding.name != PLAIN or work.local.normalized:
+        raise Refused("", "model", "secure: a job with masks has rounds, means, and no scores of devices")
+    if layout.parameters_end(request.tensors) < layout.size(request.tensors):
+        text = "secure: the model exchanges buffers, which no clip bounds: keep them by federated.local"
+        raise Refused("", "model", text)
 
 
 class StateAnswers:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from millpond.base.keys import Key
 
 _KEY = re.compile(r"(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 """A public key's line."""
+_COHORT_KEY = 32
+"""Bytes of a device's key in a cohort."""
+LEAST_COHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,27 @@ class Policy:
     plain_lan: Annotated[
         bool, Key("updates may go to other devices of a job by UDP, authenticated and not encrypted")
     ] = False
+    cohort: Annotated[
+        tuple[str, ...],
+        Key(
+            'devices with whose updates the own may be added, each as "NAME KEY", see its cohort.pub; '
+            "private folders are then for jobs with federated.secure alone"
+        ),
+    ] = ()
+    least_devices: Annotated[
+        int, Key("fewest devices of a sum that a job with federated.secure may tell", LEAST_COHORT)
+    ] = 3
+
+    @property
+    def pinned(self) -> dict[str, bytes]:
+        """The keys of the devices in ``cohort`` by name. Raises ValueError for what is none."""
+        found = dict[str, bytes]()
+        for line in self.cohort:
+            name, key = line.split()
+            found[name] = base64.b64decode(key, validate=True)
+            if len(found[name]) != _COHORT_KEY:
+                raise ValueError(line)
+        return found
 
 
 def check_policy(policy: Policy, where: str) -> None:
@@ -61,6 +86,14 @@ def check_policy(policy: Policy, where: str) -> None:
             )
     if policy.code == "signed" and not policy.owners:
         raise ConfigError(f"{where}: code: 'signed' needs keys in owners")
+    try:
+        pinned = policy.pinned
+    except ValueError:
+        raise ConfigError(
+            f"{where}: cohort: each is a name and the key of that device's cohort.pub"
+        ) from None
+    if pinned and len(pinned) < policy.least_devices:
+        raise ConfigError(f"{where}: cohort: it has fewer than least_devices, {policy.least_devices}")
     for folder in policy.folders:
         if not folder.startswith("private/") or ".." in folder.split("/"):
             raise ConfigError(f"{where}: folders: '{folder}' is not a folder in private/")

@@ -8,6 +8,7 @@ small ones beyond the values that they lead to, and large ones cost parameters n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import numpy as np
@@ -48,7 +49,8 @@ class _MeanOfRange:
     def begin(self, vectors: Collection[Bounded], _count: int, parameters: int, /) -> None:
         self._even = all(each.even for each in vectors)
         largest = max((self._bound(each) * each.factor for each in vectors), default=0.0)
-        self._total.begin(scale_of(largest, len(vectors)))
+        scale = min((each.scale for each in vectors), default=math.inf)
+        self._total.begin(min(scale, scale_of(largest, len(vectors))))
         self._weight = sum(each.weight for each in vectors)
         self._parameters, self._rows = parameters, SortedSum()
 

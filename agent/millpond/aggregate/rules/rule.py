@@ -30,6 +30,7 @@ class Bounded(Protocol):
     largest: float
     shift: float
     factor: float
+    scale: float
     even: bool
 
 

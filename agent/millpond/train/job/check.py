@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from pathlib import PurePosixPath
 
-from millpond.aggregate.encoding.layout import MOST_SHARE
+from millpond.aggregate.encoding.layout import MOST_SHARE, PLAIN
 from millpond.base.errors import ConfigError
 from millpond.base.keys import MOST, check_keys
 from millpond.train.job.encodings import encoding_of
@@ -44,6 +44,7 @@ def check(job: Job, where: str) -> Job:
         _check_steps(job.synchronous, f"{where}: synchronous")
     else:
         _check_lateness(job, f"{where}: federated")
+        _check_secure(job, f"{where}: federated: secure")
     if job.outer and (job.averaging.buffer or job.averaging.late == "carry"):
         key = "buffer" if job.averaging.buffer else "late"
         raise ConfigError(f"{where}: outer: an outer round ends with all its updates: remove federated.{key}")
@@ -177,6 +178,27 @@ def _check_lateness(job: Job, where: str) -> None:
         raise ConfigError(f"{where}: buffer: asynchronous rounds have no '{other}': remove that key")
     if spec.buffer and "devices" in job.evaluate.on:
         raise ConfigError(f"{where}: buffer: asynchronous devices are never all free to score: evaluate.on")
+
+
+def _check_secure(job: Job, where: str) -> None:
+    """Refuse what masks of a cohort do not go with. Raises ConfigError."""
+    spec = job.averaging
+    if not spec.secure:
+        return
+    if job.limits.clip is None:
+        raise ConfigError(f"{where}: sums of masked values need a public bound: set limits.clip")
+    strategy = catalogue.check(job.strategy, where)
+    refused = {
+        "federated.buffer": bool(spec.buffer),
+        'federated.late = "carry"': spec.late == "carry",
+        "train.encoding": job.work.encoding.name != PLAIN,
+        'evaluate.on = ["devices"]': "devices" in job.evaluate.on,
+        "data.public, on which the host trains": job.data.public is not None,
+        f"the rule '{strategy.combine.rule}'" if strategy else "": bool(strategy and strategy.combine.votes),
+        "federated.strategy, which normalizes differences": bool(strategy and strategy.local.normalized),
+    }
+    if other := next((name for name, found in refused.items() if found), ""):
+        raise ConfigError(f"{where}: the host sees sums alone, which does not go with {other}")
 
 
 def check_work(work: WorkSpec, where: str) -> None:

@@ -222,6 +222,10 @@ class FederatedSpec:
         Key('updates after the deadline; "carry": an update counts in the round in which it comes'),
     ] = "drop"
     buffer: Annotated[int, Key("above 0: asynchronous rounds, each of this many updates", 0, MOST_BUFFER)] = 0
+    secure: Annotated[
+        Literal["", "cohort"],
+        Key('"cohort": updates leave their devices masked, and the host learns their sum; needs limits.clip'),
+    ] = ""
     max_staleness: Annotated[
         int | None,
         Key(
@@ -285,7 +289,8 @@ class WorkSpec(WorkerKeys):
     ``local_layers`` stay with each worker.
 
     ``model`` is a task if ``task``, else a model alone. The job has ``total`` rounds or epochs. A share
-    ``held_out`` of each private folder is not trained on.
+    ``held_out`` of each private folder is not trained on. Where updates are ``secure``, devices mask them,
+    and scale larger ones down to the norm ``clip`` per sample.
     """
 
     name: str
@@ -307,6 +312,8 @@ class WorkSpec(WorkerKeys):
     local_layers: tuple[str, ...] = ()
     mini_epoch: Annotated[int, Key(least=0)] = 0
     repeat: RepeatSpec = field(default_factory=RepeatSpec)
+    secure: Literal["", "cohort"] = ""
+    clip: Annotated[float, Key(least=0)] = 0.0
 
     def most_local_steps(self, samples: int) -> int:
         """Return the most local steps over so many samples: a batch is half full at least, or one group."""
@@ -417,6 +424,8 @@ class Job:
             held_out=self.evaluate.held_out if "devices" in self.evaluate.on else 0.0,
             encoding=encoding_of(train.encoding, "the job"),
             local_layers=() if synchronous else self.averaging.local,
+            secure="" if synchronous else self.averaging.secure,
+            clip=(self.limits.clip or 0.0) if self.averaging.secure else 0.0,
             **local,
             **{key.name: getattr(train, key.name) for key in fields(WorkerKeys)},
         )

@@ -78,6 +78,7 @@ _LESS_NEEDED = (
     "board",
     "power",
     "drive",
+    "cohort",
     "private",
     "cpu",
     "memory",
@@ -88,12 +89,12 @@ _LESS_NEEDED = (
 def devices(infos: Sequence[DeviceInfo], width: int = WIDE) -> Table:
     """Return the table of ``millpond devices`` in so many characters."""
     headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "private", "temp"]
-    headings += ["power", "drive", "jobs", "tunnel to / from", ""]
+    headings += ["power", "drive", "cohort", "jobs", "tunnel to / from", ""]
     rows: list[list[Cell]] = [
         [info.name, info.board, state(info.state), *_device_cells(info)] for info in infos
     ]
     empty = [name for place, name in enumerate(headings) if all(str(row[place]) in ("", "-") for row in rows)]
-    kept = [name for name in headings if name not in {"power", "drive", ""} or name not in empty]
+    kept = [name for name in headings if name not in {"power", "drive", "cohort", ""} or name not in empty]
     places = [headings.index(name) for name in kept]
     shown = [[row[place] for place in places] for row in rows]
     return fitted(kept, shown, width, dropped=_LESS_NEEDED, wrapped=("jobs", ""))
@@ -118,7 +119,7 @@ def ledgers(found: Mapping[str, Ledger], devices: Iterable[str]) -> Table:
 def _device_cells(info: DeviceInfo) -> list[Cell]:
     welcome, load = info.welcome, info.load
     if welcome is None or load is None or info.state == "faulty":
-        return [*[""] * 11, info.reason]
+        return [*[""] * 12, info.reason]
     return [
         f"{welcome.software} {welcome.machine}",
         str(welcome.cores),
@@ -129,6 +130,7 @@ def _device_cells(info: DeviceInfo) -> list[Cell]:
         "-" if load.temperature is None else f"{load.temperature:.0f} C",
         _power(info.watts, load.energy),
         "-" if load.drive.wear is None else f"{load.drive.wear:.0%} worn",
+        f"{welcome.pinned} pinned" if welcome.pinned else "-",
         ", ".join(load.jobs) or "-",
         f"{size(info.tunnel[0])} / {size(info.tunnel[1])}",
         "",

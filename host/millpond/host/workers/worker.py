@@ -136,6 +136,7 @@ class DeviceWorker:
         self._read = 0  # of them
         self._encoding, self._parameters = Encoding(), 0
         self.holds, self.percent = False, 0
+        self.cohort_key = b""
         self.node: NodeControl | None = None
         self.spread: SpreadState | None = None
         self._closed = False
@@ -162,7 +163,7 @@ class DeviceWorker:
         ready = self._control.expect(Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
         self._check_open()
-        self.node = NodeControl(self._device, self._control)
+        self.node, self.cohort_key = NodeControl(self._device, self._control), ready.cohort_key
         return ready
 
     def _send_files(self, agent: Channel, request: PrepareWorker, missing: MissingFiles, first: Path) -> None:
@@ -206,6 +207,10 @@ class DeviceWorker:
         while (percent := _percent_of(head := channel.receive(deadline))) is not None:
             self.percent = percent
         return channel.checked(head, Update)
+
+    def ask(self, request: Message, reply: type[R], deadline: Deadline) -> R:
+        """Ask the device something between two tasks."""
+        return self._connected.call(request, reply, deadline)
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         self._connected.send(Fetch(stop), deadline)

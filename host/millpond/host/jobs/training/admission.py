@@ -71,6 +71,8 @@ class Admission:
         for dispatcher in list(self._roster.present.values()):
             if refusal := self._overweight(dispatcher.rank):
                 self._refuse(dispatcher, refusal)
+        if self._row.job.work.secure:
+            self._log.info("%s", self._group.rosters)
         if not isinstance(self._planner, Planner):
             return Curves((), {})
         self._log.info("plan: %s", self._planner.description)
@@ -189,6 +191,7 @@ class Admission:
             if not partly:
                 self._group.supervisor(rank).ban(worker, refusal)
                 return
+        self._roster.needed = max(self._roster.needed, ready.least_devices)
         bounds = UpdateBounds.of(self._row.job, sum(ready.held), normalized=self._group.local.normalized)
         dispatcher = Dispatcher(rank, worker, self._roster.events, bounds)
         if not isinstance(self._planner, Planner):

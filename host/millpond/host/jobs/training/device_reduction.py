@@ -9,9 +9,24 @@ from collections.abc import Callable
 
 from millpond.host.jobs.context import JobContext, JobFailed
 from millpond.host.records.jobs import HOST
+from millpond.host.workers.masked_reduction import MaskedReduction
 from millpond.host.workers.node_reduction import DATAGRAMS, NodeReduction
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.train.job.spec import Job
+
+
+def masked_reduction(job: Job, server: ParameterServer) -> MaskedReduction | None:
+    """Return the reduction of masked updates, None for a job without masks. Raises JobFailed."""
+    if not job.work.secure:
+        return None
+    combine, fault = server.ready.combine, ""
+    if combine.votes or server.ready.local.normalized:  # of a class of the user's own
+        fault = "the strategy is more than a mean of differences"
+    elif buffer := next((tensor.name for tensor in server.tensors if tensor.buffer), ""):
+        fault = f"no clip bounds the buffer '{buffer}': keep it on its device by federated.local"
+    if fault:
+        raise JobFailed(f"federated: secure: {fault}")
+    return MaskedReduction(server.mean)
 
 
 def node_reduction(

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from millpond.aggregate.kernels import Vector
+from millpond.aggregate.masking.exchange import CohortFailed
 from millpond.aggregate.rules.mean import MEAN
 from millpond.aggregate.rules.rule import CombinationRule
 from millpond.host.jobs.training.collection import ALL_COUNT, Collection, LatePolicy
@@ -31,6 +32,7 @@ from millpond.host.workers.dispatcher import (
     WorkerAnswer,
     WorkerLoss,
 )
+from millpond.host.workers.masked_reduction import MaskedReduction
 from millpond.host.workers.node_reduction import NodeReduction
 from millpond.host.workers.worker import DeviceWorker, ModelState
 from millpond.train.balance.curve import Floats, Ints
@@ -82,7 +84,7 @@ class ExchangeOutcome:
     largest such exchange if some are late). ``local_steps`` is the mean by samples of those by which
     differences were divided; ``work`` is the longest computation in seconds of a worker in this exchange.
     ``deadline`` is that of its plan. ``ages`` has for each update how many exchanges its state was old,
-    ``data`` by rank what the data of the counted samples cost.
+    ``data`` by rank what the data of the counted samples cost. ``failed`` is why masked updates have no sum.
     """
 
     seconds: float = 0.0
@@ -100,6 +102,7 @@ class ExchangeOutcome:
     ages: list[int] = field(default_factory=list)
     data: dict[int, DataCosts] = field(default_factory=dict)
     unused: frozenset[int] = frozenset()
+    failed: str = ""
 
     @property
     def samples(self) -> int:
@@ -126,6 +129,7 @@ class ExchangeEngine:
         nodes: NodeReduction | None = None,
         coming: Coming | None = None,
         parameters: int | None = None,
+        masked: MaskedReduction | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._roster, self._coming, self._clock = roster, coming, clock
@@ -134,7 +138,7 @@ class ExchangeEngine:
         )  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
         self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes, late, parameters), nodes
-        self._late = late
+        self._late, self._masked = late, masked
         self._buffer = UpdateBuffer(mean, self._reduction, late.buffer) if late.buffer else None
         self._collection = Collection(late_counts=late.counts, buffer=late.buffer)
         self._batches: Ints = np.zeros(roster.size, np.int64)
@@ -258,10 +262,13 @@ class ExchangeEngine:
 
     def _begin(self, run: _Run, ranks: Sequence[int], batches: Ints) -> None:
         """Give a task to each of ``ranks`` that has a batch and samples for it."""
+        if self._masked and run.asked:  # the others have their masks already
+            return
         wanted = np.zeros_like(batches)
         wanted[ranks] = batches[ranks]
         dealt = self.supply.deal(wanted.tolist()) if wanted.any() else []
         coming = self._coming(run.plan.batches.tolist()) if dealt and self._coming else ()
+        tasks = dict[int, Assignment]()
         for rank in ranks if dealt else ():
             if any(dealt[rank]):
                 self._bring_state(rank, run)
@@ -277,10 +284,32 @@ class ExchangeEngine:
                     recorded=run.recorded,
                     records=run.records,
                 )
-                task = Assignment(work, run.state)
-                self._roster.present[rank].begin(task, run.task_seconds)
-                self._collection.ask(rank)
-                self._begun[run.number] = self._begun.get(run.number, 0) + task.samples
+                tasks[rank] = Assignment(work, run.state)
+        if tasks:
+            run.asked = True
+            self._reduction.expect([task.samples for task in tasks.values()])
+        for rank, task in self._masking(run, tasks).items():
+            self._roster.present[rank].begin(task, run.task_seconds)
+            self._collection.ask(rank)
+            self._begun[run.number] = self._begun.get(run.number, 0) + task.samples
+
+    def _masking(self, run: _Run, tasks: dict[int, Assignment]) -> dict[int, Assignment]:
+        """Have the workers mask what they will answer, if they are to. Returns the tasks of those that do."""
+        if not self._masked or not tasks:
+            return tasks
+        lost, failed = self._masked.begin(self._devices(tasks), self._reduction.unit)
+        run.outcome.failed = failed
+        for rank, task in tasks.items():
+            dispatcher = self._roster.present[rank]
+            if found := lost.get(dispatcher.worker.name):
+                self._lose(run, WorkerLoss(dispatcher, task, *found), owed=True)
+            elif failed:
+                self.supply.requeue(rank)
+        return {rank: task for rank, task in tasks.items() if rank in self._roster.present and not failed}
+
+    def _devices(self, ranks: Iterable[int]) -> dict[str, DeviceWorker]:
+        workers = (self._roster.present[rank].worker for rank in ranks)
+        return {worker.name: worker for worker in workers if isinstance(worker, DeviceWorker)}
 
     def _next_event(self, run: _Run) -> WorkerAnswer | WorkerLoss | None:
         """Return the next answer or loss; None when the exchange is over."""
@@ -322,6 +351,8 @@ class ExchangeEngine:
         lost: list[WorkerLoss] = []
         if self._buffer:
             self._buffer.finish()
+        elif self._masked:
+            lost = self._unmask(run)
         else:
             lost = self._reduction.run(run.answers, run.number)
         for loss in lost:
@@ -335,6 +366,35 @@ class ExchangeEngine:
         if weight := sum(answer.update.weight for answer in counted):
             steps = sum(answer.update.weight * answer.update.local_steps for answer in counted)
             run.outcome.local_steps = steps / weight
+
+    def _unmask(self, run: _Run) -> list[WorkerLoss]:
+        """Write the mean of masked updates. Returns the losses of workers whose updates are not in it: of all
+        where there is none.
+        """
+        assert self._masked is not None
+        answers = {answer.dispatcher.worker.name: answer for answer in run.answers}
+        workers = self._devices(answer.dispatcher.rank for answer in run.answers)
+        lost = self._masked.read(workers)
+        counted = {name: answer for name, answer in answers.items() if name not in lost}
+        divisor = sum(answer.update.weight for answer in counted.values())
+        try:
+            devices = {name: workers[name] for name in counted}
+            wrong, loss, count = self._masked.finish(devices, divisor or 1.0)
+        except CohortFailed as error:
+            run.outcome.failed = str(error)
+            for name, answer in counted.items():
+                if name not in error.wrong:
+                    self.supply.requeue(answer.dispatcher.rank)
+            run.answers = [
+                answer for name, answer in answers.items() if name not in counted or name in error.wrong
+            ]
+            return [answers[name].loss(*why) for name, why in lost.items()] + [
+                answers[name].loss(why, for_good=True) for name, why in error.wrong.items() if name in counted
+            ]
+        run.outcome.loss, run.outcome.count = run.outcome.loss + loss, run.outcome.count + count
+        for name, why in wrong.items():
+            self._lose(run, answers[name].loss(why, for_good=True), owed=False)
+        return [answers[name].loss(*why) for name, why in lost.items()]
 
     def _count(self, run: _Run, answer: WorkerAnswer) -> None:
         rank, samples, outcome = answer.dispatcher.rank, answer.task.samples, run.outcome
@@ -374,6 +434,7 @@ class _Run:
         self.recorded: int | None = None
         self.records = True
         self.plan = policy.plan
+        self.asked = False
         self.answers: list[WorkerAnswer] = []
         self.begun: Counter[int] = Counter()  # tasks, by rank
         self.spread: frozenset[int] = frozenset()  # ranks that begin with a state passed on by nodes

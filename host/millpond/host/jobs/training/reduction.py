@@ -45,14 +45,22 @@ class UpdateReduction:
     ) -> None:
         self._reduction, self._votes = Reduction(mean, 0, rule, parameters), rule.votes
         self._mean, self._nodes, self._late = mean, nodes, late
-        self._clip = math.inf if clip is None else clip
+        self._clip, self.unit = math.inf if clip is None else clip, math.inf
         self.buffers = mean[parameters:] if parameters is not None else mean[len(mean) :]
         self._begun: dict[int, Vector] = {}  # the buffers that exchanges began from
 
     def begin(self, number: int, state: Vector) -> None:
         """Note the ``state`` from which exchange ``number`` begins."""
+        self.unit = math.inf
         if len(self.buffers):
             self._begun[number] = state[-len(self.buffers) :].copy()
+
+    def expect(self, samples: Collection[int]) -> None:
+        """Note the samples of the updates of an exchange: where these are clipped, their sum is of multiples
+        of a unit that follows from that alone, whoever is lost.
+        """
+        if self._clip < math.inf and self.unit == math.inf:
+            self.unit = scale_of(self._clip * max(samples), len(samples))
 
     def keep(self, exchanges: Collection[int]) -> None:
         """Forget the states of all but these exchanges."""
@@ -88,6 +96,7 @@ class UpdateReduction:
         # A vote is the update per sample, of samples that the host has counted, whatever the worker claims.
         weight = float(answer.task.samples) if self._votes else update.weight
         addend = Addend(answer.dispatcher.worker, weight, update.largest, update.norm, most, update.shift)
+        addend.scale = self.unit
         addend.factor *= self._late.weight(number - answer.task.request.exchange)
         addend.apart = self._apart(answer.task.request.exchange, number, weight)
         return addend

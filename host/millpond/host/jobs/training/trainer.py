@@ -41,7 +41,7 @@ from millpond.host.jobs.training.checkpoints import (
     newest,
 )
 from millpond.host.jobs.training.collection import LatePolicy
-from millpond.host.jobs.training.device_reduction import node_reduction
+from millpond.host.jobs.training.device_reduction import masked_reduction, node_reduction
 from millpond.host.jobs.training.epoch import Epoch
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
 from millpond.host.jobs.training.membership import MemberState
@@ -175,6 +175,7 @@ class Trainer:
             nodes=nodes,
             coming=self._shards.coming if self._job.data.is_streamed else None,
             parameters=layout.parameters_end(self._server.tensors),
+            masked=masked_reduction(self._job, self._server),
         )
         self._nodes = nodes
         self._admission = Admission(
@@ -319,6 +320,8 @@ class Trainer:
         self._check_quorum()
 
     def _note_missing(self, outcome: ExchangeOutcome) -> None:
+        if outcome.failed:
+            self.log.warning("there is no sum of masked updates: %s", outcome.failed)
         for rank in outcome.missing:
             self._reasons[self._group.names[rank]] = f"no answer within {outcome.deadline:.3g} s"
 

@@ -287,6 +287,17 @@ class WorkerGroup:
         return self._work.local
 
     @property
+    def rosters(self) -> str:
+        """One line about whom the devices mask their updates for."""
+        ready = {member.name: member.ready for member in self._members if member.ready}
+        open_ = [name for name, each in ready.items() if not each.pinned]
+        least = max((each.least_devices for each in ready.values()), default=0)
+        told = f"updates are masked: the host learns sums of {least} devices and more"
+        if not open_:
+            return f"{told}, of cohorts that the devices have pinned"
+        return f"{told}; against a curious host alone, as no policy.cohort is pinned on {', '.join(open_)}"
+
+    @property
     def reasons(self) -> str:
         """The reasons for the absence of workers, in one line."""
         return listed((member.name, member.reason) for member in self._members if not member.worker)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (a shared library): the updates of a job as they leave in a cohort: clipped, rounded, and masked."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from millpond.agent.config import AgentConfig
+from millpond.agent.policy.cohort_key import secret_key
+from millpond.aggregate.exact import OutOfBounds
+from millpond.aggregate.kernels import kernels
+from millpond.aggregate.masking import fixed_point, keys
+from millpond.aggregate.masking.member import CohortMember, CohortRoster
+from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
+from millpond.aggregate.reduction import NORM_ERROR
+from millpond.base.errors import ProtocolError, Refused
+from millpond.train.job.spec import WorkSpec
+from millpond.train.protocol import Update, Work
+from millpond.train.task.sums import LOSS
+from millpond.train.update_bounds import UpdateBounds
+from millpond.wire.channel import Buffer
+from millpond.wire.messages import Message
+
+
+class MaskedUpdates:
+    """The device's part in the masked exchanges of a job of ``work``, whose updates have ``size`` values."""
+
+    def __init__(self, config: AgentConfig, work: WorkSpec, size: int) -> None:
+        self._clip, self._size, policy = work.clip, size, config.policy
+        secret = secret_key(Path(config.state), config.name)
+        self.public = keys.public_of(secret)
+        roster = CohortRoster(policy.least_devices, policy.pinned)
+        self._member = CohortMember(config.name, secret, roster, os.urandom)
+
+    @staticmethod
+    def bytes_of(size: int) -> int:
+        """Return the bytes of a masked update of ``size`` values."""
+        return 8 * (size + fixed_point.FIGURES)
+
+    def answer(self, request: Message) -> Message | None:
+        """Answer a request about the present exchange, None for another one. Raises Refused."""
+        if isinstance(request, OpenCohort):
+            return self._member.open(request)
+        if isinstance(request, TakeOffers):
+            return self._member.take(request)
+        if isinstance(request, Agree):
+            return self._member.agree(request)
+        return self._member.unmask(request) if isinstance(request, Unmask) else None
+
+    def masked(self, update: Update, request: Work, values: Buffer) -> tuple[Update, memoryview]:
+        """Return the head of an update without what its values are like, and its masked bytes. Raises Refused
+        for an update that no sum can have.
+        """
+        scale, terms = self._member.rounding
+        if fault := UpdateBounds(unit="round").refusal(request, update):
+            raise Refused("", "model", fault)
+        own = np.frombuffer(bytes(values), np.float32)  # the worker may go on writing to its memory
+        if update.weight != update.samples or math.sqrt(kernels().squares(own)) > update.norm * (
+            1 + NORM_ERROR
+        ):
+            raise ProtocolError("the worker sent an update that is not what its head says")
+        words = np.empty(self._size + fixed_point.FIGURES, np.uint64)
+        most = self._clip * update.samples
+        factor = most / update.norm if update.norm > most else 1.0
+        try:
+            fixed_point.quantise(own, update.metrics[LOSS], words, scale, factor, update.largest, terms)
+        except OutOfBounds:
+            text = f"its update or its loss is beyond what a sum of {terms} devices can have"
+            raise Refused("", "model", text) from None
+        self._member.mask(words)
+        head = replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
+        return head, words.data.cast("B")

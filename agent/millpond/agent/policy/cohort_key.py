@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (a file): the lasting key of a device in cohorts: made on the device, it never leaves it.
+
+The public key lies beside it, in ``cohort.pub``, as ``policy.cohort`` of other devices pins it. It is no key
+of the fleet's authority, by which a host could make devices up.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+from pathlib import Path
+
+from millpond.linux.files import write_secret
+
+log = logging.getLogger(__name__)
+
+_FILE, _PUBLIC = "cohort.key", "cohort.pub"
+
+
+def secret_key(state: Path, device: str) -> bytes:
+    """Return the secret key in the directory of the agent's ``state``, made by the first call. Raises
+    OSError.
+    """
+    from millpond.aggregate.masking import keys  # imports cryptography, which takes memory
+
+    file = state / _FILE
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        secret = os.urandom(keys.KEY_BYTES)
+    write_secret(file, secret)
+    line = f"{device} {base64.b64encode(keys.public_of(secret)).decode()}"
+    (state / _PUBLIC).write_text(f"{line}\n")
+    return secret
+
+
+def make_key(state: Path, device: str) -> None:
+    """Make the key, so that other devices can pin it before the first job."""
+    if not (state / _FILE).exists():
+        try:
+            secret_key(state, device)
+        except OSError as error:
+            log.warning("%s cannot be made: %s", state / _FILE, error.strerror)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the keys of two members of a cohort, and what they make of them: seeds of masks, sealed shares, tags.
+
+X25519 (RFC 7748) gives two members a secret that nobody else has, HKDF-SHA-256 (RFC 5869) a key for each use
+of it. What is sealed, by ChaCha20-Poly1305 (RFC 8439), is authentic: the other member has made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+KEY_BYTES = 32
+_NONCE_BYTES = 12
+
+
+def public_of(secret: bytes) -> bytes:
+    """Return the public key of a secret one of KEY_BYTES."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def shared(secret: bytes, public: bytes, use: str, *about: bytes | str) -> bytes:
+    """Return the key of two members for one ``use``, ``about`` what it names. Raises ValueError for what is
+    no public key.
+    """
+    found = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+    return HKDF(SHA256(), KEY_BYTES, None, digest(f"millpond {use}", *about)).derive(found)
+
+
+def is_public(key: bytes) -> bool:
+    """Return whether a key is a public one, with which secrets can be shared."""
+    try:
+        shared(bytes(range(KEY_BYTES)), key, "trial")
+    except ValueError:
+        return False
+    return True
+
+
+def digest(*parts: bytes | str) -> bytes:
+    """Return the SHA-256 of parts, each with its length before it."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        found.update(len(data).to_bytes(8) + data)
+    return found.digest()
+
+
+def seal(key: bytes, nonce: bytes, data: bytes, about: bytes) -> bytes:
+    """Return the sealed ``data``, bound to what it is ``about``, with a nonce of 12 bytes that is new."""
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, data, about)
+
+
+def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
+    """Return what was sealed, None if that was by another key, or about something else."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about)
+    except (InvalidTag, ValueError):
+        return None
+
+
+def tag(key: bytes, about: bytes) -> bytes:
+    """Return the tag (HMAC-SHA-256) by which a member says something to another."""
+    return hmac.digest(key, about, "sha256")
+
+
+def is_tag(key: bytes, about: bytes, found: bytes) -> bool:
+    """Return whether a tag is that of ``about``, in a time that does not depend on it."""
+    return hmac.compare_digest(tag(key, about), found)

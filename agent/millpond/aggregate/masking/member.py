@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the device's side of masked exchanges (Bonawitz et al. 2017, doi:10.1145/3133956.3133982).
+
+An update leaves with the mask of the device's own seed and, for each other member, one that the two have in
+common, which one of them adds and the other subtracts. After the survivors are known, the members give shares
+of the seeds of the survivors and of the keys of the others: of each member either, never both. A member
+gives its shares when ``threshold`` members have been told of the same survivors: as more than half of them
+are needed, there is one such set in an exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from millpond.aggregate.masking import keys, shamir
+from millpond.aggregate.masking.messages import (
+    Agree,
+    Agreed,
+    Dealt,
+    Offered,
+    OffersTaken,
+    OpenCohort,
+    Shares,
+    TakeOffers,
+    Unmask,
+)
+from millpond.aggregate.masking.shamir import SECRET_BYTES, SHARE_BYTES, Random
+from millpond.aggregate.masking.stream import Words, mask_add
+from millpond.base.errors import Refused
+
+LEAST_COHORT, MOST_COHORT = 2, 1024
+
+
+def threshold_of(members: int) -> int:
+    """Return how many of so many members unmask a sum: the others, up to a third, may be lost."""
+    return members - members // 3
+
+
+@dataclass(frozen=True, slots=True)
+class CohortRoster:
+    """The decision of a device: the fewest devices of a sum, and the lasting public keys of the members that
+    it accepts, by name; none ``pinned``: any that the host names.
+    """
+
+    least: int = LEAST_COHORT
+    pinned: Mapping[str, bytes] = field(default_factory=dict)
+
+    def check(self, members: Mapping[str, bytes]) -> None:
+        """Raise Refused for members among which there may be none."""
+        if len(members) < max(self.least, LEAST_COHORT):
+            refuse(f"least_devices: {len(members)} devices are in the cohort; it needs {self.least}")
+        if len(members) > MOST_COHORT:
+            refuse(f"cohort: {len(members)} devices are more than {MOST_COHORT}")
+        if self.pinned:
+            odd = next((each for each, key in members.items() if self.pinned.get(each) != key), None)
+            if odd is not None:
+                refuse(f"cohort: '{odd}' is not pinned with this key")
+
+
+def refuse(text: str) -> NoReturn:
+    """Raise Refused by the device's policy."""
+    raise Refused("", "policy", f"policy.{text}")
+
+
+class _Exchange:
+    """The secrets of one exchange, and what was taken of the others."""
+
+    def __init__(self, request: OpenCohort, random: Random) -> None:
+        self.session, self.members = request.session, dict(sorted(request.members.items()))
+        self.threshold = threshold_of(len(self.members))
+        self.seed, self.secret = random(SECRET_BYTES), random(keys.KEY_BYTES)
+        self.offers: dict[str, Dealt] = {}
+        self.shares: dict[str, tuple[bytes, bytes]] = {}
+        self.seeds: dict[str, bytes] = {}
+        self.scale = 0.0
+        self.survivors: tuple[str, ...] = ()
+
+    def about(self) -> bytes:
+        """Return what a member says with a tag: which offers it has taken, and who survives."""
+        offers = [part for name, each in sorted(self.offers.items()) for part in (name, each.public)]
+        return keys.digest(self.session, *offers, "survivors", *sorted(self.survivors))
+
+
+class CohortMember:
+    """The device ``name`` with its lasting ``secret`` key in the exchanges of one job."""
+
+    def __init__(self, name: str, secret: bytes, roster: CohortRoster, random: Random) -> None:
+        self._name, self._secret, self._roster, self._random = name, secret, roster, random
+        self._exchange: _Exchange | None = None
+        self._next = ""
+
+    @property
+    def rounding(self) -> tuple[float, int]:
+        """The number by which values are multiplied before they are rounded, and how many updates the sum is
+        of. Raises Refused where no exchange has begun.
+        """
+        exchange = self._begun("mask", "mask")
+        return exchange.scale, len(exchange.offers)
+
+    def open(self, request: OpenCohort) -> Offered:
+        """Begin an exchange; the last one ends unfinished. Raises Refused for another roster than the
+        device's own.
+        """
+        self._exchange, self._next = None, ""
+        self._roster.check(request.members)
+        if request.members.get(self._name) != keys.public_of(self._secret):
+            refuse(f"cohort: the host gives '{self._name}' another key than it has")
+        made, count = _Exchange(request, self._random), len(request.members)
+        public, commitment = keys.public_of(made.secret), keys.digest(made.seed)
+        pairs = zip(
+            *(shamir.split(each, count, made.threshold, self._random) for each in (made.seed, made.secret)),
+            strict=True,
+        )
+        shares = dict(zip(made.members, pairs, strict=True))
+        digests = {name: (keys.digest(one), keys.digest(two)) for name, (one, two) in shares.items()}
+        sealed = {}
+        for name, (one, two) in shares.items():
+            about = keys.digest(public, commitment, *digests[name])
+            key = self._pair_key("shares", made, self._name, name)
+            sealed[name] = keys.seal(key, self._random(12), one + two, about)
+        self._exchange, self._next = made, "take"
+        return Offered(public, commitment, sealed, digests)
+
+    def _pair_key(self, use: str, exchange: _Exchange, sender: str, receiver: str) -> bytes:
+        """Return the key for what one member, of whom the device is one, sends to another."""
+        other = exchange.members[receiver if sender == self._name else sender]
+        try:
+            return keys.shared(self._secret, other, use, exchange.session, sender, receiver)
+        except ValueError:
+            refuse(f"cohort: a key of '{sender}' or '{receiver}' is none")
+
+    def _begun(self, step: str, following: str) -> _Exchange:
+        """Return the exchange if ``step`` is its next one. Raises Refused."""
+        exchange = self._exchange
+        if exchange is None or self._next != step:
+            raise Refused("", "policy", f"cohort: '{step}' is not the next step of a masked exchange")
+        self._next = following
+        return exchange
+
+    def take(self, request: TakeOffers) -> OffersTaken:
+        """Take the shares of the members that take part. Raises Refused if these are too few, or others."""
+        exchange = self._begun("take", "mask")
+        taking_part = {name: exchange.members.get(name, b"") for name in request.offers}
+        self._roster.check(taking_part)
+        least = exchange.threshold
+        if not exchange.members.keys() >= taking_part.keys() or len(taking_part) < least:
+            refuse(f"cohort: {len(taking_part)} of {len(exchange.members)} members take part, {least} must")
+        own = request.offers.get(self._name)
+        if own is None or own.public != keys.public_of(exchange.secret):
+            refuse("cohort: the host leaves the device's own offer out")
+        exchange.offers, exchange.scale = request.offers, request.scale
+        wrong = tuple(name for name, each in request.offers.items() if not self._take_offer(name, each))
+        return OffersTaken(wrong)
+
+    def _take_offer(self, name: str, offer: Dealt) -> bool:
+        """Keep the shares that a member has sealed, and the seed in common with it. Returns whether they are
+        what it has announced.
+        """
+        exchange = self._exchange
+        assert exchange is not None
+        about = keys.digest(offer.public, offer.commitment, *offer.digests)
+        data = keys.unseal(self._pair_key("shares", exchange, name, self._name), offer.sealed, about)
+        if data is None or len(data) != 2 * SHARE_BYTES:
+            return False
+        found = data[:SHARE_BYTES], data[SHARE_BYTES:]
+        exchange.shares[name] = found
+        try:
+            exchange.seeds[name] = pair_seed(
+                exchange.session, exchange.secret, offer.public, self._name, name
+            )
+        except ValueError:
+            return False
+        return offer.digests == (keys.digest(found[0]), keys.digest(found[1]))
+
+    def mask(self, words: Words) -> None:
+        """Add the device's masks to its update, once in an exchange. Raises Refused."""
+        exchange = self._begun("mask", "agree")
+        if exchange.seeds.keys() != exchange.offers.keys():
+            refuse("cohort: the host goes on with members whose shares are wrong")
+        mask_add(words, exchange.seed)
+        for name, seed in exchange.seeds.items():
+            if name != self._name:
+                mask_add(words, seed, subtract=self._name > name)
+
+    def agree(self, request: Agree) -> Agreed:
+        """Tell the other members who survives, by the host's word. Raises Refused for too few."""
+        exchange = self._begun("agree", "unmask")
+        survivors = set(request.survivors)
+        if not survivors <= exchange.offers.keys() or self._name not in survivors:
+            refuse("cohort: the host names survivors that do not take part")
+        if len(survivors) < max(exchange.threshold, self._roster.least):
+            least = f"{exchange.threshold} must answer, and by least_devices {self._roster.least}"
+            refuse(f"cohort: {len(survivors)} of {len(exchange.offers)} devices have answered; {least}")
+        exchange.survivors = tuple(sorted(survivors))
+        about = exchange.about()
+        others = (name for name in exchange.survivors if name != self._name)
+        return Agreed(
+            {name: keys.tag(self._pair_key("agreed", exchange, self._name, name), about) for name in others}
+        )
+
+    def unmask(self, request: Unmask) -> Shares:
+        """Give one share of each member that takes part, once in an exchange. Raises Refused unless enough
+        members were told of the same survivors.
+        """
+        exchange = self._begun("unmask", "")
+        about = exchange.about()
+        told = [
+            name
+            for name, tag in request.tags.items()
+            if name in exchange.survivors
+            and name != self._name
+            and keys.is_tag(self._pair_key("agreed", exchange, name, self._name), about, tag)
+        ]
+        if 1 + len(told) < exchange.threshold:
+            refuse(f"cohort: {1 + len(told)} devices agree about who has answered, {exchange.threshold} must")
+        return Shares(
+            {name: found[name not in exchange.survivors] for name, found in exchange.shares.items()}
+        )
+
+
+def pair_seed(session: bytes, secret: bytes, public: bytes, one: str, other: str) -> bytes:
+    """Return the seed of the mask that two members have in common, by the key of either in the exchange.
+    Raises ValueError for what is no public key.
+    """
+    return keys.shared(secret, public, "mask", session, *sorted((one, other)))

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (threads): the sums of masked updates of a cohort of devices, see ``millpond.aggregate.masking``.
+
+A masked update says nothing until all of a cohort that have answered are in the sum, so an update is added as
+a whole when all of it is here. The sum has the bits of the sum without masks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from millpond.aggregate.kernels import Vector
+from millpond.aggregate.masking import fixed_point, keys
+from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
+from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
+from millpond.aggregate.masking.stream import mask_add
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError, Refused
+from millpond.base.sizes import SLOWEST
+from millpond.host.records.failures import FOR_GOOD, reason_of
+from millpond.host.workers.worker import DeviceWorker
+from millpond.wire.messages import Message
+
+ASK_SECONDS = 10.0
+_NO_KEY = "its key in the cohort is none"
+_MOST_THREADS = 4
+"""Whole updates that are read at the same time, each into memory of its own."""
+R = TypeVar("R", bound=Message)
+T = TypeVar("T")
+Losses = dict[str, tuple[str, bool]]
+"""Why workers are lost, by name, and whether for good."""
+
+
+class MaskedReduction:
+    """Writes means of masked updates to ``mean``, float32 [size]."""
+
+    def __init__(self, mean: Vector) -> None:
+        self._mean, self._exchange = mean, MaskedExchange({}, b"")
+        self._scale, self._adding = 1.0, threading.Lock()
+        self._sum = np.zeros(0, np.uint64)
+
+    def begin(self, workers: Mapping[str, DeviceWorker], scale: float) -> tuple[Losses, str]:
+        """Have these workers mask their next updates for each other, of values rounded to multiples of
+        ``1 / scale``. Returns those that are lost, and why nobody masks if too few are left, else "".
+        """
+        members = {name: worker.cohort_key for name, worker in workers.items()}
+        lost: Losses = {name: (_NO_KEY, True) for name, key in members.items() if not keys.is_public(key)}
+        known = {name: key for name, key in members.items() if name not in lost}
+        exchange = self._exchange = MaskedExchange(known, os.urandom(16))
+        self._scale = scale
+        offered, more = self._ask(workers, dict.fromkeys(known, exchange.opening()), Offered)
+        lost |= more
+        for name, offer in offered.items():
+            if fault := exchange.offered(name, offer):
+                lost[name] = fault, True
+        try:
+            taken, more = self._ask(workers, exchange.dealing(scale), OffersTaken)
+            lost |= more
+            for name, answer in taken.items():
+                exchange.taken(name, answer)
+            exchange.check_taken()
+        except CohortFailed as error:
+            return lost | {name: (why, True) for name, why in error.wrong.items()}, str(error)
+        return lost, ""
+
+    def read(self, workers: Mapping[str, DeviceWorker]) -> Losses:
+        """Add up the masked updates of these workers. Returns those whose updates cannot be had, which are
+        not in the sum.
+        """
+        self._sum = np.zeros(len(self._mean) + fixed_point.FIGURES, np.uint64)
+        return _each(workers, lambda name: self._add(workers[name]), workers)[1]
+
+    def _add(self, worker: DeviceWorker) -> None:
+        words = np.empty_like(self._sum)
+        values = words.view(np.float32)  # a worker's parts are of 4 bytes
+        deadline = Deadline.after(ASK_SECONDS + words.nbytes / SLOWEST)
+        worker.fetch(len(values), deadline)
+        worker.read(values, deadline)
+        with self._adding:
+            self._sum += words
+
+    def finish(
+        self, workers: Mapping[str, DeviceWorker], divisor: float
+    ) -> tuple[Mapping[str, str], float, float]:
+        """Remove the masks from the sum of these workers' updates, all that are in it, and write it over
+        ``divisor`` to the mean. Returns the workers that are at fault, which are in it, and why, and the sums
+        of the loss and its count. Raises CohortFailed if too few workers are left.
+        """
+        exchange, wrong = self._exchange, dict[str, str]()
+        requests = dict.fromkeys(workers, exchange.agreeing(workers))
+        for name, tags in self._ask(workers, requests, Agreed)[0].items():
+            exchange.agreed(name, tags)
+        for name, shares in self._ask(workers, exchange.unmasking(), Shares)[0].items():
+            if fault := exchange.shared(name, shares):
+                wrong[name] = fault
+        try:
+            for mask in exchange.masks():
+                mask_add(self._sum, mask.seed, subtract=mask.subtract)
+        except CohortFailed as error:
+            raise CohortFailed(str(error), wrong | dict(error.wrong)) from None
+        return wrong, *fixed_point.divide(self._sum, self._scale, divisor, self._mean)
+
+    def _ask(
+        self, workers: Mapping[str, DeviceWorker], requests: Mapping[str, Message], reply: type[R]
+    ) -> tuple[dict[str, R], Losses]:
+        """Send each worker its request. Returns the answers, and the workers that are lost."""
+        return _each(
+            requests,
+            lambda name: workers[name].ask(requests[name], reply, Deadline.after(ASK_SECONDS)),
+            workers,
+        )
+
+
+def _each(
+    names: Iterable[str], action: Callable[[str], T], workers: Mapping[str, DeviceWorker]
+) -> tuple[dict[str, T], Losses]:
+    """Do something for each worker, several at a time. Returns what came of it, and the workers that are
+    lost: those are closed but for a refusal, behind which a connection is as it was.
+    """
+    found, lost = dict[str, T](), Losses()
+
+    def attempt(name: str) -> None:
+        try:
+            found[name] = action(name)
+        except Refused as error:
+            lost[name] = reason_of(error, name), error.code in FOR_GOOD
+        except (MillpondError, OSError) as error:
+            workers[name].close()
+            lost[name] = reason_of(error, name), False
+
+    with ThreadPoolExecutor(_MOST_THREADS, "masked") as pool:
+        for done in [pool.submit(attempt, name) for name in names]:
+            done.result()
+    return found, lost

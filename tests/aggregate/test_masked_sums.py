@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked sums of cohorts: the bits of exact sums, whoever is lost, and what a host can learn."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of
+from millpond.aggregate.masking import fixed_point, keys, shamir
+from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
+from millpond.aggregate.masking.member import CohortMember, CohortRoster, threshold_of
+from millpond.aggregate.masking.messages import Agree, Offered, Shares, TakeOffers, Unmask
+from millpond.aggregate.masking.stream import Words, mask_add
+from millpond.base.errors import Refused
+
+SIZE = 300
+
+
+class Fleet:
+    """Devices and a host in this process. Each of ``lost`` is lost before the step that is given."""
+
+    def __init__(self, count: int, lost: dict[str, int], least: int = 2) -> None:
+        self.names = [f"csd{number}" for number in range(count)]
+        secrets = {name: os.urandom(32) for name in self.names}
+        self.keys = {name: keys.public_of(secret) for name, secret in secrets.items()}
+        roster = CohortRoster(least, self.keys)
+        self.members = {name: CohortMember(name, secrets[name], roster, os.urandom) for name in self.names}
+        self.lost, self.host = lost, MaskedExchange(self.keys, os.urandom(16))
+        self.values = {name: np.random.default_rng(n).normal(size=SIZE) for n, name in enumerate(self.names)}
+        self.scale, self.came = scale_of(8.0, count), dict[str, Words]()
+        self.survivors: list[str] = []
+
+    def present(self, step: int) -> list[str]:
+        return [name for name in self.names if self.lost.get(name, 9) > step]
+
+    def begin(self) -> None:
+        for name in self.present(0):
+            assert not self.host.offered(name, self.members[name].open(self.host.opening()))
+        self.deal(self.host.dealing(self.scale))
+
+    def deal(self, dealing: dict[str, TakeOffers]) -> None:
+        for name in set(self.present(1)) & dealing.keys():
+            self.host.taken(name, self.members[name].take(dealing[name]))
+        self.host.check_taken()
+
+    def answer(self) -> None:
+        for name in self.present(2):
+            words = np.empty(SIZE + fixed_point.FIGURES, np.uint64)
+            values = self.values[name].astype(np.float32)
+            fixed_point.quantise(values, (0.5, 3.0), words, self.scale, 1.0, 8.0, len(self.names))
+            self.members[name].mask(words)
+            self.came[name] = words
+        self.survivors = list(self.came)
+        request = self.host.agreeing(self.survivors)
+        for name in self.present(3):
+            self.host.agreed(name, self.members[name].agree(request))
+
+    def unmask(self) -> None:
+        asked = self.host.unmasking()
+        for name in self.present(4):
+            assert not self.host.shared(name, self.members[name].unmask(asked[name]))
+
+    def sum(self) -> Words:
+        total = np.zeros(SIZE + fixed_point.FIGURES, np.uint64)
+        for name in self.survivors:
+            total += self.came[name]
+        for mask in self.host.masks():
+            mask_add(total, mask.seed, subtract=mask.subtract)
+        return total
+
+    def run(self) -> Words:
+        self.begin()
+        self.answer()
+        self.unmask()
+        return self.sum()
+
+
+def exact(fleet: Fleet) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    total, mean = ExactSum(SIZE), np.empty(SIZE, np.float32)
+    total.begin(fleet.scale)
+    for name in reversed(fleet.survivors):
+        total.add(fleet.values[name].astype(np.float32))
+    total.divide(3.0, mean)
+    return mean
+
+
+def test_any_devices_lost_at_any_step_and_the_sum_has_the_bits_of_the_exact_one_or_there_is_none() -> None:
+    ended = 0
+    for schedule in range(200):
+        rng = random.Random(schedule)
+        count = rng.randint(2, 9)
+        few = rng.sample(range(count), rng.randint(0, count // 3 + (schedule % 4 == 0)))
+        fleet = Fleet(count, {f"csd{rank}": rng.randint(0, 4) for rank in few}, least=rng.randint(2, 3))
+        try:
+            found = fleet.run()
+        except (CohortFailed, Refused):
+            check_what_the_host_knows(fleet)
+            continue
+        ended += 1
+        mean = np.empty(SIZE, np.float32)
+        figures = fixed_point.divide(found, fleet.scale, 3.0, mean)
+        assert figures == (0.5 * len(fleet.survivors), 3.0 * len(fleet.survivors))
+        assert mean.tobytes() == exact(fleet).tobytes()
+        check_what_the_host_knows(fleet)
+    assert 100 < ended < 200
+
+
+def check_what_the_host_knows(fleet: Fleet) -> None:
+    """Of no member both secrets can be known, and of the masks of own seeds those of a set that is large
+    enough: without its own seed no update, nor a sum with it, can be had.
+    """
+    known = {name for name, shares in fleet.host._shares.items() if len(shares) >= fleet.host.threshold}
+    own = known & set(fleet.survivors)
+    assert not own or len(own) == len(fleet.survivors) >= max(fleet.host.threshold, 2)
+
+
+def test_masked_values_alone_are_noise() -> None:
+    fleet = Fleet(3, {})
+    fleet.values = {name: np.zeros(SIZE) for name in fleet.names}
+    fleet.begin()
+    fleet.answer()
+    sum_of_two = fleet.came["csd0"] + fleet.came["csd1"]
+    for words in (*fleet.came.values(), sum_of_two, sum_of_two + fleet.came["csd2"]):
+        bits = np.unpackbits(words.view(np.uint8)).mean()
+        assert abs(bits - 0.5) < 0.02
+
+
+def test_a_host_that_names_other_survivors_to_each_gets_no_share() -> None:
+    fleet = Fleet(6, {})
+    fleet.begin()
+    told = [fleet.names[:5], fleet.names[1:]]
+    tags: dict[str, dict[str, bytes]] = {}
+    for number, name in enumerate(fleet.names[1:5]):
+        words = np.zeros(4, np.uint64)
+        fleet.members[name].mask(words)
+        tags[name] = fleet.members[name].agree(Agree(tuple(told[number % 2]))).tags
+    for name in fleet.names[1:5]:
+        with pytest.raises(Refused, match="2 devices agree about who has answered, 4 must"):
+            fleet.members[name].unmask(Unmask({each: tags[each].get(name, b"") for each in tags}))
+
+
+def test_shares_are_given_once_and_of_each_member_one() -> None:
+    fleet = Fleet(6, {"csd5": 2})
+    fleet.run()
+    member = fleet.members["csd0"]
+    for again in (lambda: member.unmask(Unmask({})), lambda: member.agree(Agree(tuple(fleet.names)))):
+        with pytest.raises(Refused, match="not the next step"):
+            again()
+    with pytest.raises(Refused, match="not the next step"):
+        member.mask(np.zeros(4, np.uint64))
+    assert {len(shares) for shares in fleet.host._shares.values()} == {5}
+
+
+@pytest.mark.parametrize("least", [3, 5])
+def test_a_device_unmasks_no_sum_of_fewer_than_it_allows(least: int) -> None:
+    fleet = Fleet(6, {}, least=least)
+    fleet.begin()
+    fleet.members["csd0"].mask(np.zeros(4, np.uint64))
+    with pytest.raises(
+        Refused, match=f"2 of 6 devices have answered; 4 must answer, .*least_devices {least}"
+    ):
+        fleet.members["csd0"].agree(Agree(("csd0", "csd1")))
+
+
+def test_members_that_the_device_has_not_pinned_are_refused() -> None:
+    fleet = Fleet(3, {})
+    opening = fleet.host.opening()
+    for odd in ("csd1", "made-up"):
+        with pytest.raises(Refused, match=f"policy.cohort: '{odd}' is not pinned with this key"):
+            strange = {**opening.members, odd: keys.public_of(os.urandom(32))}
+            fleet.members["csd0"].open(replace(opening, members=strange))
+
+
+def test_a_device_lost_by_a_host_that_has_made_its_offer_anew_is_not_believed() -> None:
+    """Its key of the exchange is sealed with the shares: a host cannot put its own there."""
+    fleet = Fleet(3, {})
+    for name in fleet.names:
+        fleet.host.offered(name, fleet.members[name].open(fleet.host.opening()))
+    dealing = fleet.host.dealing(1.0)["csd0"]
+    forged = replace(dealing.offers["csd1"], public=keys.public_of(os.urandom(32)))
+    answer = fleet.members["csd0"].take(replace(dealing, offers={**dealing.offers, "csd1": forged}))
+    assert answer.wrong == ("csd1",)
+
+
+def test_a_member_with_wrong_shares_for_all_others_is_named() -> None:
+    fleet = Fleet(4, {})
+    for name in fleet.names:
+        offer = fleet.members[name].open(fleet.host.opening())
+        if name == "csd2":
+            offer = replace(offer, sealed=dict.fromkeys(offer.sealed, b"wrong"))
+        assert not fleet.host.offered(name, offer)
+    with pytest.raises(CohortFailed) as caught:
+        fleet.deal(fleet.host.dealing(1.0))
+    assert set(caught.value.wrong) == {"csd2"}
+
+
+def test_a_member_without_a_key_is_named() -> None:
+    assert not keys.is_public(bytes(32)) and not keys.is_public(b"short")
+    fleet = Fleet(4, {"csd2": 1})
+    for name in fleet.names:
+        offer = fleet.members[name].open(fleet.host.opening())
+        assert not fleet.host.offered(name, replace(offer, public=bytes(32)) if name == "csd2" else offer)
+    with pytest.raises(CohortFailed) as caught:
+        fleet.deal(fleet.host.dealing(1.0))
+    assert set(caught.value.wrong) == {"csd2"}
+    with pytest.raises(Refused, match="goes on with members whose shares are wrong"):
+        fleet.members["csd0"].mask(np.zeros(4, np.uint64))
+
+
+def test_a_member_that_gives_a_wrong_share_is_named() -> None:
+    fleet = Fleet(4, {})
+    fleet.begin()
+    fleet.answer()
+    asked = fleet.host.unmasking()
+    answer = fleet.members["csd1"].unmask(asked["csd1"])
+    wrong = Shares({**answer.shares, "csd3": bytes(66)})
+    assert fleet.host.shared("csd1", wrong) == "its share of a mask of csd3 is wrong"
+    assert fleet.host.shared("csd1", Shares({})) == "it gives shares of others than take part"
+
+
+def test_a_member_whose_shares_are_of_no_secret_is_named() -> None:
+    fleet = Fleet(3, {})
+    for name in fleet.names:
+        offer = fleet.members[name].open(fleet.host.opening())
+        if name == "csd2":
+            offer = replace(offer, commitment=bytes(32))
+            offer = resealed(fleet, name, offer)
+        fleet.host.offered(name, offer)
+    fleet.deal(fleet.host.dealing(fleet.scale))
+    fleet.answer()
+    fleet.unmask()
+    with pytest.raises(CohortFailed, match="csd2: the shares of its masks are of no mask"):
+        fleet.sum()
+
+
+def resealed(fleet: Fleet, sender: str, offer: Offered) -> Offered:
+    """Return a member's offer sealed anew, for another commitment."""
+    member = fleet.members[sender]
+    exchange = member._exchange
+    assert exchange
+    sealed = {}
+    for name, one in offer.sealed.items():
+        key = member._pair_key("shares", exchange, sender, name)
+        old = keys.digest(offer.public, keys.digest(exchange.seed), *offer.digests[name])
+        data = keys.unseal(key, one, old)
+        assert data
+        about = keys.digest(offer.public, offer.commitment, *offer.digests[name])
+        sealed[name] = keys.seal(key, os.urandom(12), data, about)
+    return replace(offer, sealed=sealed)
+
+
+def test_shares_give_the_secret_back_and_fewer_another() -> None:
+    for count in (2, 3, 8, 36):
+        threshold, secret = threshold_of(count), os.urandom(32)
+        shares = dict(enumerate(shamir.split(secret, count, threshold, os.urandom), 1))
+        chosen = random.Random(count).sample(sorted(shares), threshold)
+        assert shamir.join({place: shares[place] for place in chosen}) == secret
+        with pytest.raises(ValueError, match="no secret"):
+            shamir.join({place: shares[place] for place in chosen[1:]})
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "figure"), [(2.0, 1.0, 0.0), (np.nan, 1.0, 0.0), (0.5, 1.0, np.nan), (0.5, 1e9, 0.0)]
+)
+def test_values_and_figures_that_a_sum_cannot_have_are_refused(
+    value: float, bound: float, figure: float
+) -> None:
+    out = np.empty(3, np.uint64)
+    with pytest.raises(OutOfBounds):
+        fixed_point.quantise(
+            np.array([value], np.float32), (figure, 1.0), out, scale_of(1.0, 4), 1.0, bound, 4
+        )

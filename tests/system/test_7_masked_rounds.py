@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked rounds on a fleet: the model's bits, a device that dies, cohorts that devices have pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from ..waiting import eventually
+from .conftest import _switched_on
+from .support import SLOW_MODEL, Emulation, create
+
+pytestmark = pytest.mark.timeout(300)
+
+NAMES = ("csd0", "csd1", "csd2", "csd3")
+WAITING = SLOW_MODEL.replace(
+    """if self.training and not told("hurry"):
+            time.sleep(0.1)""",
+    """while self.training and FOLDERS[0].exists() and not told("hurry"):  # on a device
+            print("it trains", flush=True)
+            time.sleep(0.1)""",
+)
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
+    emulation = create(tmp_path_factory.mktemp("cohort"), NAMES)
+    with _switched_on(emulation):
+        emulation.wait_ready()
+        yield emulation
+
+
+def job(fleet: Emulation, name: str, secure: str, rounds: int = 2, code: str = SLOW_MODEL) -> Path:
+    path = fleet.write_job(name, rounds=rounds, code=code)
+    text = path.read_text().replace("[federated]\n", f'[federated]\nsecure = "{secure}"\n')
+    path.write_text(f"{text}\n[limits]\nclip = 0.05\n")
+    return path
+
+
+def model_of(fleet: Emulation, number: int) -> dict[str, bytes]:
+    tensors = load_file(fleet.directory / "jobs" / str(number) / "model.safetensors")
+    return {name: values.tobytes() for name, values in tensors.items()}
+
+
+def training(fleet: Emulation, name: str) -> int:
+    """The number of devices whose worker trains for a job."""
+    logs = fleet.directory.glob(f"devices/*/flash/private/.millpond-logs/*{name}*.log")
+    return sum("it trains" in log.read_text() for log in logs)
+
+
+def test_the_model_has_the_same_bits_as_without_masks(cohort: Emulation) -> None:
+    with cohort.pace() as pace:
+        pace.hurry()
+        numbers = [cohort.submit(job(cohort, f"bits-{each}", each)) for each in ("", "cohort")]
+        ended = [cohort.wait_for_end(number) for number in numbers]
+    for info, rounds in ended:
+        assert info.state == "done", f"{info.error}\n{cohort.logs()}"
+        assert [set(round_.workers) for round_ in rounds] == [set(NAMES)] * 2
+    assert model_of(cohort, numbers[0]) == model_of(cohort, numbers[1])
+    (_, plain), (_, masked) = ended
+    for one, other in zip(plain, masked, strict=True):
+        assert other.metrics["training_loss"] == pytest.approx(one.metrics["training_loss"], abs=1e-5)
+    log = (cohort.directory / "host.log").read_text()
+    assert "updates are masked: the host learns sums of 3 devices and more; against a curious host" in log
+
+
+def test_a_device_dies_in_mid_round_and_the_bits_are_those_of_the_others(cohort: Emulation) -> None:
+    models = []
+    for each in ("", "cohort"):
+        cohort.wait_ready()
+        with cohort.pace() as pace:
+            number = cohort.submit(job(cohort, f"dies-{each}", each, 1, WAITING))
+            eventually(lambda each=each: training(cohort, f"dies-{each}") == 4, "all of them train", 120)
+            cohort.pid_one("csd3").kill()
+            pace.hurry()
+            info, (round_,) = cohort.wait_for_end(number)
+        assert info.state == "done", f"{info.error}\n{cohort.logs()}"
+        assert set(round_.workers) == set(NAMES) - {"csd3"}
+        models.append(model_of(cohort, number))
+    assert models[0] == models[1]
+
+
+def test_pinned_devices_take_part_in_masked_jobs_of_their_cohort_alone(cohort: Emulation) -> None:
+    cohort.wait_ready()
+    folders = {name: cohort.fleet.device_directory(name) for name in NAMES}
+    lines = [next(folder.rglob("cohort.pub")).read_text().strip() for folder in folders.values()]
+    pins = "".join(f'"{line}", ' for line in lines)
+    for name, folder in folders.items():
+        own = folder / "etc" / "agent.toml"
+        own.write_text(f"{own.read_text()}\n[policy]\ncohort = [{pins}]\nleast_devices = 4\n")
+        cohort.pid_one(name).kill()
+    cohort.wait_ready()
+    with cohort.pace() as pace:
+        pace.hurry()
+        plain, _ = cohort.wait_for_end(cohort.submit(job(cohort, "unmasked", "", 1)))
+        masked, _ = cohort.wait_for_end(cohort.submit(job(cohort, "pinned", "cohort", 1)))
+    assert "policy.cohort: private folders are for jobs with federated.secure alone" in plain.error
+    assert masked.state == "done", f"{masked.error}\n{cohort.logs()}"
+    assert (
+        "sums of 4 devices and more, of cohorts that the devices have pinned"
+        in (cohort.directory / "host.log").read_text()
+    )
+    table = cohort.millpond("devices").out
+    assert table.count("4 pinned") == 4, table
