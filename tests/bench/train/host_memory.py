@@ -91,15 +91,16 @@ def _host(workers: int, rounds: int, folder: str) -> Iterator[subprocess.Popen[s
             for pair in pairs:
                 for sock in pair:
                     passed.enter_context(sock)
-            stack.enter_context(_program("simulated_devices", [VALUES], theirs))
-            host = stack.enter_context(_program("simulated_host", [workers, rounds, folder], ours))
+            stack.enter_context(program("simulated_devices", [VALUES], theirs))
+            host = stack.enter_context(program("simulated_host", [workers, rounds, folder], ours))
         yield host
         if host.wait(60):
             raise RuntimeError("the simulated host failed")
 
 
 @contextmanager
-def _program(name: str, told: Iterable[object], descriptors: list[int]) -> Iterator[subprocess.Popen[str]]:
+def program(name: str, told: Iterable[object], descriptors: list[int]) -> Iterator[subprocess.Popen[str]]:
+    """Run a module of this folder with these arguments and descriptors inside the context."""
     argv = [sys.executable, "-m", f"bench.train.{name}", *map(str, [*told, *descriptors])]
     process = subprocess.Popen(
         argv, pass_fds=descriptors, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
