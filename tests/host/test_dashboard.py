@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.monitor.dashboard import charts, sources
 from millpond.host.monitor.dashboard.access import Access, Role, host_of
+from millpond.host.monitor.dashboard.sources import DeviceDetail, DeviceSource
 from millpond.host.records.jobs import JobEvent
 from millpond.wire.audit_log import Answered, InForce
 
@@ -290,15 +295,42 @@ def test_an_audit_log_of_a_hostile_device_takes_little_memory(
     """Of 2000 entries each may have the length of 128 KiB, and as many kinds as there is room for."""
     monkeypatch.setattr(sources, "LEDGER_SECONDS", 0.0)
     monkeypatch.setattr(sources, "ASK_SECONDS", 0.0)
-    found = sources.DeviceSource(served.rig.directory, "csd0")
+    found, read, ask = (
+        sources.DeviceSource(served.rig.directory, "csd0"),
+        list[str](),
+        DaemonClient.audit_entries,
+    )
+
+    def counted(client: DaemonClient, device: str, first: int) -> tuple[str, ...]:
+        read.extend(lines := ask(client, device, first))
+        return lines
+
+    monkeypatch.setattr(DaemonClient, "audit_entries", counted)
     for number in range(100):
         served.note(Answered("job", sent={f"{number} {kind:0100}": 1 for kind in range(1000)}))
         assert len(found.detail().entries) < 80
+    assert len(read) < 110, "a log that is longer than what is kept is not read anew again and again"
     served.audit[:] = []
     served.note(Answered("job", sent={f"kind {number}": 1 for number in range(3000)}))
     found.detail()  # which has another log before it
     entries = found.detail().entries
     assert len(entries) == 1 and len(charts.of_answers(entries).curves) <= 12
+
+
+def test_a_device_that_does_not_answer_holds_up_no_other_page(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: forty open pages of such a device took all threads, and no page was shown."""
+    released = threading.Event()
+    monkeypatch.setattr(DeviceSource, "detail", lambda _self: released.wait(SECONDS) and DeviceDetail())
+    with contextlib.ExitStack() as open_pages:
+        open_pages.callback(released.set)
+        for _ in range(60):
+            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=SECONDS)
+            open_pages.enter_context(contextlib.closing(connection))
+            connection.request("GET", "/devices/csd0", None, served._headers({}))
+        for _ in range(3):
+            assert served.ask("/").status == 200 and not released.is_set()
 
 
 def test_jobs_are_compared(served: Served) -> None:

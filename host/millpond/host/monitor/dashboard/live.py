@@ -6,16 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Collection
-from typing import Any, Final
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any, Final, TypeVar
 
 from markupsafe import escape
 from starlette.concurrency import run_in_threadpool
 
 from millpond.base.errors import MillpondError
 from millpond.host.monitor.dashboard.access import Role
-from millpond.host.monitor.dashboard.pages import PageView
+from millpond.host.monitor.dashboard.pages import DevicePage, PageView
 from millpond.host.monitor.dashboard.rendering import Renderer
 from millpond.host.monitor.feed import Feed
 from millpond.host.monitor.fleet_snapshot import FleetSnapshot
@@ -30,6 +30,11 @@ MOST_FOLLOWED: Final = 1
 """Jobs that are followed, if not more are on open pages: one of 1,000 rounds of 64 workers takes 60 MiB."""
 
 
+KIND_THREADS: Final = 4
+"""Pages of one kind that are made at once, of the threads that all share."""
+T = TypeVar("T")
+
+
 class Live:
     """The newest snapshot of a feed, for the pages that are open. Used in one event loop."""
 
@@ -38,6 +43,16 @@ class Live:
         self._open: Counter[int] = Counter()
         self._followed: OrderedDict[int, None] = OrderedDict()
         self._ended = False
+        self._makers = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(KIND_THREADS))
+        self._of_devices = defaultdict[str, asyncio.Semaphore](asyncio.Semaphore)
+
+    async def run(self, page: PageView, make: Callable[..., T], *arguments: Any) -> T:
+        """Call ``make`` in a thread. A device that does not answer holds up one thread, other pages of a kind
+        a few, so that these do not wait for each other.
+        """
+        by_device = isinstance(page, DevicePage)
+        async with self._of_devices[page.path] if by_device else self._makers[page.template]:
+            return await run_in_threadpool(make, *arguments)
 
     def end(self) -> None:
         """End the events of all open pages."""
@@ -69,10 +84,10 @@ class Live:
         try:
             while not self._ended:
                 snapshot = self._feed.snapshot
-                told = await run_in_threadpool(self._parts, page, snapshot, role)
+                told = await self.run(page, self._parts, page, snapshot, role)
                 if (now := time.monotonic()) - drawn >= CHART_SECONDS:
                     drawn = now
-                    told |= await run_in_threadpool(self._charts, page, snapshot)
+                    told |= await self.run(page, self._charts, page, snapshot)
                 changed = {name: text for name, text in told.items() if sent.get(name) != text}
                 sent |= changed
                 if changed:

@@ -86,7 +86,8 @@ class Dashboard:
         async def answer(request: Request) -> Response:
             page = make(request)
             self._live.follow(page.jobs)
-            values = await run_in_threadpool(self._live.values, page, self._feed.snapshot, request.state.role)
+            snapshot, role = self._feed.snapshot, request.state.role
+            values = await self._live.run(page, self._live.values, page, snapshot, role)
             return self._renderer.page(page.template, values)
 
         return answer

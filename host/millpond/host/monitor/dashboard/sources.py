@@ -100,8 +100,8 @@ class DeviceSource:
             except ProtocolError:
                 self._forget()
                 raise
-        if self._size > MOST_AUDIT_BYTES:
-            self._forget()  # it is read anew, as far as there is room
+        if self._size > MOST_AUDIT_BYTES:  # what follows is read next, never the same again
+            self._detail, self._size = replace(self._detail, entries=()), 0
             found.clear()
         return found
 
