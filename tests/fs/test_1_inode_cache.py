@@ -197,3 +197,26 @@ def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away
     cache.learn(kept, replace(PLAIN, inode=11, links=2), 6, since=cache.changes)
     cache.remove_name(cache.root, b"never found", None)
     assert kept.attributes is None
+
+
+def test_what_was_listed_becomes_an_object_only_when_it_is_looked_at(cache: InodeCache) -> None:
+    fields = replace(PLAIN, inode=3).fields()
+    file = cache.insert_listed(fields, cache.root, b"f", 5, bare=False, since=cache.changes)
+    assert file.known is fields
+    assert file.fields() is fields
+    cache.idle_unless_used(file)
+    assert cache.last_known(cache.root, b"f") is file
+    assert known(cache, file) == replace(PLAIN, inode=3)
+    assert file.fields() == fields
+    assert cache.recall([3], 5) == [file]
+    assert file.attributes is None
+    assert file.fields() is None
+
+
+def test_what_was_listed_anew_keeps_its_node_and_its_newest_grant(cache: InodeCache) -> None:
+    first = found(cache, b"f", 3, granted=9)
+    fields = replace(PLAIN, inode=3, size=6).fields()
+    assert cache.insert_listed(fields, cache.root, b"f", 5, bare=True, since=cache.changes) is first
+    assert first.granted == 9
+    assert first.attributes
+    assert first.attributes.bare

@@ -51,7 +51,7 @@ def main() -> int:
     parser = _parser()
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as scratch:
-        tools = Tools(Path(scratch).resolve(), arguments.c_example, arguments.files)
+        tools = Tools(Path(scratch).resolve(), arguments.c_example, arguments.files, arguments.repeats)
         experiments = [
             Experiment(
                 name, title, functools.partial(measure, tools), _SECONDS.get(name), _FIGURES.get(name, ())
@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help=f"the files of {', '.join(BY_NAME)}, done only if they are named; 1,200,000 by itself",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=harness.positive,
+        metavar="N",
+        help="of each of the host's experiments; 5 or 3 by itself",
     )
     return parser
 

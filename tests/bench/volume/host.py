@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.experiment import Run
@@ -243,6 +243,8 @@ PARTS = {
 def measure(part: Part, tools: Tools, run: Run) -> list[Row]:
     """Its rows, of fleets of its own."""
     lengths = QUICK if run.quick else FULL
+    if tools.repeats:
+        lengths = replace(lengths, repeats=tools.repeats, long_repeats=tools.repeats)
     trial, record = _in_a_fleet(part, tools, lengths, run, Record())
     for repeat in range(1, trial.repeats if part.afresh else 0):
         _in_a_fleet(part, tools, lengths, run, record, repeat)

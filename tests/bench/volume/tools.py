@@ -13,12 +13,14 @@ from bench.tunnel.programs import compile_program
 class Tools:
     """``scratch`` is an empty folder, whose file system is the backing one. ``c_example`` is libfuse's, if
     there is one: a program that shows the root directory at its first argument. ``files`` is how many make a
-    million, None for as many as the experiment would have.
+    million, None for as many as the experiment would have; ``repeats`` those of
+    the host's experiments likewise.
     """
 
     scratch: Path
     c_example: Path | None
     files: int | None = None
+    repeats: int | None = None
 
     def blocks(self) -> Path:
         """The program that reads and writes blocks. Raises CompilationFailed."""

@@ -118,7 +118,7 @@ class RemoteFs:
     def _entry(self, file: CachedInode, parent: CachedInode, attributes: Attributes) -> FoundEntry:
         """With the lock: count a lookup of a file and return its entry for the kernel."""
         self._inodes.use(file)
-        seconds = self._ttl(file) if file.attributes is attributes else 0.0
+        seconds = self._ttl(file) if file.attributes == attributes else 0.0
         name_seconds = self._ttl(parent) if parent.names.get(file.name) == file.node else 0.0
         return FoundEntry(file.node, attributes, seconds, name_seconds)
 

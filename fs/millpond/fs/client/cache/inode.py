@@ -21,7 +21,8 @@ class CachedInode:
     this client. ``local_opens`` are opens that the server does not know of; ``reported_open``: a recall reply
     has reported them. ``recalling`` counts invalidations of the kernel's cache under way; ``ungranted_read``:
     data was returned to the kernel during one. ``gathered``: the server lacks data, so that its attributes
-    are not the file's. ``linked``: it was made without a name, and not synced since it has one.
+    are not the file's. ``linked``: it was made without a name, and not synced since it has one. ``known`` are
+    its attributes: those of a listing are a tuple in their order, as most files are never looked at again.
 
     Of a directory: ``small_reads`` counts reads of small files in it; ``in_listing``: the kernel may still be
     taking over names from a listing; ``complete``: it has no others than ``names``.
@@ -37,7 +38,7 @@ class CachedInode:
     children: int = 0
     seen: bool = False
     granted: int = 0
-    attributes: Attributes | None = None
+    known: Attributes | tuple[int, ...] | None = None
     names: dict[bytes, Node | None] = field(default_factory=dict)
     complete: bool = False
     target: bytes | None = None
@@ -56,10 +57,25 @@ class CachedInode:
     linked: bool = False
     durability: WriteVerifier = field(default_factory=WriteVerifier)
 
+    @property
+    def attributes(self) -> Attributes | None:
+        """The cached attributes, None for none. Storing them, without the lock, could undo a recall."""
+        known = self.known
+        return Attributes(*known) if isinstance(known, tuple) else known
+
+    @attributes.setter
+    def attributes(self, attributes: Attributes | None) -> None:
+        self.known = attributes
+
+    def fields(self) -> tuple[int, ...] | None:
+        """Return the values of the cached attributes in their order, None for none."""
+        known = self.known
+        return known.fields() if isinstance(known, Attributes) else known
+
     def drop(self) -> None:
         """Invalidate all cached state of the file."""
         self.drops += 1
-        self.granted, self.attributes, self.readable = 0, None, False
+        self.granted, self.known, self.readable = 0, None, False
         self.drop_names()
 
     def drop_names(self) -> None:

@@ -27,6 +27,7 @@ _MOST_FORGOTTEN = 4096  # nodes in one FORGET, or grants returned
 _DEEPEST = 4096
 _LONGEST = 255  # bytes of a name: the server refuses longer ones
 _UNKNOWN = Node(0)
+_LINKS = Attributes.__match_args__.index("links")  # the place of their number among the attributes
 
 
 class InodeCache:
@@ -141,7 +142,7 @@ class InodeCache:
 
     def is_current(self, file: CachedInode, since: int) -> bool:
         """Return whether neither this file nor any name was changed since a request."""
-        return since >= max(file.changed_at, self._names_changed_at)
+        return since >= self._names_changed_at and since >= file.changed_at
 
     def insert(
         self, reply: FoundIs, parent: CachedInode, name: bytes, *, since: int, verifier: int
@@ -150,7 +151,7 @@ class InodeCache:
 
         ``since`` is ``changes`` at the time of the request, ``verifier`` the session verifier then.
         """
-        file = self.found(reply.attributes, parent, name)
+        file = self.found(reply.attributes.inode, parent, name)
         # the server may still forget the node, and with it all its grants
         is_being_forgotten = reply.node in self._forgets_in_flight
         file.remote, file.verifier = reply.node, 0 if is_being_forgotten else verifier
@@ -160,30 +161,45 @@ class InodeCache:
         if self.learn(file, reply.attributes, granted, since=since) and self.is_current(file, since):
             file.readable = reply.readable
         self.learn_name(parent, name, file.node, reply.name_granted, since=since)
-        self._idle_unless_used(file)
+        self.idle_unless_used(file)
         return file
 
     def insert_listed(
-        self, attributes: Attributes, parent: CachedInode, name: bytes, granted: int, *, since: int
+        self,
+        fields: tuple[int, ...],
+        parent: CachedInode,
+        name: bytes,
+        granted: int,
+        *,
+        bare: bool,
+        since: int,
     ) -> CachedInode:
-        """Cache a file that was listed without a node, by grants of it and of its directory that count."""
-        file = self.found(attributes, parent, name)
-        self._apply(file, attributes, granted, since)
+        """Cache a file that was listed without a node, by grants of it and of its directory that count;
+        ``fields`` are its attributes in their order. ``use`` or ``idle_unless_used`` is to be called next.
+        """
+        file = self.found(fields[0], parent, name)
+        if granted > file.granted:
+            file.granted = granted
+        if self.is_current(file, since) and not file.gathered:
+            file.known = Attributes(*fields, bare=True) if bare else fields
+            if fields[_LINKS] > 1:
+                self._linked.add(file.node)
         parent.names[name] = file.node
-        if not file.lookups:
-            self._idle_unless_used(file)
         return file
 
-    def found(self, attributes: Attributes, parent: CachedInode, name: bytes) -> CachedInode:
-        """Return the file with these attributes, which was found under a name; a new one if it is not cached.
-        The inode number of a file that was removed is another file's once the server has lost the session.
+    def found(self, inode: int, parent: CachedInode, name: bytes) -> CachedInode:
+        """Return the file with this inode number, found under a name; a new one if it is not cached. The
+        inode number of a removed file is another file's once the server has lost the session.
         """
-        file = self.by_inode(attributes.inode)
+        file = self._by_inode.get(inode)
         if file is None or (file.parent is None and file.verifier not in (0, self.verifier)):
             node = next(self._numbers)
-            file = CachedInode(node, attributes.inode, None, name)
-            self._files[node] = self._by_inode[attributes.inode] = file
-        self.set_location(file, parent, name)
+            file = CachedInode(node, inode, parent.node, name)
+            self._files[node] = self._by_inode[inode] = file
+            self._by_location[parent.node, name] = node
+            parent.children += 1
+        else:
+            self.set_location(file, parent, name)
         return file
 
     def reject(self, reply: FoundIs, verifier: int) -> None:
@@ -222,13 +238,13 @@ class InodeCache:
                 del self._by_location[file.parent, file.name]
             if before := self._files.get(file.parent):
                 before.children -= 1
-                self._idle_unless_used(before)
+                self.idle_unless_used(before)
         file.parent, file.name = (None if parent is None else parent.node), name
         if parent is not None:
             parent.children += 1
             self._by_location[parent.node, name] = file.node
 
-    def _idle_unless_used(self, file: CachedInode) -> None:
+    def idle_unless_used(self, file: CachedInode) -> None:
         """Make a file evictable that the kernel does not know and that is no cached file's parent."""
         if not file.lookups and not file.children:
             self._idle[file.node] = None
@@ -289,7 +305,7 @@ class InodeCache:
 
     def is_held(self, inode: int, granted: int, verifier: int) -> bool:
         """Return whether a grant of the session ``verifier`` has not been recalled; 0 is none."""
-        is_recalled = granted <= max(self._floor, self._recalled.get(inode, 0))
+        is_recalled = granted <= self._floor or granted <= self._recalled.get(inode, 0)
         return verifier == self.verifier and not is_recalled
 
     def is_new(self, since: int) -> bool:
@@ -309,7 +325,7 @@ class InodeCache:
         file.lookups = max(0, file.lookups - times)
         if not file.lookups:
             file.seen, file.has_data = False, False
-            self._idle_unless_used(file)
+            self.idle_unless_used(file)
             if file.parent is None:
                 self.evict(file)  # a removed file takes flash space until the server forgets it
             self.forget_old()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from millpond.base.errors import ProtocolError
@@ -30,7 +30,7 @@ _Entry = tuple[int, bytes, c.Granted, tuple[int, ...]]
 
 def _offset_of(cookie: int) -> int:
     """Return the offset that programs see in place of a server's cookie."""
-    return min(cookie + DOTS_END, _MAX_OFFSET)
+    return cookie + DOTS_END if cookie < _MAX_OFFSET - DOTS_END else _MAX_OFFSET
 
 
 def _cookie_of(offset: int) -> int:
@@ -72,10 +72,6 @@ class ListedPage:
         if found[2][0] == self.cookie:
             raise os_error(errno.EIO)  # the server would go on for ever
         return found
-
-    def pass_by(self, entry: _Entry) -> None:
-        """Go on behind an entry, which was passed on."""
-        self.at, self.next = entry[0], _offset_of(entry[2][0])
 
 
 class DirectoryPages:
@@ -139,14 +135,15 @@ class DirectoryPages:
         programs often list first, and look at each file then. Raises OSError.
         """
         while not page.is_used:
-            entry = page.entry()
-            _, name, about, fields = entry
+            at, name, about, fields = page.entry()
+            offset = _offset_of(about[0])
             if page.plus:
                 with self._session.lock:
-                    if self._left(directory, page):
-                        self._learned(directory, page, name, about, fields)
-            yield DirectoryEntry(os.fsdecode(name), fields[0], stat.S_IFMT(fields[1]), _offset_of(about[0]))
-            page.pass_by(entry)
+                    is_kept = self._left(directory, page) > 0
+                    if is_kept and (file := self._learned(directory, page, name, about, fields)):
+                        self._inodes.idle_unless_used(file)
+            yield DirectoryEntry(os.fsdecode(name), fields[0], stat.S_IFMT(fields[1]), offset)
+            page.at, page.next = at, offset
         if page.plus:
             with self._session.lock:
                 self._inodes.forget_old()
@@ -158,29 +155,33 @@ class DirectoryPages:
         with self._session.lock:
             left = self._left(directory, page)
             directory.in_listing |= left > 0
-            while not page.is_used:
-                entry = page.entry()
-                _, name, about, fields = entry
+            size = len(page.data)
+            while page.at < size:
+                at, name, about, fields = page.entry()
+                offset = _offset_of(about[0])
                 file = self._learned(directory, page, name, about, fields) if left else None
-                if file is None or file.attributes is None:
-                    if not add(name, _offset_of(about[0]), UNLISTED, fields, 0.0, 0.0):
-                        return
-                else:
+                known = file.fields() if file else None
+                if file and known:
                     self._inodes.use(file)
-                    if not add(name, _offset_of(about[0]), file.node, file.attributes.fields(), left, left):
+                    if not add(name, offset, file.node, known, left, left):
                         self._inodes.forget(file.node, 1)
                         return
-                page.pass_by(entry)
+                else:
+                    if file:
+                        self._inodes.idle_unless_used(file)
+                    if not add(name, offset, UNLISTED, fields, 0.0, 0.0):
+                        return
+                page.at, page.next = at, offset
 
     def _learned(
-        self, directory: CachedInode, page: ListedPage, name: bytes, about: c.Granted, fields: Sequence[int]
+        self, directory: CachedInode, page: ListedPage, name: bytes, about: c.Granted, fields: tuple[int, ...]
     ) -> CachedInode | None:
         """Cache what an entry tells; return the file, None if it was not granted, or recalled since."""
         _, remote, granted, readable, bare = about
-        inodes, found = self._inodes, Attributes(*fields, bare=bare)
-        if not inodes.is_held(found.inode, granted, page.verifier):
+        inodes = self._inodes
+        if not inodes.is_held(fields[0], granted, page.verifier):
             return None
         if not remote:
-            return inodes.insert_listed(found, directory, name, granted, since=page.since)
-        reply = FoundIs(remote, found, granted, page.granted, readable)
+            return inodes.insert_listed(fields, directory, name, granted, bare=bare, since=page.since)
+        reply = FoundIs(remote, Attributes(*fields, bare=bare), granted, page.granted, readable)
         return inodes.insert(reply, directory, name, since=page.since, verifier=page.verifier)
