@@ -20,10 +20,11 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 HEAVIEST_FIRST = (
+    "guest/",
     "system/test_6_",
     "system/test_7_",
+    "bench/test_bench_experiments",
     "system/",
-    "guest/",
     "image/",
     "fs/test_4_",
     "tunnel/test_robust_",

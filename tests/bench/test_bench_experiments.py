@@ -40,7 +40,7 @@ TOGETHER = {
 }
 """The experiments of each benchmark that one process does one after the other; of the tunnel, two figures."""
 _RUN = [*INSTALLED, *((benchmark, names) for benchmark, found in TOGETHER.items() for names in found)]
-_GROUPS = 6  # they do not wait for each other
+_PAPERS = ["dpu-server", "firecaffe", "stannis", "met", "ember/fig-4,ember/fig-7"]
 
 _DEVICES = ("/dev/fuse", "/dev/net/tun")
 _CAN = shutil.which("cc") and all(os.access(path, os.R_OK | os.W_OK) for path in _DEVICES)
@@ -53,16 +53,18 @@ def bench(benchmark: str, *arguments: str, cwd: Path) -> subprocess.CompletedPro
     return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SECONDS)
 
 
-def _marked(number: int, case: tuple[str, str]) -> object:
-    marks = [pytest.mark.xdist_group(f"bench-{number % _GROUPS}"), pytest.mark.full]
+def _marked(*case: str) -> object:
+    """Return a case of full runs alone, in a group of its own: they do not wait for each other."""
+    name = "-".join(case)
+    marks = [pytest.mark.xdist_group(f"bench-{name}"), pytest.mark.full]
     marks += [pytest.mark.registry] if case in INSTALLED else []
-    return pytest.param(*case, marks=marks, id="-".join(case))
+    return pytest.param(*case, marks=marks, id=name)
 
 
 @pytest.mark.timeout(SECONDS + 20)
 @pytest.mark.parametrize(
     ("benchmark", "names"),
-    [("balance", "sim"), *(_marked(*numbered) for numbered in enumerate(_RUN))],
+    [("balance", "sim"), *(_marked(*case) for case in _RUN)],
 )
 def test_the_shortest_form_of_an_experiment_has_rows(benchmark: str, names: str, tmp_path: Path) -> None:
     files = ("--files", "300") if names.startswith("million") else ()
@@ -79,9 +81,8 @@ def test_the_shortest_form_of_an_experiment_has_rows(benchmark: str, names: str,
         assert row["repeats"] and row["low"] <= row["value"] <= row["high"]
 
 
-@pytest.mark.full
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize("paper", ["dpu-server", "firecaffe", "stannis", "met", "ember/fig-4,ember/fig-7"])
+@pytest.mark.parametrize("paper", [_marked(paper) for paper in _PAPERS])
 def test_the_shortest_form_of_a_paper_has_rows(paper: str, tmp_path: Path) -> None:
     """Those of Ember that Ray is a peer of are left out: a test of its benchmark installs it."""
     done = bench("papers", "--quick", "--only", paper, cwd=tmp_path)
