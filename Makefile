@@ -26,6 +26,8 @@ STAMP = .venv/.millpond-installed
 COVERAGE_STAMP = .venv/.millpond-coverage
 DOCS_STAMP = .venv/.millpond-docs
 RELEASE_STAMP = .venv/.millpond-release
+FLOWER_STAMP = .flower/.millpond-installed
+FLOWER_PINS = host/templates/federate/requirements.txt
 
 # Of make's command line alone: a variable of the environment changes no run.
 ARGS =
@@ -36,7 +38,7 @@ RELEASES = bookworm noble trixie
 RERUN =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check reference docs screenshots guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people papers conformance
+.PHONY: help demo test test-all coverage check reference docs screenshots guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people bench-hosts papers conformance flower
 .PHONY: image image-lock qemu test-image bench-image other-python
 .PHONY: manual wheels deb test-wheel test-deb release
 
@@ -136,8 +138,13 @@ bench-data: $(STAMP) system  ## what data in a slow tier costs: tables and .benc
 bench-people: $(STAMP) system  ## what it costs to look at a fleet of 64: tables and .bench/people.json (ARGS=--help)
 	@PYTHONPATH=tests .venv/bin/python -m bench.people $(ARGS)
 
+bench-hosts: $(STAMP) $(FLOWER_STAMP) system  ## several hosts that train one model: tables and .bench/hosts.json (ARGS=--help)
+	@PYTHONPATH=tests .venv/bin/python -m bench.hosts $(ARGS)
+
 papers: $(STAMP) system  ## the papers' tables and figures, theirs beside ours: .bench/papers.json (ARGS=--only stannis)
 	@PYTHONPATH=tests .venv/bin/python -m bench.papers $(ARGS)
+
+flower: $(FLOWER_STAMP)  ## the environment of Flower, .flower, for `millpond federate`
 
 conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .bench/conformance.json (PJDFSTEST=DIR FSX=DIR)
 	@PYTHONPATH=tests .venv/bin/python -m conformance $(if $(PJDFSTEST),--pjdfstest "$(PJDFSTEST)") \
@@ -191,6 +198,13 @@ $(RELEASE_STAMP): $(STAMP)
 	@.venv/bin/python -I $(PIP_INSTALL) -e '.[release]'
 	@touch $@
 
+# Apart from .venv: flwr wants older versions of typer, protobuf and others than constraints.txt has.
+$(FLOWER_STAMP): $(FLOWER_PINS) $(STAMP)
+	@.venv/bin/python -m venv --clear .flower
+	@.flower/bin/python -I -m pip install --quiet --disable-pip-version-check -r $(FLOWER_PINS)
+	@.flower/bin/python -I -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 install:  ## the daemons for good, as systemd services: sudo make install
 	@images/prerequisites.sh python "$(PYTHON)"
 	@PYTHON="$(PYTHON)" ASKED_FOR="$(ASKED_FOR)" PREFIX="$(PREFIX)" BINDIR="$(BINDIR)" SBINDIR="$(SBINDIR)" \
@@ -211,5 +225,5 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond, and the group millpond"
 
 clean:  ## removes what the other targets made in this folder
-	rm -rf .venv .demo .bench .guest .image .site .coverage-data .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .chroot dist build
+	rm -rf .venv .flower .demo .bench .guest .image .site .coverage-data .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .chroot dist build
 	find agent fs host images tests tunnel -name __pycache__ -prune -exec rm -rf {} +

@@ -26,6 +26,7 @@ MAY_BE_ENDLESS = {
     "host/millpond/host/emulation/machine.py: command.wait()": _FOREGROUND,
     "host/millpond/host/emulation/machine.py: os.waitpid(pid, 0)": _FOREGROUND,
     "host/millpond/host/jobs/training/checkpoints.py: self.wait()": "a thread that writes to the host's disk",
+    "host/millpond/host/cli/federation/processes.py: subprocess.run(argv, ": _FOREGROUND,
     "host/millpond/host/monitor/top/app.py: subprocess.run(command, ": "a shell, until its user leaves it",
     "host/millpond/host/remote/bundles.py: subprocess.run(argv, ": _FOREGROUND,
     "host/millpond/host/remote/run_many.py: self._queue.get()": _FOREGROUND,

@@ -45,6 +45,7 @@ _MODULES: Final = {
     **dict.fromkeys(("flash", "update", "new", "sign", "data")),
     **dict.fromkeys(("train", "resume"), "jobs"),
     "launch": "launch",
+    "federate": "federation.command",
     **dict.fromkeys(("profile", "jobs", "stop"), "jobs"),
     "logs": "ssh.logs",
     "simulate": "simulation.command",

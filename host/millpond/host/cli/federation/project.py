@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (files): the folder of a Flower app that trains a job on several fleets."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from millpond.base.errors import LocalError
+from millpond.train.job import file
+
+JOB = "job.toml"
+
+
+def create(folder: Path, job_file: Path, every: int) -> list[str]:
+    """Write the app of a job into a new folder, with the job and its files; its test folder is a link there.
+    A job that is not resident becomes so, with ``every`` rounds in an outer round. Returns the names of the
+    files. Raises LocalError for a folder that is not empty, ConfigError for a job that is none.
+    """
+    job, files = file.read(job_file)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise LocalError(f"{folder} exists and is not an empty folder; choose another name")
+        shutil.copytree(_source(), folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        for path in folder.iterdir():
+            path.write_text(path.read_text().replace("NAME", folder.absolute().name))
+        for name, path in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / name)
+        outer = "" if job.outer else f"\n[outer]\nevery = {every}\n"
+        (folder / JOB).write_text(job_file.read_text().rstrip("\n") + "\n" + outer)
+        _link_test(folder, job_file, Path(job.data.test) if job.data.test else None)
+    except OSError as error:
+        raise LocalError(f"{error.filename or folder}: {error.strerror or error}") from None
+    file.read(folder / JOB)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _link_test(folder: Path, job_file: Path, test: Path | None) -> None:
+    """Make the job's relative path of its test folder lead to it from the new folder, too."""
+    if test is None or not test.is_relative_to(job_file.parent.resolve()):
+        return
+    link = folder / test.relative_to(job_file.parent.resolve())
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.symlink_to(test)
+
+
+def _source() -> Path:
+    """Return the template's folder: inside the package once installed, beside it in a working tree."""
+    package = Path(str(resources.files("millpond.host")))
+    installed = package / "templates" / "federate"
+    return installed if installed.exists() else package.parents[1] / "templates" / "federate"

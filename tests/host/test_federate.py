@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Flower app is written from a job, and a fleet's resident job is found again, or begun anew."""
+
+from __future__ import annotations
+
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millpond.base.errors import ConfigError, Refused
+from millpond.flower.resident import ResidentJob
+from millpond.host.api.outer import OuterAnswer, OuterModel
+from millpond.host.cli.federation import project
+from millpond.host.jobs.outer.mailbox import OuterMailbox
+from millpond.train.job import file
+from millpond.train.state.layout import Tensor
+
+from ..waiting import eventually
+from .commands import Command
+from .daemon_rig import Rig, open_rig, rig
+
+__all__ = ["open_rig", "rig"]
+MODEL = OuterModel((Tensor("w", (2,), "float32"),), 1)
+STATE = np.ones(2, np.float32)
+JOB = """\
+name = "mine"
+data = { private = "private/x", test = "test" }
+task = { factory = "task:Mine", files = ["task.py"] }
+"""
+
+
+def job_file(folder: Path, text: str = JOB) -> Path:
+    """Write a job with its task and its test folder."""
+    (folder / "test").mkdir(parents=True)
+    (folder / "task.py").write_text("class Mine: ...\n")
+    (folder / "job.toml").write_text(text)
+    return folder / "job.toml"
+
+
+def test_an_app_has_the_job_as_a_resident_one(tmp_path: Path, command: Command) -> None:
+    source, folder = job_file(tmp_path / "job"), tmp_path / "app"
+    code, out, err = command("federate", "new", folder, "--from", source, "--every", "3")
+    assert (code, err) == (0, "") and "README.md says how it runs" in out
+    job, files = file.read(folder / "job.toml")
+    assert job.outer and job.outer.every == 3 and files == {"task.py": folder / "task.py"}
+    assert Path(job.data.test) == (tmp_path / "job" / "test").resolve()
+    about = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert about["project"]["name"] == "app"
+    for app in about["tool"]["flwr"]["app"]["components"].values():
+        assert (folder / f"{app.partition(':')[0]}.py").exists()
+    pins = (folder / "requirements.txt").read_text().splitlines()[1:]
+    assert set(about["project"]["dependencies"]) <= set(pins) and all("==" in pin for pin in pins)
+    code, _, err = command("federate", "new", folder, "--from", source)
+    assert code == 2 and "is not an empty folder" in err and err.count("\n") == 1
+
+
+def test_a_job_that_is_resident_stays_as_it_is(tmp_path: Path) -> None:
+    source = job_file(tmp_path / "job", JOB + "outer = { every = 5 }\n")
+    project.create(tmp_path / "app", source, 1)
+    job, _ = file.read(tmp_path / "app" / "job.toml")
+    assert job.outer and job.outer.every == 5
+
+
+@pytest.mark.parametrize(("words", "fault"), [((), "say --superlink"), (("--fleet", "x"), "no Flower in")])
+def test_a_run_says_what_it_lacks(
+    words: tuple[str, ...], fault: str, tmp_path: Path, command: Command
+) -> None:
+    environment = tmp_path / "flower" / "bin"
+    if not words:
+        environment.mkdir(parents=True)
+        (environment / "flwr").touch()
+    code, _, err = command("federate", "run", tmp_path, "--flower", environment.parent, *words)
+    assert code == 2 and fault in err and err.count("\n") == 1
+
+
+def prepared(rig: Rig, number: int) -> OuterMailbox:
+    """Have the trainer that stands in for a job's tell its model."""
+    eventually(lambda: number in rig.begun, f"the begin of job {number}", 20, 0.01)
+    mailbox = rig.begun[number].context.outer
+    assert mailbox
+    mailbox.prepared(MODEL, STATE)
+    return mailbox
+
+
+@pytest.fixture
+def pool() -> Any:
+    with ThreadPoolExecutor(2) as found:
+        yield found
+
+
+def test_a_resident_job_is_submitted_once_and_resumed_where_it_failed(
+    rig: Rig, pool: ThreadPoolExecutor
+) -> None:
+    path = rig.write_job("home", "[outer]\nevery = 1\n")
+    job = ResidentJob(rig.directory, path, patience=20)
+    first = pool.submit(job.model)
+    prepared(rig, 1)
+    assert first.result()[0] == MODEL
+    assert ResidentJob(rig.directory, path, patience=20).model()[0] == MODEL and len(rig.states) == 1
+    rig.finish(1, "the model diverged")
+    rig.begun.clear()
+    asked = pool.submit(job.order, "train", "1", STATE)
+    mailbox = prepared(rig, 1)
+    mailbox.answer("train", "1", OuterAnswer(5), STATE)
+    assert asked.result()[0].samples == 5 and len(rig.states) == 1
+    end = pool.submit(job.end, "end", lambda _model: STATE)
+    while mailbox.order() is None:
+        mailbox.wait(1.0)
+    rig.finish(1)
+    assert end.result() == 1
+    assert job.end("end", lambda _model: STATE) == 1  # again, as its answer was lost
+    again = pool.submit(job.model)
+    prepared(rig, 2)
+    assert again.result()[0] == MODEL  # the next federation has a job of its own
+
+
+def test_a_job_that_was_stopped_is_left_alone(rig: Rig) -> None:
+    path = rig.write_job("job1", "[outer]\nevery = 1\n")
+    number = rig.submit(text="[outer]\nevery = 1\n")
+    rig.wait_for(number, "running")
+    assert rig.command("stop", str(number))[0] == 0
+    with pytest.raises(Refused, match=r"was stopped: 'millpond resume 1' goes on"):
+        ResidentJob(rig.directory, path, patience=5).model()
+
+
+def test_a_job_without_the_table_is_no_client(rig: Rig) -> None:
+    with pytest.raises(ConfigError, match=r"no table \[outer\]"):
+        ResidentJob(rig.directory, rig.write_job("plain"), patience=5).model()
