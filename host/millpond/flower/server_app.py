@@ -135,7 +135,7 @@ class _Saved:
     def watch(self) -> None:
         """Save the outcome of each round from now on."""
         aggregate, sent = self._strategy.aggregate_train, [time.time()]
-        configure = self._strategy.configure_train
+        configure, score = self._strategy.configure_train, self._strategy.aggregate_evaluate
 
         def configured(*arguments: Any) -> Iterable[Message]:
             messages = list(configure(*arguments))
@@ -148,12 +148,21 @@ class _Saved:
             if arrays is not None:
                 self._save(arrays)
             whole = [dict(each.content["metrics"]) for each in known if not each.has_error()]
-            line = {"round": self.rounds, "sent": sent[0], "came": came, "replies": whole}
-            with (self._folder / "rounds.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            self._note({"round": self.rounds, "sent": sent[0], "came": came, "replies": whole})
             return arrays, metrics
 
+        def scored(server_round: int, replies: Iterable[Message]) -> Any:
+            metrics = score(server_round, replies)
+            if metrics is not None:
+                self._note({"round": self.rounds, "scores": dict(metrics)})
+            return metrics
+
+        self._strategy.aggregate_evaluate = scored
         self._strategy.configure_train, self._strategy.aggregate_train = configured, aggregated
+
+    def _note(self, line: dict[str, Any]) -> None:
+        with (self._folder / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def _save(self, arrays: ArrayRecord) -> None:
         self.rounds += 1

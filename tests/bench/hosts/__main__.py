@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: several hosts that train one model, ``make bench-hosts``: tables and ``hosts.json``."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import harness
+from bench.experiment import Experiment
+from bench.hosts import federation, kills
+
+EXPERIMENTS = (
+    Experiment(
+        "flower",
+        "Two fleets of three devices by Flower, beside one fleet of six",
+        federation.measure,
+        figures=federation.FIGURES,
+    ),
+    Experiment(
+        "flower_kills",
+        "Each process of a federation killed in the middle of a round",
+        kills.measure,
+        figures=kills.FIGURES,
+    ),
+)
+
+
+def main() -> int:
+    """Run the experiments. Exit codes: the harness's."""
+    return harness.main("hosts", "Several hosts that train one model.", EXPERIMENTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
