@@ -22,6 +22,11 @@ JOB = JobInfo(7, "digits", "running", "", "", 0, 200, "round", "loss", None, Non
 MANY = 20
 
 
+def stays() -> bool:
+    """Return that a command has not left."""
+    return False
+
+
 class Jobs:
     """One job in memory that counts how often it is read."""
 
@@ -54,7 +59,7 @@ class Follower(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        for answer in self.jobs.following.follow(7):
+        for answer in self.jobs.following.follow(7, stays):
             progress = answer.progress
             self.seen += [each.round for each in progress.rounds]
             self.state = progress.info.state
@@ -102,11 +107,11 @@ def test_a_change_is_read_once_for_all_who_follow_a_job() -> None:
 def test_whoever_lacks_more_than_is_kept_reads_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "KEPT_ROUNDS", 4)
     jobs = Jobs()
-    progress = jobs.following.follow(7)
+    progress = jobs.following.follow(7, stays)
     assert not next(progress).progress.rounds
     for _ in range(9):
         jobs.add()
-        other = jobs.following.follow(7)  # has the last rounds read
+        other = jobs.following.follow(7, stays)  # has the last rounds read
         assert [each.round for each in next(other).progress.rounds] == list(range(1, jobs.rounds + 1))
         other.close()
     assert [each.round for each in next(progress).progress.rounds] == list(range(1, 10))
@@ -118,7 +123,7 @@ def test_whoever_lacks_more_than_is_kept_reads_the_store(monkeypatch: pytest.Mon
 def test_many_rounds_come_in_parts_and_more_at_once_than_a_part() -> None:
     jobs = Jobs(rounds=7)
     jobs.page = 3
-    progress = jobs.following.follow(7)
+    progress = jobs.following.follow(7, stays)
     first = [told(next(progress)) for _ in range(3)]
     assert first == [[1, 2, 3], [4, 5, 6], [7]]
     jobs.add(5)
@@ -132,7 +137,7 @@ def test_a_part_that_is_final_is_read_and_encoded_once(monkeypatch: pytest.Monke
     jobs.page = 3
 
     def follow() -> tuple[list[int], int]:
-        before, progress = jobs.reads, jobs.following.follow(7)
+        before, progress = jobs.reads, jobs.following.follow(7, stays)
         found = [number for _ in range(3) for number in told(next(progress))]
         progress.close()
         return found, jobs.reads - before
@@ -148,7 +153,7 @@ def test_a_part_that_is_final_is_read_and_encoded_once(monkeypatch: pytest.Monke
 
 def test_rounds_that_are_computed_again_are_not_told_twice() -> None:
     jobs = Jobs(rounds=5)
-    progress = jobs.following.follow(7)
+    progress = jobs.following.follow(7, stays)
     assert len(next(progress).progress.rounds) == 5
     jobs.rounds = 3  # goes on from a checkpoint
     jobs.following.changed(7)
@@ -170,7 +175,7 @@ def test_an_end_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_end_of_the_daemon_ends_all_following() -> None:
     jobs = Jobs(rounds=1)
-    progress = jobs.following.follow(7)
+    progress = jobs.following.follow(7, stays)
     next(progress)
     jobs.following.close()
     with pytest.raises(Refused, match="the host daemon has ended"):
@@ -179,7 +184,7 @@ def test_the_end_of_the_daemon_ends_all_following() -> None:
 
 def test_a_change_is_encoded_once_for_all_who_have_been_told_the_same() -> None:
     jobs = Jobs(rounds=1)
-    both = [jobs.following.follow(7) for _ in range(2)]
+    both = [jobs.following.follow(7, stays) for _ in range(2)]
     for each in both:
         next(each)
     jobs.add()
@@ -187,3 +192,12 @@ def test_a_change_is_encoded_once_for_all_who_have_been_told_the_same() -> None:
     assert first is second and first.frame is second.frame
     for each in both:
         each.close()
+
+
+def test_a_command_that_has_left_gives_its_place_back_without_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.0)
+    jobs, looks = Jobs(rounds=1), iter((False, True, True))
+    answers = list(jobs.following.follow(7, lambda: next(looks)))
+    assert [told(each) for each in answers] == [[1]]

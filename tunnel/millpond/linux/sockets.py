@@ -73,6 +73,13 @@ def readable(files: Sequence[F], seconds: float | None = None) -> list[F]:
     return [numbers[number] for number, _ in poll.poll(None if seconds is None else 1000 * seconds)]
 
 
+def has_left(sock: socket.socket) -> bool:
+    """Return whether the process at the other end has closed its connection, or its half of it."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 def peer_uid(sock: socket.socket) -> int:
     """Return the uid of the process at the other end of a Unix socket, as the kernel saw it when that process
     connected. Raises OSError.

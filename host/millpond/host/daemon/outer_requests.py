@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import os
-import select
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -34,14 +33,14 @@ class OuterRequests:
 
     def get_model(self, client: Channel, request: GetOuterModel) -> None:
         """Send the OuterModel of a job, and a state. Raises Refused."""
-        model, values = self._mailbox(client, request.job).model(_watch(client))
+        model, values = self._mailbox(client, request.job).model(partial(sockets.has_left, client.sock))
         _send(client, model, values)
 
     def order(self, client: Channel, request: OuterOrder) -> None:
         """Have an order carried out, and send its answer. Raises Refused."""
         try:
             mailbox = self._mailbox(client, request.job)
-            model, _ = mailbox.model(_watch(client))
+            model, _ = mailbox.model(partial(sockets.has_left, client.sock))
             end, size = layout.parameters_end(model.tensors), 4 * layout.size(model.tensors)
             if client.payload_left != size:
                 raise Refused("", "size", f"a state of job {request.job} has {size} bytes")
@@ -52,7 +51,10 @@ class OuterRequests:
                 pass  # the rest would be taken for the next message
         if not all_finite(values[:end]):
             raise Refused("", "values", f"'{request.key}': a parameter of the state is not finite")
-        _send(client, *mailbox.ask(Order(request.kind, request.key, values), _watch(client)))
+        _send(
+            client,
+            *mailbox.ask(Order(request.kind, request.key, values), partial(sockets.has_left, client.sock)),
+        )
 
     def _mailbox(self, client: Channel, job: int) -> OuterMailbox:
         user = sockets.peer_uid(client.sock)
@@ -60,17 +62,6 @@ class OuterRequests:
         if user not in (0, os.geteuid(), self._jobs.record(job, LARGEST_NUMBER).info.owner):
             raise Refused("", "state", f"job {job} is another user's")
         return mailbox
-
-
-def _watch(client: Channel) -> Callable[[], bool]:
-    """Return a function that tells whether the client has closed its connection."""
-
-    def gone() -> bool:
-        poll = select.poll()
-        poll.register(client.sock, select.POLLRDHUP)
-        return bool(poll.poll(0))
-
-    return gone
 
 
 def _send(client: Channel, message: Message, values: Vector) -> None:

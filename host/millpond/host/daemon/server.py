@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -366,7 +367,8 @@ class DaemonServer:
         return replace(found, job=job)
 
     def _watch(self, client: Channel, request: daemon.Watch) -> None:
-        with contextlib.closing(self._jobs.follow(request.job)) as answers:
+        has_left = partial(sockets.has_left, client.sock)
+        with contextlib.closing(self._jobs.follow(request.job, has_left)) as answers:
             for answer in answers:
                 client.send_encoded(
                     daemon.JobProgress, answer.frame, NEVER

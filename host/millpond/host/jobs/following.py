@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused
 from millpond.host.api.connection import ENDED
 from millpond.host.api.daemon import LARGEST_NUMBER, JobProgress
@@ -19,6 +20,8 @@ from millpond.wire.framing import encode
 PAUSE_SECONDS: Final = 0.25
 """The least time between two answers to one command, but for the job's end: changes are told together."""
 FOLLOW_SECONDS: Final = 30.0
+LOOK_SECONDS: Final = 1.0
+"""Time after which the daemon looks for a waiting command: one that has left gives its place back."""
 KEPT_ROUNDS: Final = 64
 """The last rounds of a followed job that are kept in memory; a command that lacks more reads the store."""
 KEPT_BYTES: Final = 32 << 20
@@ -107,9 +110,9 @@ class JobFollowing:
         self._closing = True
         self.changed(ended=True)
 
-    def follow(self, number: int) -> Generator[JobAnswer, None, None]:
-        """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
-        example when the daemon ends.
+    def follow(self, number: int, has_left: Callable[[], bool]) -> Generator[JobAnswer, None, None]:
+        """Yield the job's progress so far, then each change until the job has ended or the command
+        ``has_left``. Raises Refused, for example when the daemon ends.
         """
         last, seen = 0, 0
         with self._followed(number) as job:
@@ -124,7 +127,9 @@ class JobFollowing:
                 if not found.more:
                     if found.info.state not in ACTIVE:
                         return
-                    job.wait(revision)
+                    job.wait(revision, has_left)
+                    if has_left():
+                        return
 
     @contextlib.contextmanager
     def _followed(self, number: int) -> Iterator[_FollowedJob]:
@@ -163,12 +168,15 @@ class _FollowedJob:
                 self._hurry.set()
             self._condition.notify_all()
 
-    def wait(self, revision: int) -> None:
-        """Wait for a change since ``revision``, at least PAUSE_SECONDS unless there is a hurry."""
+    def wait(self, revision: int, has_left: Callable[[], bool]) -> None:
+        """Wait for a change since ``revision``, at least PAUSE_SECONDS unless there is a hurry, at most until
+        the command ``has_left``.
+        """
         self._hurry.wait(PAUSE_SECONDS)
+        deadline = Deadline.after(FOLLOW_SECONDS)
         with self._condition:
-            if self.revision == revision:
-                self._condition.wait(FOLLOW_SECONDS)
+            while self.revision == revision and not (deadline.passed or has_left()):
+                self._condition.wait(LOOK_SECONDS)
 
     def since(self, last: int, seen: int) -> JobAnswer:
         """Return the job now, with its rounds behind ``last`` or the first of them, and its log's lines

@@ -355,11 +355,11 @@ class JobService:
         info, rounds = self._info(row), self._store.rounds(number, after, PART_SIZE)
         return JobRecord(info, row.job, code, tuple(rounds), _is_more(info, rounds))
 
-    def follow(self, number: int) -> Generator[JobAnswer, None, None]:
-        """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
-        example when the daemon ends.
+    def follow(self, number: int, has_left: Callable[[], bool]) -> Generator[JobAnswer, None, None]:
+        """Yield the job's progress so far, then each change until the job has ended or the command
+        ``has_left``. Raises Refused, for example when the daemon ends.
         """
-        return self._following.follow(number)
+        return self._following.follow(number, has_left)
 
     def _progress(self, number: int, after: int) -> JobProgress:
         row = self._row(number)
