@@ -8,8 +8,8 @@ A page has a figure between two comments, which no reader sees, and ``make refer
     <!--/table-->
 
 The words are the file in docs/bench, the figure, and what of it: ``value``, ``low``, ``high``, ``range``,
-``unit`` or ``all``, each with ``.N`` for N significant digits. A table has all figures that the
-pattern matches.
+``unit`` or ``all``, each with ``.N`` for N significant digits. With ``?`` behind it, a figure that no file
+has yet is "not measured". A table has all figures that the pattern matches.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ def _figure(words: list[str], files: Files) -> str:
             f"'{' '.join(words)}' is not: FILE FIGURE [value|low|high|range|unit|all][.DIGITS]"
         )
     name, figure, form = (*words, "value")[:3]
+    if form.endswith("?"):
+        awaited = not any(row.figure == figure and row.value is not None for row in files.get(name, ()))
+        return "not measured" if awaited else _figure([name, figure, form.removesuffix("?")], files)
     found = [row for row in _rows(name, files) if row.figure == figure]
     if not found:
         raise NoFigureError(f"docs/bench/{name}.json has no figure '{figure}'")

@@ -25,6 +25,10 @@ FILES = {
         ("train ratio range", "1.05 to 1.1"),
         ("train ratio.seconds all", "12,340 s (12,000 to 13,000)"),
         ("train ratio.seconds unit", "s"),
+        ("train ratio value.2?", "1.1"),
+        ("train gone all?", "not measured"),
+        ("train coming all.2?", "not measured"),
+        ("later coming all?", "not measured"),
     ],
 )
 def test_a_figure_stands_between_its_comments(words: str, shown: str) -> None:
@@ -44,6 +48,7 @@ def test_a_table_has_the_figures_that_match() -> None:
     [
         ("<!--figure tain ratio-->1<!--/figure-->", "no file tain.json; it has train"),
         ("<!--figure train ration-->1<!--/figure-->", "no figure 'ration'"),
+        ("<!--figure train ratio mean?-->1<!--/figure-->", "'mean' is none of value, low"),
         ("<!--figure train ratio mean-->1<!--/figure-->", "'mean' is none of value, low"),
         ("<!--figure train gone-->1<!--/figure-->", "it has no value: not measured"),
         ("<!--table train x*--><!--/table-->", "no figure like 'x*'"),

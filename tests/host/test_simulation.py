@@ -15,6 +15,7 @@ from millpond.host.cli.simulation import tiers
 from .commands import Command
 
 EXAMPLE = Path(__file__).parents[2] / "agent" / "examples" / "fleet-36.toml"
+HOSTS = EXAMPLE.with_name("hosts-100.toml")
 KIND = '[[kind]]\nname = "a"\ncount = 2\nbatches = [2, 8]\nseconds = [0.1, 0.3]\n'
 
 
@@ -40,6 +41,9 @@ def test_the_example_runs_and_shows_what_re_tuning_is_worth(command: Command) ->
         (KIND + "most = 1\n", "nobody has memory"),
         (KIND + "[load]\nbusy = 1.0\n", "load: busy"),
         (KIND + "[load]\nbusy_noise = -0.1\n", "busy_noise"),
+        (HOSTS.read_text().replace("count = 100", "count = 100000"), "count"),
+        (KIND + "[hosts]\ncount = 2\nvalues = 9\ndevice_gbps = 1\nlink_gbps = 0\n", "link_gbps"),
+        (HOSTS.read_text().replace("count = 36", "count = 36\nhost = true"), "no worker is left"),
         ("steps = [", "fleet.toml"),
     ],
 )
@@ -57,6 +61,20 @@ def test_a_file_that_is_not_there_is_named(command: Command) -> None:
         "",
         "millpond: nowhere.toml: No such file or directory\n",
     )
+
+
+def test_hosts_exchange_in_two_levels_or_flat(tmp_path: Path) -> None:
+    text = HOSTS.read_text().replace("steps = 400", "steps = 3").replace("count = 100", "count = 20")
+
+    def results(exchange: str) -> simulate.PolicyResult:
+        file = tmp_path / "hosts.toml"
+        file.write_text(text.replace('"two-levels"', f'"{exchange}"'))
+        found = simulate.read(file)
+        return simulate.run(found, simulate.cohort_of(found, file.name))[-1]
+
+    two, ring, star = map(results, ("two-levels", "flat-ring", "flat-star"))
+    assert 0 < two.communication < ring.communication < star.communication < 1
+    assert two.speed > ring.speed > star.speed
 
 
 TIERS = Path(__file__).parents[2] / "agent" / "examples" / "tiers.toml"

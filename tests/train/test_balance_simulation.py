@@ -69,6 +69,20 @@ def test_a_quiet_fleet_reaches_its_ideal() -> None:
         assert outcome.speed == pytest.approx(33.4 + 36 * 2.78, rel=0.01)
 
 
+def test_an_exchange_between_hosts_takes_its_part_of_the_time() -> None:
+    cohort = fleet(36)
+    alone = simulate(cohort, Untuned(cohort), QUIET, 50, 1)
+    found = simulate(cohort, Untuned(cohort), QUIET, 50, 1, exchange=alone.seconds / 50)
+    assert alone.communication == 0 and found.communication == pytest.approx(0.5)
+    assert found.speed == pytest.approx(alone.speed / 2) and found.share == pytest.approx(alone.share / 2)
+
+
+def test_late_workers_are_done_during_an_exchange() -> None:
+    cohort = fleet(36)
+    found = simulate(cohort, BalanceController(cohort), SimulatedLoads(), 100, 1, exchange=3.0)
+    assert found.bias < 0.02 and 0.5 < found.share + found.communication <= 1
+
+
 def test_the_same_seed_gives_the_same_fleet() -> None:
     def once(seed: int) -> SimulationOutcome:
         cohort = fleet(5)

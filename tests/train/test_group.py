@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset, TensorDataset
 
+from bench.aggregate.lan import address, lan
 from millpond.base.errors import LocalError
 from millpond.train import group
 from millpond.train.distributed.tuner import BatchTuner
@@ -28,6 +29,7 @@ from ..ports import unused_port
 from .group_worker import BATCH, CHANGE, EPOCH, EPOCHS, PRIVATE, PUBLIC, Run, data, slowed
 
 WORKER = Path(__file__).with_name("group_worker.py")
+HOSTED = Path(__file__).with_name("hosted_script.py")
 EXAMPLE = Path(__file__).parents[2] / "agent/examples/balanced.py"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -42,11 +44,16 @@ def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 def run(ranks: int, *argv: str | Path) -> list[list[str]]:
     """The lines that each process of a group prints."""
     port = unused_port()
+    return ended([(argv, environment(rank, ranks, port)) for rank in range(ranks)])
+
+
+def ended(commands: Sequence[tuple[Sequence[str | Path], dict[str, str]]]) -> list[list[str]]:
+    """The lines that each of some commands prints, which run together."""
+    ranks = len(commands)
     with ExitStack() as undo:
         workers = []
-        for rank in range(ranks):
-            worker = server(*TRAINING).start(*argv, env=environment(rank, ranks, port))
-            workers.append(undo.enter_context(worker))
+        for argv, env in commands:
+            workers.append(undo.enter_context(server(*TRAINING).start(*argv, env=env)))
         answers = [worker.communicate(timeout=90) for worker in workers]
         ends = [(worker.returncode, error) for worker, (_, error) in zip(workers, answers, strict=True)]
         assert [code for code, _ in ends] == [0] * ranks, ends
@@ -222,6 +229,19 @@ def test_what_cannot_be_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_example_runs_in_a_group(ranks: int) -> None:
     check_example(list(chain(*run(ranks, EXAMPLE, "--epochs", "3"))), ranks)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for namespaces")
+def test_ranks_of_two_hosts_are_a_group() -> None:
+    """Two namespaces behind a switch stand for the hosts, with two ranks of the example on each."""
+    with lan(2, 1000) as hosts:
+        commands = []
+        for rank in range(4):
+            meeting = {"MASTER_ADDR": address(0), "GLOO_SOCKET_IFNAME": "lan"}
+            argv = HOSTED, hosts.nodes[rank // 2].file, EXAMPLE, "--epochs", "3"
+            commands.append((argv, environment(rank, 4, 29500) | meeting))
+        check_example(list(chain(*ended(commands))), 4)
+        assert min(hosts.nodes[1].traffic("lan").sent, hosts.nodes[0].traffic("lan").sent) > 1e6
 
 
 @pytest.mark.full

@@ -56,7 +56,10 @@ class ReductionTree:
 
     def levels(self, node: str = SINK) -> int:
         """Return the number of links between ``node`` and its furthest leaf."""
-        return max((1 + self.levels(child) for child in self.children.get(node, ())), default=0)
+        count, below = 0, self.children.get(node, ())
+        while below:
+            count, below = count + 1, tuple(child for each in below for child in self.children.get(each, ()))
+        return count
 
 
 @dataclass(frozen=True, slots=True)

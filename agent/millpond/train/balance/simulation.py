@@ -9,7 +9,9 @@ known from answers alone, and is that of when the batch began. The policy gets a
 and then the others: all at once, where the host reports each late answer by itself. Among few workers that is
 the same, among 10,000 it takes no time. All steps are one epoch.
 
-Exchange and optimizer are part of the curves. Time is that of the simulation alone; the generator is seeded.
+Exchange and optimizer are part of the curves; of workers on several hosts, the seconds of an ``exchange``
+follow each step, as ``millpond.aggregate.levels`` predicts them, and late workers go on meanwhile. Time is
+that of the simulation alone; the generator is seeded.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ class SimulatedLoads:
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome:
     """The result of a simulation: ``counted`` are samples by rank whose sums went into a step, ``begun`` the
-    samples of all begun batches; ``ideal`` is the sum of all available speeds over time, in samples.
+    samples of all begun batches; ``ideal`` is the sum of all available speeds over time, in samples;
+    ``exchanged`` are the ``seconds`` of exchanges.
     """
 
     seconds: float
@@ -87,6 +90,12 @@ class SimulationOutcome:
     counted: Ints
     begun: Ints
     new_plans: int
+    exchanged: float = 0.0
+
+    @property
+    def communication(self) -> float:
+        """Return the part of the time that exchanges take."""
+        return self.exchanged / self.seconds
 
     @property
     def speed(self) -> float:
@@ -106,15 +115,17 @@ class SimulationOutcome:
 
 
 def simulate(
-    cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, steps: int, seed: int
+    cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, steps: int, seed: int, exchange: float = 0.0
 ) -> SimulationOutcome:
-    """Simulate a fleet in an epoch of so many steps."""
-    return _Simulation(cohort, policy, loads, seed).run(steps)
+    """Simulate a fleet in an epoch of so many steps, each with an ``exchange`` of so many seconds."""
+    return _Simulation(cohort, policy, loads, seed, exchange).run(steps)
 
 
 class _Simulation:
-    def __init__(self, cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, seed: int) -> None:
-        self._cohort, self._policy, self._loads = cohort, policy, loads
+    def __init__(
+        self, cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, seed: int, exchange: float
+    ) -> None:
+        self._cohort, self._policy, self._loads, self._exchange = cohort, policy, loads, exchange
         self._source, self._report_noise = np.random.default_rng(seed), np.random.default_rng((seed, 1))
         self._slowness = loads.begin(cohort.size, self._source)
         self._speeds = np.array([kind.curve.speed for kind in cohort.kinds])[cohort.members]
@@ -128,11 +139,13 @@ class _Simulation:
         for step in range(steps):
             self._left = 1 - (step + 1) / steps
             end, new_plan = self._step(now)
+            end += self._exchange
             ideal += float((self._speeds / self._slowness).sum()) * (end - now)
             plans += new_plan
             self._slowness = self._loads.change(self._slowness, self._source)
             now = end
-        return SimulationOutcome(now, ideal, self._counted, self._begun, plans)
+        exchanged = steps * self._exchange
+        return SimulationOutcome(now, ideal, self._counted, self._begun, plans, exchanged)
 
     def _step(self, now: float) -> tuple[float, bool]:
         """Simulate the step that begins at ``now``. Return its end, and whether there is a new plan."""
@@ -151,7 +164,7 @@ class _Simulation:
 
     def _begin(self, plan: BatchPlan, now: float, late: Bools) -> _Work:
         """Return the work that free workers begin now, and late workers when they are free."""
-        begin = np.where(late, self._at.done, now)
+        begin = np.where(late, np.maximum(self._at.done, now), now)
         batches = np.where(late, _in_the_rest(plan, begin - now), _with_idle(plan.batches, self._cohort.caps))
         took = self._cohort.times(batches, self._slowness)
         took *= np.maximum(self._source.normal(1.0, self._loads.noise, self._cohort.size), 0.1)
@@ -205,7 +218,7 @@ def _end(plan: BatchPlan, now: float, answers: Floats, fresh: _Work) -> float:
     """Return when all batches of the plan are done, or the deadline; not before the first answer."""
     first = float(answers.min())
     awaited = fresh.done[plan.batches > 0]
-    return min(float(awaited.max(initial=first)), max(now + plan.deadline, first))
+    return max(now, min(float(awaited.max(initial=first)), max(now + plan.deadline, first)))
 
 
 def _in_the_rest(plan: BatchPlan, gone: Floats) -> Ints:

@@ -24,7 +24,7 @@ def simulate(
         Path,
         typer.Argument(
             metavar="FLEET.toml",
-            help="A file such as agent/examples/fleet-36.toml, tiers.toml or roofline.toml there.",
+            help="A file such as fleet-36.toml, hosts-100.toml, tiers.toml, roofline.toml: agent/examples.",
         ),
     ],
     output: FormatOption = Format.TEXT,
@@ -32,8 +32,9 @@ def simulate(
     """Predict how fast a fleet trains, without training.
 
     The file describes workers by their speed at each batch size and their other load, for synchronous
-    training. A file with a table [tiers] describes a slow and a fast tier of storage, for mini-epochs; one
-    with a table [roofline] describes networks, and the bandwidth that feeds them.
+    training; a table [hosts] describes how many hosts have such workers, and their links. A file with a table
+    [tiers] describes a slow and a fast tier of storage, for mini-epochs; one with a table [roofline]
+    describes networks, and the bandwidth that feeds them.
     """
     from millpond.host.cli.simulation import fleet, roofline, tiers  # load numpy
 

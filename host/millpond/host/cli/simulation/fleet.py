@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from rich.table import Table
 from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.base.keys import Key
+from millpond.host.cli.simulation.hosts import Hosts, exchange_seconds
 from millpond.host.terminal import tables
 from millpond.train.balance.controller import PATIENCE, BalanceController, BatchPlan
 from millpond.train.balance.curve import Curve, Floats, Ints
@@ -28,31 +29,52 @@ MOST_WORKERS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """``count`` workers: seconds of a step by batch, and the largest batch that their memory takes."""
+    """``count`` workers: seconds of a step by batch, and the largest batch that their memory takes. Those on
+    the ``host`` itself have no link.
+    """
 
     name: str
     count: Annotated[int, Key(least=1)]
     batches: tuple[int, ...]
     seconds: tuple[float, ...]
     most: int = 1 << 20
+    host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The file of a simulation: workers, their other load, the number of steps and the seed."""
+    """The file of a simulation: workers of a host, their other load, the number of steps and the seed, and
+    the hosts, if there are several.
+    """
 
     kind: tuple[Members, ...]
     load: SimulatedLoads = field(default_factory=SimulatedLoads)
     steps: Annotated[int, Key(least=1)] = 1000
     seed: Annotated[int, Key(least=0)] = 1
     patience: Annotated[float, Key(least=1)] = PATIENCE
+    hosts: Hosts | None = None
+
+    @property
+    def workers(self) -> int:
+        """Return the number of workers of a host."""
+        return sum(members.count for members in self.kind)
+
+    @property
+    def devices(self) -> int:
+        """Return the number of those with a link."""
+        return sum(members.count for members in self.kind if not members.host)
+
+    @property
+    def exchange(self) -> float:
+        """Return the seconds of an exchange that follows each step: 0 on one host, as it is in the curves."""
+        return exchange_seconds(self.hosts, self.devices) if self.hosts else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
     """The result of one policy: ``speed`` in samples per second, its ``share`` of the ideal, ``new_plans``
-    made, ``bias`` (the part by which samples of the worst represented worker count too little), and the
-    median seconds of the controller for a step.
+    made, ``bias`` (the part by which samples of the worst represented worker count too little), the median
+    seconds of the controller for a step, and the part of the time that exchanges between hosts take.
     """
 
     policy: str
@@ -61,6 +83,7 @@ class PolicyResult:
     new_plans: int
     bias: float
     controller_seconds: float
+    communication: float
 
 
 def read(path: Path) -> Simulation:
@@ -73,8 +96,10 @@ def read(path: Path) -> Simulation:
 
 def _problem(found: Simulation) -> str | None:
     loads = found.load
-    if not 0 < sum(members.count for members in found.kind) <= MOST_WORKERS:
+    if not 0 < found.workers * (found.hosts.count if found.hosts else 1) <= MOST_WORKERS:
         return f"kind: count: 1 to {MOST_WORKERS} workers in all"
+    if found.hosts and not found.devices:
+        return "kind: host: no worker is left that has a link"
     if not (0 <= loads.busy < 1 and loads.lasting >= 1 and 1 <= loads.least <= loads.most):
         return "load: busy is from 0 to below 1, lasting at least 1, and 1 <= least <= most"
     if min(loads.noise, loads.busy_noise) < 0:
@@ -94,27 +119,36 @@ def cohort_of(simulation: Simulation, where: str) -> Cohort:
         except ValueError as error:
             raise ConfigError(f"{where}: kind: {found.name}: {error}") from None
         members += found.count * [number]
-    cohort = Cohort(kinds, members)
+    cohort = Cohort(kinds, members * (simulation.hosts.count if simulation.hosts else 1))
     if not cohort.caps.any():
         raise ConfigError(f"{where}: kind: most: nobody has memory for a batch of 2")
     return cohort
 
 
-def run(simulation: Simulation, cohort: Cohort) -> list[PolicyResult]:
-    """Simulate the same loads under each policy."""
+def run(
+    simulation: Simulation, cohort: Cohort, names: Sequence[str] = ("untuned", "stannis", "millpond")
+) -> list[PolicyResult]:
+    """Simulate the same loads under each of the named policies."""
     policies: dict[str, Callable[[], BatchPolicy]] = {
         "untuned": lambda: Untuned(cohort),
         "stannis": lambda: Stannis(cohort),
         "millpond": lambda: BalanceController(cohort, patience=simulation.patience),
     }
-    return [_run_one(simulation, cohort, name, make()) for name, make in policies.items()]
+    return [_run_one(simulation, cohort, name, policies[name]()) for name in names]
 
 
 def _run_one(simulation: Simulation, cohort: Cohort, name: str, policy: BatchPolicy) -> PolicyResult:
     timed = _Timed(policy)
-    outcome = simulate(cohort, timed, simulation.load, simulation.steps, simulation.seed)
+    load, exchange = simulation.load, simulation.exchange
+    outcome = simulate(cohort, timed, load, simulation.steps, simulation.seed, exchange)
     return PolicyResult(
-        name, outcome.speed, outcome.share, outcome.new_plans, outcome.bias, median(timed.seconds)
+        name,
+        outcome.speed,
+        outcome.share,
+        outcome.new_plans,
+        outcome.bias,
+        median(timed.seconds),
+        outcome.communication,
     )
 
 
@@ -143,7 +177,15 @@ class _Timed:
 
 def show(results: list[PolicyResult]) -> Table:
     """Return the results as a table."""
-    heading = ["policy", "samples/s", "of the ideal", "new plans", "worst counted less", "controller"]
+    heading = [
+        "policy",
+        "samples/s",
+        "of the ideal",
+        "new plans",
+        "worst counted less",
+        "controller",
+        "exchange",
+    ]
     table = tables.figures(*heading)
     for row in results:
         numbers = (
@@ -152,5 +194,6 @@ def show(results: list[PolicyResult]) -> Table:
             str(row.new_plans),
             f"{100 * row.bias:.2f}%",
         )
-        table.add_row(row.policy, *numbers, f"{1e3 * row.controller_seconds:.2f} ms")
+        spent = f"{1e3 * row.controller_seconds:.2f} ms", f"{100 * row.communication:.1f}%"
+        table.add_row(row.policy, *numbers, *spent)
     return table
