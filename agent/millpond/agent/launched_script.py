@@ -39,6 +39,7 @@ from millpond.train.distributed.launch_messages import (
     Launch,
     Lines,
     Output,
+    RestartScript,
     SavedOrder,
     SavedPart,
     ShareFolder,
@@ -114,7 +115,7 @@ class LaunchedScripts:
     def _serve(self, request: Launch, host: Channel, inputs: _Inputs) -> None:
         installed = bool(request.module) and not request.confined
         check_files(request.script, request.files, installed=installed)
-        check_start(request.processes, dict(request.variables))
+        check_start(request.processes, dict(request.variables), request.elastic)
         signer = ""
         if request.confined or self._config.privacy.launch == "private":
             signer = check_launch(self._config.policy, self._config.name, request)
@@ -220,6 +221,8 @@ class _Outgoing:
             self._untaken -= 1
         elif isinstance(message, StopScript):
             self._script.kill()
+        elif isinstance(message, RestartScript):
+            self._script.restart()
         elif isinstance(message, wanted):
             return message
         else:

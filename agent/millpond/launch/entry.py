@@ -16,11 +16,12 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost
+from millpond.launch.elastic import run_elastic, workers_of
 from millpond.launch.inputs import lay_out, receive_inputs
 from millpond.launch.reach import why_alone
 from millpond.launch.saved import SavedFiles
@@ -34,7 +35,7 @@ from millpond.train.distributed.launch_messages import (
     Exited,
     Launch,
     Listening,
-    StopScript,
+    RestartScript,
 )
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
@@ -83,10 +84,12 @@ def _lay_out(launch: Launch, folder: Path, channel: Channel) -> str:
 def _run(launch: Launch, folder: Path, interface: str, requests: int, channel: Channel) -> int:
     """Run the script's processes to their end; return the exit code of the first that fails, or 0."""
     scripts, ports = set[int](), _Ports(channel) if launch.tells_ports else None
-    for local in range(launch.processes):
+    for local in range(1 if launch.elastic else launch.processes):
         script = os.fork()
         if not script:
             channel.sock.close()  # not shut down: it is the first process's
+            if launch.elastic:
+                run_elastic(launch, launch.elastic, folder, interface, requests)
             run_script(launch, folder, interface, requests, local)
         scripts.add(script)
     os.close(requests)
@@ -129,8 +132,10 @@ def _wait(scripts: set[int], channel: Channel, ports: _Ports | None) -> int:
             ports.look()
         ready = {descriptor for descriptor, _ in poll.poll(pause)}
         if channel.sock.fileno() in ready:
-            channel.expect(StopScript, Deadline.after(RECEIVE_SECONDS))
-            _kill(handles)
+            if isinstance(channel.receive(Deadline.after(RECEIVE_SECONDS)).message, RestartScript):
+                _end(workers_of(handles))
+            else:
+                _kill(handles)
         while handles and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if handle := handles.pop(ended[0], None):
                 poll.unregister(handle)
@@ -148,12 +153,18 @@ def _kill(handles: Mapping[int, int]) -> None:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
+def _end(processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
+
+
 def _until_launcher_left(channel: Channel) -> None:
     """Wait until the launcher closes the channel. A wish to stop may still come: unread by a process that has
     ended, it would take away what the launcher has not read yet.
     """
     while True:
-        channel.expect(StopScript, NEVER)
+        channel.receive(NEVER)
 
 
 def _end_others() -> None:

@@ -14,7 +14,13 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.limits.process_limits import REFUSED, Shortage
 from millpond.linux.zygote.client import Zygote
-from millpond.train.distributed.launch_messages import SAVED_PART, SHARED_PLACE, Launch, StopScript
+from millpond.train.distributed.launch_messages import (
+    SAVED_PART,
+    SHARED_PLACE,
+    Launch,
+    RestartScript,
+    StopScript,
+)
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
 
@@ -60,6 +66,10 @@ class LaunchedScript:
     def kill(self) -> None:
         """Kill the script; what it has saved comes on the channel. Raises RemoteError."""
         self.channel.send(StopScript(), Deadline.after(SEND_SECONDS))
+
+    def restart(self) -> None:
+        """End the processes of an elastic script, which its agent starts again. Raises RemoteError."""
+        self.channel.send(RestartScript(), Deadline.after(SEND_SECONDS))
 
     def shortage(self, patience: float = 0.0, code: int | None = None) -> Shortage:
         """Return the memory that the script, which has ended with ``code``, has run out of, if any. Waits for

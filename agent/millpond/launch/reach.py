@@ -25,7 +25,8 @@ def why_alone(launch: Launch, seconds: float = SECONDS) -> str:
     device, since packets to all go through the host alike, and the host's worker.
     """
     tried: dict[str, str] = {}
-    for address, names in launch.names:
+    meeting = [each for each in launch.names if each[0] == launch.master_address]
+    for address, names in meeting if launch.elastic else launch.names:  # other elastic ones may be lost
         name = names.split()[0]
         is_known = HOST in tried.values() if name == HOST else any(each != HOST for each in tried.values())
         if address != launch.address and not is_known:

@@ -46,15 +46,24 @@ def run_script(launch: Launch, folder: Path, interface: str, requests: int, loca
     """
     code = 1
     try:
-        _prepare(launch, folder, interface, requests, local)
-        code = _run(launch, folder, requests if launch.confined else None)
-        threading._shutdown()  # type: ignore[attr-defined]  # as Python ends: threads first
-        atexit._run_exitfuncs()
-        _flush()
+        code = script_code(launch, folder, interface, requests, local)
     except BaseException:  # noqa: BLE001 - nothing may go on in a copy of the first process
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def script_code(launch: Launch, folder: Path, interface: str, requests: int, local: int = 0) -> int:
+    """Run the script as ``run_script`` does, to the end of its threads; return its exit code."""
+    _prepare(launch, folder, interface, requests, local)
+    code = _run(launch, folder, requests if launch.confined else None)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python ends: threads first
+        atexit._run_exitfuncs()
+        _flush()
+    except BaseException:  # noqa: BLE001 - the script has ended as it has
+        traceback.print_exc()
+    return code
 
 
 def _prepare(launch: Launch, folder: Path, interface: str, requests: int, local: int) -> None:

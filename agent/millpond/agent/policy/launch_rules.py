@@ -45,7 +45,7 @@ def check_launch(policy: Policy, device: str, request: Launch) -> str:
     """Return the fingerprint of the owner's key that signed a launch that may read private folders, "" where
     the policy asks for none. Raises Refused for one that it forbids.
     """
-    more = request.variables or request.inputs or request.shares or request.processes != 1
+    more = request.variables or request.inputs or request.shares or request.elastic or request.processes != 1
     if more and (request.confined or policy.code != "any"):
         raise refused("code", "a private launch is its script and files alone, which owners sign")
     for folder in request.folders:

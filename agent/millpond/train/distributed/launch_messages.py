@@ -34,6 +34,18 @@ SHARED, SHARED_PLACE = "MILLPOND_SHARED", "/shared"
 """The variable that tells where the folder is that all workers share, if they do; and that place."""
 
 
+@dataclass(frozen=True, slots=True)
+class ElasticAgents:
+    """How the elastic agents of torch run a script: on ``least`` to ``most`` workers, with so many
+    ``restarts`` of each one's processes, and with settings of the rendezvous, see torchrun's --rdzv-conf.
+    """
+
+    least: int
+    most: int
+    restarts: int = 0
+    conf: tuple[tuple[str, str], ...] = ()
+
+
 @message("launch")
 @dataclass(frozen=True, slots=True)
 class Launch(Message):
@@ -52,6 +64,8 @@ class Launch(Message):
     ``inputs``, InputParts and InputsEnd follow. If it ``tells_ports``, its first process sends Listening
     whenever these change. If it ``shares`` a folder with the others, see ShareFolder, that is at
     SHARED_PLACE. The data services of the launch apply the functions of ``transforms``, one of the files.
+    If it is ``elastic``, torch's agent runs the script, gives it its variables and has the rendezvous at the
+    master's port; ``rank`` and ``world_size`` are those of the agents at the start.
 
     Answered by any number of Outputs, then Exited, SavedParts, and at last AllSaved. The script runs for as
     long as this connection is open.
@@ -80,6 +94,7 @@ class Launch(Message):
     tells_ports: bool = False
     shares: bool = False
     transforms: str = ""
+    elastic: ElasticAgents | None = None
 
 
 @message("launch.share")
@@ -130,6 +145,14 @@ class InputsEnd(Message):
 @dataclass(frozen=True, slots=True)
 class StopScript(Message):
     """Kill the script now; what it has saved until then is wanted."""
+
+
+@message("launch.restart")
+@dataclass(frozen=True, slots=True)
+class RestartScript(Message):
+    """End the processes of an elastic script, which its agent starts again: another worker is lost, whose
+    connections may have ended without a word.
+    """
 
 
 @message("launch.output", Kind.LAUNCHED)
@@ -282,8 +305,26 @@ def environment(launch: Launch, interface: str, local: int = 0) -> dict[str, str
     """Return the variables that torchrun gives a worker's process, the ``local``-th, and those that the user
     gives it; ``interface`` is the one that leads to the others. A confined one has no address to meet at.
     """
-    rank, size = launch.rank * launch.processes + local, launch.world_size * launch.processes
     found = {
+        "HF_HUB_OFFLINE": "1",  # no worker reaches it, and each look-up would be tried again and again
+        WORKER: launch.worker,
+    }
+    if launch.shares:
+        found[SHARED] = SHARED_PLACE
+    if launch.shared or launch.processes > 1:
+        found["OMP_NUM_THREADS"] = "1"
+    if not launch.confined:
+        found["GLOO_SOCKET_IFNAME"] = interface
+        found["TP_SOCKET_IFNAME"] = interface  # torch.distributed.rpc: otherwise by the name of the machine
+    if not launch.elastic:  # torch's agent sets these by itself
+        found |= _place(launch, local)
+        found |= {} if launch.confined else _meeting(launch)
+    return found | dict(launch.variables)
+
+
+def _place(launch: Launch, local: int) -> dict[str, str]:
+    rank, size = launch.rank * launch.processes + local, launch.world_size * launch.processes
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local),
         "WORLD_SIZE": str(size),
@@ -293,19 +334,10 @@ def environment(launch: Launch, interface: str, local: int = 0) -> dict[str, str
         "ROLE_RANK": str(rank),
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(size),
-        "HF_HUB_OFFLINE": "1",  # no worker reaches it, and each look-up would be tried again and again
-        WORKER: launch.worker,
     }
-    if launch.shares:
-        found[SHARED] = SHARED_PLACE
-    if launch.shared or launch.processes > 1:
-        found["OMP_NUM_THREADS"] = "1"
-    if not launch.confined:
-        found |= _meeting(launch, interface)
-    return found | dict(launch.variables)
 
 
-def _meeting(launch: Launch, interface: str) -> dict[str, str]:
+def _meeting(launch: Launch) -> dict[str, str]:
     return {
         "MASTER_ADDR": launch.master_address,
         "MASTER_PORT": str(launch.master_port),
@@ -314,13 +346,16 @@ def _meeting(launch: Launch, interface: str) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": launch.run,
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 has the store
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "GLOO_SOCKET_IFNAME": interface,
-        "TP_SOCKET_IFNAME": interface,  # torch.distributed.rpc: otherwise by the name of the machine
     }
 
 
-def check_start(processes: int, variables: Mapping[str, str]) -> None:
-    """Raise ConfigError for a number of processes, or variables of the environment, that cannot be."""
+def check_start(processes: int, variables: Mapping[str, str], elastic: ElasticAgents | None = None) -> None:
+    """Raise ConfigError for a number of processes, variables of the environment, or numbers of workers and
+    restarts, that cannot be.
+    """
+    if elastic and not (1 <= elastic.least <= elastic.most <= MOST_PROCESSES and elastic.restarts >= 0):
+        numbers = f"{elastic.least} to {elastic.most} workers with {elastic.restarts} restarts"
+        raise ConfigError(f"{numbers} cannot be: 1 to {MOST_PROCESSES} workers are possible")
     if not 1 <= processes <= MOST_PROCESSES:
         raise ConfigError(f"a worker has 1 to {MOST_PROCESSES} processes, not {processes}")
     for name, value in variables.items():

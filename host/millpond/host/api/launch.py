@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millpond.train.distributed.launch_messages import ElasticAgents
 from millpond.wire.messages import Message, message
 
 
@@ -15,8 +16,8 @@ class StartLaunch(Message):
 
     What the workers save comes back, up to ``most_saved`` bytes of each. If ``confined``, the workers have no
     network, and see the private ``folders``; see ``launch_messages.Launch`` for these and ``module``,
-    ``processes``, ``variables`` and ``transforms``. With ``shares`` the descriptor of the folder that all
-    share follows, then with ``inputs`` LaunchInputs and LaunchInputsEnd.
+    ``processes``, ``variables``, ``transforms`` and ``elastic``. With ``shares`` the descriptor of the folder
+    that all share follows, then with ``inputs`` LaunchInputs and LaunchInputsEnd.
 
     Answered by LaunchOutput and LaunchSaved repeatedly, then LaunchEnded. The launch ends with the
     connection.
@@ -37,6 +38,7 @@ class StartLaunch(Message):
     inputs: bool = False
     shares: bool = False
     transforms: str = ""
+    elastic: ElasticAgents | None = None
 
 
 EVERYONE = "all"

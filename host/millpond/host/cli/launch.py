@@ -33,6 +33,7 @@ from millpond.host.terminal.output_folder import OutputFolder
 from millpond.host.terminal.printing import Format
 from millpond.train.distributed.launch_messages import (
     SAVED_PART,
+    ElasticAgents,
     check_files,
     check_names,
     check_size,
@@ -112,6 +113,26 @@ ProcessesOption = Annotated[
         "--nproc-per-node", "--nproc_per_node", metavar="N", help="The number of processes on each worker."
     ),
 ]
+RestartsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-restarts",
+        "--max_restarts",
+        min=0,
+        metavar="N",
+        help="Start a failed script again, as torchrun does.",
+    ),
+]
+NodesOption = Annotated[
+    str,
+    typer.Option(
+        "--nnodes", metavar="MIN:MAX", help="Go on with MIN workers or more when a device is lost or comes."
+    ),
+]
+RendezvousOption = Annotated[
+    str,
+    typer.Option("--rdzv-conf", "--rdzv_conf", metavar="KEY=VALUE,...", help="Settings of the rendezvous."),
+]
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -122,6 +143,9 @@ def launch(
     host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
     module: Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, as python -m does.")] = False,
     processes: ProcessesOption = 1,
+    nodes: NodesOption = "",
+    restarts: RestartsOption = None,
+    rendezvous: RendezvousOption = "",
     files: FilesOption = None,
     wheels: WheelsOption = None,
     variables: EnvironmentOption = None,
@@ -142,14 +166,11 @@ def launch(
     if script == Path("-m") and left:  # behind --
         module, script = True, Path(left.pop(0))
     as_module = str(script) if module else ""
-    file, here = module_file(as_module) if module else (script, True)
-    if not here and (private or digest):
-        raise LocalError(f"-m {script}: {file} is not here; a private launch has no installed modules")
+    file, here = _file_of(script, module=module, must_be_here=private or digest)
     changing = name_of(transforms) if transforms else ""
     name, sent = read_files(file, [*(files or ()), *([transforms] if transforms else ())], installed=not here)
     if digest:
-        found = script_digest(name, sent, left, as_module, changing)
-        printing.show(output, {"digest": found}, found)
+        _show_digest(script_digest(name, sent, left, as_module, changing), output)
         return
     _check_folders(folders, shared, private=private)
     start = StartLaunch(
@@ -168,6 +189,7 @@ def launch(
         inputs=bool(given or wheels),
         shares=shared is not None,
         transforms=changing,
+        elastic=_elastic(nodes, restarts, rendezvous),
     )
     with DaemonClient(fleet_directory) as client, _opened(shared) as folder:
         events = client.launch(start, read_inputs(given, wheels or ()), folder)
@@ -182,6 +204,34 @@ def _check_folders(folders: Sequence[str] | None, shared: Path | None, *, privat
         raise LocalError("--data is for --private")
     if shared and private:
         raise LocalError("--private scripts have no network, and their own files alone: leave --shared out")
+
+
+def _show_digest(found: str, output: Format) -> None:
+    printing.show(output, {"digest": found}, found)
+
+
+def _file_of(script: Path, *, module: bool, must_be_here: bool) -> tuple[Path, bool]:
+    """Return the file of a script or ``module``, and whether it is here. Raises LocalError if it must be."""
+    file, here = module_file(str(script)) if module else (script, True)
+    if not here and must_be_here:
+        raise LocalError(f"-m {script}: {file} is not here; a private launch has no installed modules")
+    return file, here
+
+
+def _elastic(nodes: str, restarts: int | None, conf: str) -> ElasticAgents | None:
+    """Return how torch's elastic agents run the script, if options of torchrun ask for them; the numbers of
+    workers are 0 for all. Raises LocalError.
+    """
+    if not nodes and restarts is None and not conf:
+        return None
+    least, _, most = nodes.partition(":")
+    if nodes and not (least.isdecimal() and (most or least).isdecimal()):
+        raise LocalError(f"--nnodes {nodes}: this is neither N nor MIN:MAX")
+    pairs = [text.partition("=") for text in conf.split(",") if text]
+    if bad := [key for key, equals, _ in pairs if not equals]:
+        raise LocalError(f"--rdzv-conf {bad[0]}: this is not KEY=VALUE")
+    settings = tuple((key.strip(), value.strip()) for key, _, value in pairs)
+    return ElasticAgents(int(least or 0), int(most or least or 0), restarts or 0, settings)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -39,6 +39,7 @@ from millpond.train.distributed.launch_messages import (
     Lines,
     Listening,
     Output,
+    RestartScript,
     SavedOrder,
     SavedPart,
     StopScript,
@@ -76,6 +77,7 @@ class LaunchWorker:
 class LaunchEvent:
     """A worker printed ``lines``, has ``saved`` a part of a file, exited with ``code`` and perhaps an
     exception, was lost for ``reason``, or is ``done``, with the count of what it has saved if that is known.
+    An elastic one is ``lost`` until it is ``back``.
     """
 
     worker: LaunchWorker | None
@@ -85,6 +87,8 @@ class LaunchEvent:
     reason: str = ""
     done: bool = False
     count: AllSaved | None = None
+    lost: str = ""
+    back: bool = False
 
 
 def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[LaunchWorker]:
@@ -121,6 +125,7 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
             tells_ports=name == HOST and bool(devices) and not request.confined,
             shares=request.shares,
             transforms=request.transforms,
+            elastic=request.elastic,
         )
 
     return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names)]
@@ -167,13 +172,19 @@ def _free_port() -> int:
 
 class Over:
     """The end of a launch, as an event: true once the launch is over. Shuts down the channels at which its
-    threads wait. ``stopping`` comes before it where what the workers have saved is still wanted.
+    threads wait. ``stopping`` comes before it where what the workers have saved is still wanted. Elastic
+    scripts are started again as often as ``restarts`` says.
     """
 
     def __init__(self) -> None:
         self._event, self._lock = threading.Event(), threading.Lock()
         self._channels: list[Channel] = []
         self.stopping = False
+        self.restarts = 0
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long for the end; return whether it has come."""
+        return self._event.wait(seconds)
 
     def end(self) -> None:
         """End the launch."""
@@ -236,6 +247,7 @@ class WorkerRun:
         self._worker, self._launch, self._place = worker, worker.launch, place
         self._over, self._put = over, put
         self._order = SavedOrder(worker.launch.most_saved)
+        self._restarts = over.restarts
         self.ended = False
         """Whether the script has told its end."""
 
@@ -269,6 +281,8 @@ class WorkerRun:
             if self._over.stopping and not killed:
                 killed = True
                 script.kill()
+            if self._starts_again():
+                script.restart()
             ready = sockets.readable(watched, LOOK_SECONDS)
             if script.output in ready:  # all of it is there before the end is told
                 data = script.read()
@@ -310,6 +324,8 @@ class WorkerRun:
                     return None
                 agent.send(StopScript(), Deadline.after(START_SECONDS))
                 stopped = True
+            if self._starts_again():
+                agent.send(RestartScript(), Deadline.after(START_SECONDS))
             if not is_readable(agent.sock, LOOK_SECONDS):  # a TLS connection is for one thread
                 continue
             head = agent.receive(NEVER)
@@ -320,6 +336,11 @@ class WorkerRun:
                 return _all_saved(head)
             else:
                 self._take(head, agent)
+
+    def _starts_again(self) -> bool:
+        """Return whether the script is to be started again since this was asked last."""
+        seen, self._restarts = self._restarts, self._over.restarts
+        return seen != self._restarts
 
     def _take(self, head: Head, agent: Channel) -> None:
         """Pass on what a device sends by itself, and ask for more when that is done."""
