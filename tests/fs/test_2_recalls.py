@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -14,13 +15,13 @@ import pytest
 from millpond.fs.client.session import now
 from millpond.fs.coherence.delegation_table import DEVICE
 from millpond.fs.proto import file_ops as p
-from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, SetAttr
+from millpond.fs.vfs.inode_api import ROOT, CacheMode, NegativeEntry, SetAttr
 from millpond.fs.vfs.operation import Operation, current
 from millpond.fs.vfs.path_api import Handle
 from millpond.wire.channel import Channel
 
 from ..waiting import eventually
-from .caching_client import LONG_LEASE, WHOLE, Client, Device, make
+from .caching_client import LONG_LEASE, WHOLE, Client, Device, brisk, make
 from .recall_clients import LEASE, LONG, client, device, lease, other, server
 from .support import SOON, Doing, Held, Server, errno_of, lasts
 
@@ -308,3 +309,22 @@ def test_a_slow_flash_does_not_end_the_lease(client: Client, lease: float) -> No
     eventually(is_held_up, "a FORGET goes out with a request that takes long", every=lease / 4)
     assert lasts(lambda: session.inodes.lease_end > now(), 1.5 * lease)
     slow.go_on.set()
+
+
+def test_the_root_of_a_tree_that_is_public_as_a_whole_is_recalled(top: Path) -> None:
+    (top / "public").mkdir()
+    with brisk(LONG), contextlib.ExitStack() as ending:
+        server = Server(top, lease=LONG)
+        ending.callback(server.close)
+        client, other = Client(server), Client(server)
+        for each in (client, other):
+            ending.callback(each.close)
+        with pytest.raises(NegativeEntry) as caught:
+            client.tree.lookup(ROOT, b"new")
+        assert caught.value.seconds > 0
+        _, handle = make(other, b"new", ROOT)
+        assert client.tree.lookup(ROOT, b"new").node
+        other.tree.release(handle)
+        other.tree.unlink(ROOT, b"new")
+        with pytest.raises(NegativeEntry):
+            client.tree.lookup(ROOT, b"new")

@@ -16,7 +16,6 @@ from millpond.fs.server.shared_descriptors import SharedDescriptors
 from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.path_api import Handle, os_error
 
-ROOT_INODE = 0  # not its own number, which a file of another file system may have
 _MAX_FILES = 4096  # that one client may have open: all clients share the descriptors
 
 
@@ -90,13 +89,9 @@ class ClientState:
             raise os_error(errno.EBADF) from None
 
     def _grant_read(self, node: Node) -> int:
-        if node == ROOT:  # no operation changes it
-            return self._delegations.grant_read(self.holder, ROOT_INODE)
-        return (
-            self._delegations.grant_read(self.holder, self._backing.inode(node))
-            if self._backing.is_public(node)
-            else 0
-        )
+        if node != ROOT and not self._backing.is_public(node):
+            return 0
+        return self._delegations.grant_read(self.holder, self._backing.inode(node))
 
     def _reference(self, node: Node) -> None:
         """Hold one reference to the node for the client, however often it is found."""
