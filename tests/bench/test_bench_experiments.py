@@ -27,6 +27,7 @@ TOGETHER = {
     ],
     "balance": ["a_virtual,b,sim,sim_error", "a_real", "exchange", "kill", "convergence"],
     "data": ["met_points", "met_speed", "streamed", "tuner,transforms", "accuracy,elastic"],
+    "hosts": ["levels,flower,flower_kills,crowd", "scale"],
     "people": ["watchers,top,scrape,dashboard"],
     "task": ["task_overhead,uint8_memory", "big_data", "prepare_over_import", "lora_bytes"],
     "train": ["host_models,sim_rounds_10000,lines", "round_over_floor"],

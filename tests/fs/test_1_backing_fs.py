@@ -108,7 +108,7 @@ def test_the_dots_of_a_listing_have_their_directories_numbers(tree: BackingFs, t
     for node, parent in ((ROOT, top), (tree.mkdir(ROOT, b"d", 0o755, None).node, top)):
         handle = tree.opendir(node)
         numbers = {entry.name: entry.inode for entry in tree.readdir(handle, 0)}
-        assert (numbers["."], numbers[".."]) == (tree.inode(node), parent.stat().st_ino)
+        assert (numbers["."], numbers[".."]) == (tree.getattr(node).attributes.inode, parent.stat().st_ino)
         tree.release(handle)
 
 

@@ -7,14 +7,12 @@ import sys
 
 from bench import harness
 from bench.balance import against_simulation, convergence, csds, exchange, killed, quotas, simulated, squeezed
-from bench.hosts import levels
 
 EXPERIMENTS = (
     squeezed.EXPERIMENT,
     quotas.EXPERIMENT,
     csds.EXPERIMENT,
     simulated.EXPERIMENT,
-    levels.EXPERIMENT,
     against_simulation.EXPERIMENT,
     exchange.EXPERIMENT,
     killed.EXPERIMENT,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: several hosts that train one model, ``make bench-hosts``: tables and ``hosts.json``."""
+"""Entry: several hosts, and what one holds, ``make bench-hosts``: tables and ``hosts.json``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from bench import harness
 from bench.experiment import Experiment
-from bench.hosts import federation, kills
+from bench.hosts import crowd, federation, kills, levels, scale
 
 EXPERIMENTS = (
     Experiment(
@@ -22,12 +22,15 @@ EXPERIMENTS = (
         kills.measure,
         figures=kills.FIGURES,
     ),
+    levels.EXPERIMENT,
+    scale.EXPERIMENT,
+    crowd.EXPERIMENT,
 )
 
 
 def main() -> int:
     """Run the experiments. Exit codes: the harness's."""
-    return harness.main("hosts", "Several hosts that train one model.", EXPERIMENTS)
+    return harness.main("hosts", "Several hosts that train one model, and what one host holds.", EXPERIMENTS)
 
 
 if __name__ == "__main__":

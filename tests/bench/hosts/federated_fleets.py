@@ -55,13 +55,18 @@ def job_file(base: Path, rounds: int) -> Path:
     return path
 
 
-@contextmanager
-def federation(run: Run, every: int = EVERY) -> Iterator[Federation]:
-    """Switch two fleets of three devices on, and write the app. Raises Unmeasured."""
+def check() -> None:
+    """Raise Unmeasured where no federation can run."""
     if complaint := why_not():
         raise Unmeasured(f"no fleet: {complaint}")
     if not (ENVIRONMENT / "bin" / "flwr").exists():
         raise Unmeasured("no Flower: make flower")
+
+
+@contextmanager
+def federation(run: Run, every: int = EVERY) -> Iterator[Federation]:
+    """Switch two fleets of three devices on, and write the app. Raises Unmeasured."""
+    check()
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-hosts-")))
         first = fleet_of(stack, base / "a", (0, 1, 2))

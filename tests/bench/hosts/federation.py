@@ -13,7 +13,16 @@ from typing import Any
 
 import millpond.flower
 from bench.experiment import Run
-from bench.hosts.federated_fleets import EMULATION, EVERY, accuracy, federation, fleet_of, job_file, noted
+from bench.hosts.federated_fleets import (
+    EMULATION,
+    EVERY,
+    accuracy,
+    check,
+    federation,
+    fleet_of,
+    job_file,
+    noted,
+)
 from bench.rows import Row, summary
 from system.support import MILLPOND
 
@@ -30,6 +39,7 @@ ROUNDS = 20
 
 def measure(run: Run) -> list[Row]:
     """Rows of FIGURES: accuracies after as many local rounds; of an outer round, the time of each cause."""
+    check()
     theirs, alone = list[float](), list[float]()
     causes: dict[str, list[float]] = {name: [] for name in (*CAUSES, "over")}
     for _ in range(1 if run.quick else min(run.repeats, 3)):

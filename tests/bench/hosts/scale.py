@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +18,7 @@ from pathlib import Path
 import psutil
 from tests.waiting import eventually
 
-from bench import harness
 from bench.experiment import Experiment, Run, Unmeasured
-from bench.hosts import crowd
 from bench.rows import Row, summary
 from millpond.host.fleet import provisioning
 from system.processes import running
@@ -230,12 +227,3 @@ def _rows(size: int, all_found: Sequence[Measured], note: str, of: str) -> Itera
     yield row(f"restart_cpu_s_per_device{of}", "the host's CPU for that", each("restart_cpu"), "s")
     yield row(f"stop_{size}_s", "from Ctrl-C until the machine is off", each("stop"), "s")
     yield row(f"killed{of}", "processes that did not end by themselves", each("left"), "processes")
-
-
-def main() -> int:
-    """Run both experiments. Exit codes: the harness's."""
-    return harness.main("scale", "What one daemon holds.", (EXPERIMENT, crowd.EXPERIMENT))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
