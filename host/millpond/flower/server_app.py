@@ -100,16 +100,17 @@ def serve(grid: Grid, context: Context, make: Callable[..., Strategy] = FedAvg) 
         min_available_nodes=least,
     )
     saved = _Saved(Path(str(config["state"])), strategy)
-    arrays = saved.arrays or _first_values(prompt, hosts, strategy)
+    arrays = saved.arrays
     saved.watch()
     if rounds > saved.rounds:
+        first = _first_values(prompt, hosts, strategy)  # also for which of the saved arrays are buffers
         result = strategy.start(
             prompt,
-            arrays,
+            arrays or first,
             num_rounds=rounds - saved.rounds,
             timeout=float(config.get("timeout", 3600.0)),
         )
-        arrays = result.arrays or arrays
+        arrays = result.arrays or arrays or first
     _end(prompt, arrays, hosts)
 
 
