@@ -21,7 +21,7 @@ from millpond.base.errors import ConnectionLost
 from millpond.host.fleet.device import Device
 from millpond.host.launch.group import LaunchGroup, serve_channel
 from millpond.host.launch.inputs import LaunchInputs
-from millpond.host.launch.service import _Launch
+from millpond.host.launch.run import LaunchRun
 from millpond.host.launch.workers import HostPlace, LaunchWorker
 from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.channel import ChannelCollectives
@@ -191,7 +191,7 @@ def test_a_device_that_a_launch_loses_is_named_once() -> None:
     near, far = (Channel(end, "a command") for end in socket.socketpair())
     with near, far:
         devices = {"csd0": cast(Device, Gone())}
-        ended = _Launch(
+        ended = LaunchRun(
             [worker], devices, HostPlace(cast(Zygote, None), {}, cast(LaunchInputs, None)), near
         ).run()
     assert ended.error == "csd0 (rank 0): No route to host"

@@ -25,7 +25,7 @@ from millpond.base.errors import MillpondError
 from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved
 from millpond.host.fleet.device import Device
 from millpond.host.launch.inputs import LaunchInputs
-from millpond.host.launch.service import _Launch
+from millpond.host.launch.run import LaunchRun
 from millpond.host.launch.workers import HostPlace, LaunchWorker
 from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.launch_messages import Launch
@@ -142,7 +142,7 @@ class Launcher:
         with Channel(near, "the daemon") as client, Channel(far, "a command") as command:
 
             def run() -> None:
-                command.send(_Launch(workers, devices, place, command).run(), NEVER)
+                command.send(LaunchRun(workers, devices, place, command).run(), NEVER)
 
             thread = threading.Thread(target=run)
             thread.start()
