@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from millpond.host.cli.new import ABOUT, Template, create
+from millpond.host.cli.projects.new import ABOUT, Template, create
 from millpond.train.job import file, wheels
 
 from .commands import Command

@@ -12,7 +12,7 @@ import pytest
 
 from millpond import Fleet
 from millpond.base.errors import ConfigError, LocalError, Refused, RemoteError
-from millpond.host.cli.new import Template, create
+from millpond.host.cli.projects.new import Template, create
 
 from .support import SLOW_MODEL, Emulation
 

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import shutil
-from importlib import resources
 from pathlib import Path
 
 from millpond.base.errors import LocalError
+from millpond.host.cli.projects import templates
 from millpond.train.job import file
 
 JOB = "job.toml"
+_NAMED = ("README.md", "pyproject.toml")
 
 
 def create(folder: Path, job_file: Path, every: int) -> list[str]:
@@ -20,11 +21,7 @@ def create(folder: Path, job_file: Path, every: int) -> list[str]:
     """
     job, files = file.read(job_file)
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise LocalError(f"{folder} exists and is not an empty folder; choose another name")
-        shutil.copytree(_source(), folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-        for path in folder.iterdir():
-            path.write_text(path.read_text().replace("NAME", folder.absolute().name))
+        templates.lay_out("federate", folder, _NAMED)
         for name, path in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, folder / name)
@@ -45,10 +42,3 @@ def _link_test(folder: Path, job_file: Path, test: Path | None) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.exists():
         link.symlink_to(test)
-
-
-def _source() -> Path:
-    """Return the template's folder: inside the package once installed, beside it in a working tree."""
-    package = Path(str(resources.files("millpond.host")))
-    installed = package / "templates" / "federate"
-    return installed if installed.exists() else package.parents[1] / "templates" / "federate"

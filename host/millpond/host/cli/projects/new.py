@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import shutil
 from enum import StrEnum
-from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ import typer
 
 from millpond.base.errors import LocalError
 from millpond.host.cli.options import FormatOption, new_app
+from millpond.host.cli.projects import templates
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
 
@@ -63,19 +62,7 @@ def command(
 def create(folder: Path, template: Template) -> list[str]:
     """Write the project. Returns the names of its files. Raises LocalError for a folder that is not empty."""
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise LocalError(f"{folder} exists and is not an empty folder; choose another name")
-        ignored = shutil.ignore_patterns("__pycache__", ".*")
-        shutil.copytree(_source(template), folder, ignore=ignored, dirs_exist_ok=True)
-        readme = (folder / "README.md").read_text()
-        (folder / "README.md").write_text(readme.replace("NAME", folder.absolute().name))
+        templates.lay_out(template, folder)
     except OSError as error:
         raise LocalError(f"{error.filename or folder}: {error.strerror or error}") from None
     return sorted(path.name for path in folder.iterdir())
-
-
-def _source(template: Template) -> Path:
-    """Return a template's folder: inside the package once installed, beside it in a working tree."""
-    package = Path(str(resources.files("millpond.host")))
-    installed = package / "templates" / template
-    return installed if installed.exists() else package.parents[1] / "templates" / template
