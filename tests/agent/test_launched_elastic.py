@@ -27,27 +27,27 @@ sys.exit(7 if os.environ["TORCHELASTIC_RESTART_COUNT"] != sys.argv[1] else 0)
 """
 
 
-def test_a_script_that_fails_is_started_again(agent: Agent) -> None:
-    launch = replace(
-        script(TELLS), arguments=("1",), elastic=ElasticAgents(1, 1, 2), run="r", variables=LOOPBACK
-    )
+def run(agent: Agent, until: str, restarts: int) -> tuple[list[str], list[str], int]:
+    """Run the script TELLS, which fails ``until`` a restart, on one worker. Returns what each of its starts
+    has told, all lines, and its exit code.
+    """
+    elastic = ElasticAgents(1, 1, restarts)
+    launch = replace(script(TELLS), arguments=(until,), elastic=elastic, run="r", variables=LOOPBACK)
     host, thread = agent.serve(launch)
     with host:
         lines, code = said(host)
-    told = [line for line in lines if line.startswith("1.0")]
-    assert (told, code) == (["1.0 0 1 0 default 0 2 r", "1.0 0 1 0 default 1 2 r"], 0), lines
     thread.join(30)
+    return [line for line in lines if line.startswith("1.0")], lines, code
+
+
+def test_a_script_that_fails_is_started_again(agent: Agent) -> None:
+    told, lines, code = run(agent, "1", 2)
+    assert (told, code) == (["1.0 0 1 0 default 0 2 r", "1.0 0 1 0 default 1 2 r"], 0), lines
 
 
 def test_its_exit_code_is_the_scripts_after_the_last_restart(agent: Agent) -> None:
-    launch = replace(
-        script(TELLS), arguments=("9",), elastic=ElasticAgents(1, 1, 1), run="r", variables=LOOPBACK
-    )
-    host, thread = agent.serve(launch)
-    with host:
-        lines, code = said(host)
-    assert ([line.split()[5] for line in lines if line.startswith("1.0")], code) == (["0", "1"], 7), lines
-    thread.join(30)
+    told, lines, code = run(agent, "9", 1)
+    assert ([line.split()[5] for line in told], code) == (["0", "1"], 7), lines
 
 
 def test_it_is_started_again_when_another_worker_is_lost(agent: Agent) -> None:

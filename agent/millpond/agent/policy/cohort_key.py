@@ -12,6 +12,7 @@ import logging
 import os
 from pathlib import Path
 
+from millpond.aggregate.masking.messages import KEY_BYTES
 from millpond.linux.files import write_secret
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def secret_key(state: Path, device: str) -> bytes:
     try:
         return file.read_bytes()
     except FileNotFoundError:
-        secret = os.urandom(keys.KEY_BYTES)
+        secret = os.urandom(KEY_BYTES)
     write_secret(file, secret)
     line = f"{device} {base64.b64encode(keys.public_of(secret)).decode()}"
     (state / _PUBLIC).write_text(f"{line}\n")

@@ -9,14 +9,12 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from millpond.aggregate.masking.messages import KEY_BYTES, LEAST_COHORT
 from millpond.base.errors import ConfigError
 from millpond.base.keys import Key
 
 _KEY = re.compile(r"(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 """A public key's line."""
-_COHORT_KEY = 32
-"""Bytes of a device's key in a cohort."""
-LEAST_COHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class Policy:
         for line in self.cohort:
             name, key = line.split()
             found[name] = base64.b64decode(key, validate=True)
-            if len(found[name]) != _COHORT_KEY:
+            if len(found[name]) != KEY_BYTES:
                 raise ValueError(line)
         return found
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from millpond.aggregate.masking import keys, shamir
 from millpond.aggregate.masking.member import pair_seed, threshold_of
 from millpond.aggregate.masking.messages import (
+    KEY_BYTES,
     Agree,
     Agreed,
     Dealt,
@@ -59,7 +60,7 @@ class MaskedExchange:
         """Note a member's offer. Returns what is wrong with it, "" if nothing is seen."""
         if not offer.sealed.keys() == offer.digests.keys() == self._members.keys():
             return "its shares are not for the members of the cohort"
-        if len(offer.public) != keys.KEY_BYTES:
+        if len(offer.public) != KEY_BYTES:
             return "its key is none"
         self._offers[name] = offer
         return ""
@@ -154,11 +155,10 @@ class MaskedExchange:
             found = shamir.join(dict(sorted(shares.items())[: self.threshold]))
         except ValueError:
             found = b""
-        told = offer.commitment if name in self._survivors else offer.public
         if name in self._survivors:
-            is_right = keys.digest(found) == told
+            is_right = keys.digest(found) == offer.commitment
         else:
-            is_right = len(found) == keys.KEY_BYTES and keys.public_of(found) == told
+            is_right = len(found) == KEY_BYTES and keys.public_of(found) == offer.public
         if not is_right:
             text = "the shares of its masks are of no mask"
             raise CohortFailed(f"{name}: {text}", {name: text})

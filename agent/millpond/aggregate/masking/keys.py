@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-KEY_BYTES = 32
+from millpond.aggregate.masking.messages import KEY_BYTES
+
 _NONCE_BYTES = 12
 
 

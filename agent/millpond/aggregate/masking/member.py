@@ -16,6 +16,9 @@ from typing import NoReturn
 
 from millpond.aggregate.masking import keys, shamir
 from millpond.aggregate.masking.messages import (
+    KEY_BYTES,
+    LEAST_COHORT,
+    MOST_COHORT,
     Agree,
     Agreed,
     Dealt,
@@ -29,8 +32,6 @@ from millpond.aggregate.masking.messages import (
 from millpond.aggregate.masking.shamir import SECRET_BYTES, SHARE_BYTES, Random
 from millpond.aggregate.masking.stream import Words, mask_add
 from millpond.base.errors import Refused
-
-LEAST_COHORT, MOST_COHORT = 2, 1024
 
 
 def threshold_of(members: int) -> int:
@@ -70,7 +71,7 @@ class _Exchange:
     def __init__(self, request: OpenCohort, random: Random) -> None:
         self.session, self.members = request.session, dict(sorted(request.members.items()))
         self.threshold = threshold_of(len(self.members))
-        self.seed, self.secret = random(SECRET_BYTES), random(keys.KEY_BYTES)
+        self.seed, self.secret = random(SECRET_BYTES), random(KEY_BYTES)
         self.offers: dict[str, Dealt] = {}
         self.shares: dict[str, tuple[bytes, bytes]] = {}
         self.seeds: dict[str, bytes] = {}

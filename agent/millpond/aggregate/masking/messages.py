@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from millpond.wire.messages import Kind, Message, message
 
+KEY_BYTES = 32
+LEAST_COHORT, MOST_COHORT = 2, 1024
+
 
 @message("cohort.open")
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Offered(Message):
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """What one member has offered to another."""
+    """An offer as it is dealt to one of the other members."""
 
     public: bytes
     commitment: bytes
