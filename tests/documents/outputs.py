@@ -13,8 +13,9 @@ from typing import Any, Final
 from documents.cli import PROGRAM, commands
 from documents.markdown import code, page, prose
 from documents.types import inner, members
-from millpond.host.api.daemon import Curves, Devices, JobInfo, TopologyInfo, TunnelInfo
+from millpond.host.api.daemon import Curves, Devices, JobInfo, TunnelInfo
 from millpond.host.api.launch import WorkerEnd
+from millpond.host.api.topology import TopologyInfo
 from millpond.host.cli.data import DataSummary
 from millpond.host.cli.flash import Flashed
 from millpond.host.cli.simulation.fleet import PolicyResult

@@ -43,6 +43,8 @@ PAGES: Final = {
         "millpond.host.api.audit",
         "millpond.host.api.launch",
         "millpond.host.api.connection",
+        "millpond.host.api.outer",
+        "millpond.host.api.topology",
     ),
     "tunnel-protocol": (
         "Tunnel protocol",

@@ -22,7 +22,8 @@ import pytest
 
 from millpond.base.errors import LocalError
 from millpond.base.version import VERSION
-from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo, LinkInfo, TopologyInfo, TunnelInfo
+from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo, TunnelInfo
+from millpond.host.api.topology import LinkInfo, TopologyInfo
 from millpond.host.emulation import machine
 from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.lifecycle import DeviceState

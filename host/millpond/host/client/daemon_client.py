@@ -18,6 +18,7 @@ from millpond.host.api.launch import (
     LaunchSaved,
     StartLaunch,
 )
+from millpond.host.api.topology import GetTopology, TopologyInfo
 from millpond.host.client.connection import ANSWER_SECONDS
 from millpond.host.client.submission import JobSubmission
 from millpond.host.records.jobs import ACTIVE
@@ -55,10 +56,10 @@ class DaemonClient(JobSubmission):
         """Return the state of the host's endpoint of a device's tunnel."""
         return self._call(daemon.GetTunnel(device), daemon.TunnelInfo, self._deadline)
 
-    def topology(self, size: int, root: str = "", repeats: int = 0) -> daemon.TopologyInfo:
+    def topology(self, size: int, root: str = "", repeats: int = 0) -> TopologyInfo:
         """Return the links of all ready devices, and what reductions of ``size`` values take over them."""
-        request = daemon.GetTopology(size, root, repeats)
-        return self._call(request, daemon.TopologyInfo, Deadline.after(TOPOLOGY_SECONDS))
+        request = GetTopology(size, root, repeats)
+        return self._call(request, TopologyInfo, Deadline.after(TOPOLOGY_SECONDS))
 
     def ledgers(self, device: str = "") -> dict[str, Ledger]:
         """Return the privacy ledgers by device, of all devices that are ready or of one that is."""

@@ -33,6 +33,7 @@ from millpond.host.api import audit, daemon
 from millpond.host.api.connection import GetVolume, VolumeTicket
 from millpond.host.api.launch import StartLaunch
 from millpond.host.api.outer import GetOuterModel, OuterOrder
+from millpond.host.api.topology import GetTopology
 from millpond.host.daemon.outer_requests import OuterRequests
 from millpond.host.daemon.places import UserPlace, UserPlaces, most_places
 from millpond.host.fleet import expiry, worker_user
@@ -219,7 +220,7 @@ class DaemonServer:
         device.stop()
         return Ok()
 
-    def _get_topology(self, _client: Channel, request: daemon.GetTopology) -> Message:
+    def _get_topology(self, _client: Channel, request: GetTopology) -> Message:
         ready = {name: d for name, d in self._devices.items() if d.status.state is DeviceState.READY}
         if request.root and request.root not in ready:
             raise Refused("", "unknown", f"'{request.root}' is no device that is ready")
@@ -396,7 +397,7 @@ class DaemonServer:
         daemon.AddDevice: _add_device,
         daemon.RemoveDevice: _remove_device,
         daemon.GetTunnel: lambda self, _client, request: self._device(request.device).tunnel(),
-        daemon.GetTopology: _get_topology,
+        GetTopology: _get_topology,
         daemon.Dial: _dial,
         GetVolume: _get_volume,
         daemon.GetLedgers: _get_ledgers,

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from millpond.host.api.daemon import TopologyInfo
+from millpond.host.api.topology import TopologyInfo
 
 
 def show(found: TopologyInfo, size: int) -> Group:

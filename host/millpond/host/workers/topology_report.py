@@ -19,7 +19,7 @@ from millpond.aggregate.topology import Network, ReductionTree
 from millpond.aggregate.tree_client import TreeReduction
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError
-from millpond.host.api.daemon import GetTopology, LinkInfo, ReductionInfo, TopologyInfo
+from millpond.host.api.topology import GetTopology, LinkInfo, ReductionInfo, TopologyInfo
 from millpond.host.fleet.device import Device
 from millpond.host.workers.node_control import NodeControl
 from millpond.host.workers.node_group import NodeGroup

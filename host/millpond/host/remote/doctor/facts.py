@@ -6,7 +6,8 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass, field
 
-from millpond.host.api.daemon import DeviceInfo, LinkInfo, TunnelInfo
+from millpond.host.api.daemon import DeviceInfo, TunnelInfo
+from millpond.host.api.topology import LinkInfo
 from millpond.host.records.certificates import CertificateEnd
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.base.text import counted
-from millpond.host.api.daemon import DeviceInfo, LinkInfo
+from millpond.host.api.daemon import DeviceInfo
+from millpond.host.api.topology import LinkInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory as fleets
 from millpond.host.fleet import expiry
