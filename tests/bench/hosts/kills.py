@@ -22,7 +22,8 @@ from bench.hosts.federated_fleets import EMULATION, Federation, accuracy, federa
 from bench.rows import Row, summary
 from millpond.base.errors import MillpondError
 from millpond.host.cli.federation import project
-from millpond.host.cli.federation.processes import LOOPBACK, free_port, wait_for_port
+from millpond.host.cli.federation.processes import LOOPBACK, wait_for_port
+from millpond.linux.sockets import free_port
 from system.support import Emulation
 
 VICTIMS = ("client-app", "daemon", "node", "server-app", "superlink")
@@ -48,7 +49,7 @@ class _Services:
 
     def __init__(self, hosts: Federation, stack: ExitStack) -> None:
         self._hosts, self._end = hosts, threading.Event()
-        port = free_port()
+        port = free_port(LOOPBACK)
         self.address = f"{LOOPBACK}:{port}"
         self.running: dict[str, psutil.Process] = {}
         self._keep(stack, "superlink", hosts.flower.superlink(port), port)

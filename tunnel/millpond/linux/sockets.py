@@ -73,6 +73,14 @@ def readable(files: Sequence[F], seconds: float | None = None) -> list[F]:
     return [numbers[number] for number, _ in poll.poll(None if seconds is None else 1000 * seconds)]
 
 
+def free_port(address: str = "") -> int:
+    """Return a TCP port that is free now at an address of this machine, without one at all of them."""
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        port: int = sock.getsockname()[1]
+    return port
+
+
 def has_left(sock: socket.socket) -> bool:
     """Return whether the process at the other end has closed its connection, or its half of it."""
     poll = select.poll()

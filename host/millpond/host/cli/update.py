@@ -167,7 +167,7 @@ class Restarts:
 
     @property
     def expected(self) -> str:
-        """What is expected of the next one."""
+        """The time that the next restart may take."""
         most = f"at most {duration(self.patience)}"
         return most if self.took is None else f"the last device took {duration(self.took)}, {most}"
 

@@ -52,7 +52,6 @@ KEPT_LOGS = 20
 KEPT_SUMMARIES = 500
 PART_SIZE = 1 << 20
 """Characters of the stored rounds that are told at once: a round of many workers has tens of thousands."""
-"""Rounds that a command is told at once."""
 STORE_RETRY_SECONDS = 5.0
 
 

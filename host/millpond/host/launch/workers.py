@@ -96,7 +96,8 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
     it can reach worker 0; confined ones connect to nobody.
     """
     names = [*([HOST] if request.host else []), *devices]
-    interface, port = fleet.interface(devices[0]) if devices else "lo", _free_port()
+    # Most likely it is free on a device too, and forwarding permits it.
+    interface, port = fleet.interface(devices[0]) if devices else "lo", sockets.free_port()
     run, here = uuid.uuid4().hex, [name for name in names if _is_here(fleet, name)]
 
     def launch(rank: int, name: str) -> Launch:
@@ -160,14 +161,6 @@ def _own_address(fleet: Fleet, name: str, devices: Sequence[str]) -> str:
     if name != HOST:
         return fleet.addresses(name).device_ip
     return fleet.addresses(devices[0]).host_ip if devices else "127.0.0.1"
-
-
-def _free_port() -> int:
-    """Return a port that is free on the host, most likely on a device too, and that forwarding permits."""
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        port: int = sock.getsockname()[1]
-    return port
 
 
 class Over:

@@ -60,12 +60,11 @@ def parts(answer: bytes) -> Iterator[tuple[int, bytes]]:
 
 def acknowledged(answer: bytes) -> int:
     """Return how many messages an answer acknowledges. Raises OSError for an error, or another answer."""
-    count = at = 0
-    while at + HEADER.size <= len(answer):
-        size, kind = HEADER.unpack_from(answer, at)[:2]
+    count = 0
+    for kind, body in parts(answer):
         if kind != ERROR:
             raise OSError(errno.EPROTO, "the kernel gave no answer to a netlink request")
-        if code := -_ERROR.unpack_from(answer, at + HEADER.size)[0]:
+        if code := -_ERROR.unpack_from(body)[0]:
             raise OSError(code, os.strerror(code))
-        count, at = count + 1, at + (size + 3) // 4 * 4
+        count += 1
     return count

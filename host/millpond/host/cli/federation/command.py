@@ -12,10 +12,11 @@ import typer
 
 from millpond.base.errors import LocalError
 from millpond.host.cli.federation import project
-from millpond.host.cli.federation.processes import LOOPBACK, Flower, free_port, wait_for_port
+from millpond.host.cli.federation.processes import LOOPBACK, Flower, wait_for_port
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, new_app
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.linux.sockets import free_port
 
 app, federate = (
     new_app(),
@@ -91,7 +92,7 @@ def run(
         config["rounds"] = rounds
     with ExitStack() as stack:
         if not superlink:
-            port = free_port()
+            port = free_port(LOOPBACK)
             superlink = f"{LOOPBACK}:{port}"
             wait_for_port(port, stack.enter_context(programs.started("superlink", programs.superlink(port))))
         for number, each in enumerate(fleets):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.base.errors import LocalError
+from millpond.linux.sockets import free_port
 from millpond.linux.syscalls import killed_with_parent
 
 START_SECONDS, END_SECONDS, QUERY_SECONDS = 120.0, 10.0, 60.0
@@ -76,7 +77,7 @@ class Flower:
         """Return the command line of a SuperNode whose configuration is ``node``."""
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
         trust = ("--root-certificates", str(certificate)) if certificate else ("--insecure",)
-        port = ("--port", str(free_port()))
+        port = ("--port", str(free_port(LOOPBACK)))
         return self.argv("flower-supernode", *trust, "--superlink", superlink, *port, "--node-config", config)
 
     def superlink(self, port: int) -> list[str]:
@@ -128,13 +129,6 @@ class Flower:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(END_SECONDS)
-
-
-def free_port() -> int:
-    """Return a TCP port of loopback that is free now."""
-    with socket.socket() as found:
-        found.bind((LOOPBACK, 0))
-        return int(found.getsockname()[1])
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
