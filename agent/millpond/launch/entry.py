@@ -36,6 +36,7 @@ from millpond.train.distributed.launch_messages import (
     Launch,
     Listening,
     RestartScript,
+    StopScript,
 )
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
@@ -132,7 +133,7 @@ def _wait(scripts: set[int], channel: Channel, ports: _Ports | None) -> int:
             ports.look()
         ready = {descriptor for descriptor, _ in poll.poll(pause)}
         if channel.sock.fileno() in ready:
-            if isinstance(channel.receive(Deadline.after(RECEIVE_SECONDS)).message, RestartScript):
+            if _is_to_restart(channel, Deadline.after(RECEIVE_SECONDS)):
                 _end(workers_of(handles))
             else:
                 _kill(handles)
@@ -145,6 +146,15 @@ def _wait(scripts: set[int], channel: Channel, ports: _Ports | None) -> int:
                     failed = code
                     _kill(handles)
     return failed
+
+
+def _is_to_restart(channel: Channel, deadline: Deadline) -> bool:
+    """Return whether the launcher's next message is RestartScript, or StopScript. Raises RemoteError."""
+    head = channel.receive(deadline)
+    if isinstance(head.message, RestartScript):
+        return True
+    channel.checked(head, StopScript)
+    return False
 
 
 def _kill(handles: Mapping[int, int]) -> None:
@@ -164,7 +174,7 @@ def _until_launcher_left(channel: Channel) -> None:
     ended, it would take away what the launcher has not read yet.
     """
     while True:
-        channel.receive(NEVER)
+        _is_to_restart(channel, NEVER)
 
 
 def _end_others() -> None:
