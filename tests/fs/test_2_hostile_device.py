@@ -278,6 +278,7 @@ def _possible(reply: Message) -> bool:
         p.SessionWelcome(0, 0, 1, 1.0),
         p.SessionWelcome(1, 0, 1, 1.0, Owner(-1, 0)),
         p.SessionWelcome(1, 0, 1, 1.0, Owner(0, (1 << 32) - 1)),
+        p.SessionWelcome(1, 0, 1, 1.0, root_inode=-1),
         r.LockIs(3),
         r.LockIs(0, 5, 4),
         r.LockSet(-1),

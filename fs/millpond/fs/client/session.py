@@ -157,6 +157,7 @@ class Session:
         with self.lock:
             if inodes.verifier != session.verifier:
                 self._ended.add(inodes.verifier)
+                inodes.root.inode = session.root_inode
                 self.on_invalidate(inodes.invalidate_all(session.verifier, session.storage))
             due = [message for verifier, message in self.posted if verifier == inodes.verifier]
             self.posted.clear()

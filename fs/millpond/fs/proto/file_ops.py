@@ -286,9 +286,10 @@ class GetStatistics(Message):
 class SessionWelcome(Message):
     """The session is there. ``verifier`` is never 0 and changes when the server has lost this client's state;
     ``performed`` counts the slot's requests that were performed, not counting SessionHello, Again and
-    Goodbye. ``root`` is the volume's root node; delegations are leased for ``lease`` seconds. ``owner`` is
-    the owner of new files, None for whoever makes them. ``storage`` is the write verifier: while it
-    stays the same, what was written by this server or an earlier one is on the flash or on its way there.
+    Goodbye. ``root`` is the volume's root node, ``root_inode`` its inode number; delegations are leased for
+    ``lease`` seconds. ``owner`` is the owner of new files, None for whoever makes them. ``storage`` is the
+    write verifier: while it stays the same, what was written by this server or an earlier one is on the flash
+    or on its way there.
     """
 
     verifier: int
@@ -297,6 +298,7 @@ class SessionWelcome(Message):
     lease: float
     owner: Owner | None = None
     storage: bytes = b""
+    root_inode: int = 0
 
 
 @message("fs.done", Kind.VOLUME)

@@ -40,7 +40,7 @@ def _is_possible(reply: Message | None) -> bool:
 def _is_welcome(reply: p.SessionWelcome) -> bool:
     ids = (0,) if reply.owner is None else (reply.owner.uid, reply.owner.gid)
     in_order = reply.verifier != 0 and reply.performed >= 0 and 0 < reply.lease <= _MAX_LEASE
-    return in_order and _are_within(ids, 0, _SHORT - 1)
+    return in_order and _are_within(ids, 0, _SHORT - 1) and 0 <= reply.root_inode <= _LONG
 
 
 def _are_statistics(reply: p.StatisticsAre) -> bool:

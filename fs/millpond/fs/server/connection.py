@@ -102,7 +102,10 @@ def _answer_all(
     client, slot = sessions.attach(hello, channel)
     try:
         lease, owner = sessions.delegations.lease, sessions.tree.new_owner
-        welcome = p.SessionWelcome(client.verifier, slot.performed, ROOT, lease, owner, sessions.storage)
+        inode = sessions.tree.inode(ROOT)
+        welcome = p.SessionWelcome(
+            client.verifier, slot.performed, ROOT, lease, owner, sessions.storage, root_inode=inode
+        )
         channel.send(welcome, Deadline.after(transfer))
         head = channel.receive(Deadline.after(idle))
         while not isinstance(head.message, p.Goodbye):

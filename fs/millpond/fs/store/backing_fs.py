@@ -39,7 +39,6 @@ from millpond.fs.store.quota import BLOCK_SIZE, NAME_SIZE, Quota, Usage
 from millpond.fs.store.usage import public_usage, statistics
 from millpond.fs.vfs.inode_api import (
     ROOT,
-    ROOT_INODE,
     AddEntry,
     Buffer,
     CachedAttributes,
@@ -217,7 +216,7 @@ class BackingFs:
 
     def inode(self, node: Node) -> int:
         """Return the number by which a node's file is known everywhere."""
-        return ROOT_INODE if node == ROOT else self.identity.number(self._ref(node).key)
+        return self.identity.number(self._ref(node).key)
 
     def nodes_of(self, numbers: Collection[int] | None) -> list[Node]:
         """Return the nodes of those files that are known by these numbers; of all if ``numbers`` is None."""

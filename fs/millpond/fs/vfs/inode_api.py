@@ -21,8 +21,6 @@ from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle, Owner, 
 
 Node = NewType("Node", int)
 ROOT: Final = Node(1)
-ROOT_INODE: Final = 0
-"""The number by which the root is known everywhere: a file of another file system may have its own."""
 Buffer = bytes | bytearray | memoryview
 
 

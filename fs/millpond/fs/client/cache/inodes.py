@@ -18,7 +18,7 @@ from typing import Literal, cast
 from millpond.base.errors import LocalError
 from millpond.fs.client.cache.inode import CachedInode
 from millpond.fs.proto.file_ops import FoundIs
-from millpond.fs.vfs.inode_api import ROOT, ROOT_INODE, KnownFile, Node
+from millpond.fs.vfs.inode_api import ROOT, KnownFile, Node
 from millpond.fs.vfs.path_api import Attributes, os_error
 
 _MOST_IDLE = 8192
@@ -41,7 +41,7 @@ class InodeCache:
     """
 
     def __init__(self) -> None:
-        self.root = CachedInode(ROOT, ROOT_INODE, None, b"", lookups=1, seen=True)
+        self.root = CachedInode(ROOT, 0, None, b"", lookups=1, seen=True)
         self.lease_end = 0.0
         self.verifier, self._storage = 0, b""
         self.to_forget: list[int] = []
@@ -51,7 +51,7 @@ class InodeCache:
         self.forget_is_urgent = False
         self._forgets_in_flight: set[int] = set()
         self._files = {ROOT: self.root}
-        self._by_inode: dict[int, CachedInode] = {ROOT_INODE: self.root}
+        self._by_inode: dict[int, CachedInode] = {}
         self._linked: set[Node] = set()
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._by_location: dict[tuple[Node, bytes], Node] = {}
@@ -78,7 +78,7 @@ class InodeCache:
 
     def by_inode(self, inode: int) -> CachedInode | None:
         """Return the file with an inode number of the device, None if it is not cached."""
-        return self._by_inode.get(inode)
+        return self.root if inode == self.root.inode else self._by_inode.get(inode)
 
     def least_needed(self) -> list[KnownFile]:
         """Return the files that the kernel knows and that are no directories: first those that it was only
