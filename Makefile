@@ -38,7 +38,7 @@ RELEASES = bookworm noble trixie
 RERUN =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check reference docs screenshots guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people bench-hosts papers conformance flower
+.PHONY: help demo test test-all coverage check reference docs screenshots guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people bench-hosts bench-privacy papers conformance flower
 .PHONY: image image-lock qemu test-image bench-image other-python
 .PHONY: manual wheels deb test-wheel test-deb release
 
@@ -140,6 +140,9 @@ bench-people: $(STAMP) system  ## what it costs to look at a fleet of 64: tables
 
 bench-hosts: $(STAMP) $(FLOWER_STAMP) system  ## several hosts that train one model: tables and .bench/hosts.json (ARGS=--help)
 	@PYTHONPATH=tests .venv/bin/python -m bench.hosts $(ARGS)
+
+bench-privacy: $(STAMP) system  ## attacks on what leaves a device, at each level: tables and .bench/privacy.json (ARGS=--help)
+	@PYTHONPATH=tests .venv/bin/python -m bench.privacy $(ARGS)
 
 papers: $(STAMP) system  ## the papers' tables and figures, theirs beside ours: .bench/papers.json (ARGS=--only stannis)
 	@PYTHONPATH=tests .venv/bin/python -m bench.papers $(ARGS)

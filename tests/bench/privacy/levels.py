@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (torch): the levels of privacy that the attacks are tried at, and fleets of devices at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from bench.privacy.target import PIXELS, RATE, Digits, Model, TargetDevice, rounds_work, steps_work
+from millpond.agent.policy.settings import Policy
+from millpond.train.job.spec import WorkSpec
+
+HIDDEN = 128
+PUBLIC = 300
+"""Digits that are nobody's: what an attacker knows of their kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Sums of ``devices`` devices, masked if more than one, each answer about ``group`` samples or more."""
+
+    name: str
+    devices: int = 1
+    group: int = Policy().least_samples
+
+    @property
+    def secure(self) -> bool:
+        """Whether updates are masked."""
+        return self.devices > 1
+
+    @property
+    def told(self) -> str:
+        """What a person calls it."""
+        if not self.secure:
+            return f"policy alone, least_samples {self.group}"
+        return f"masked sums of {self.devices} devices, least_samples {self.group}"
+
+
+ALONE, GROUPS = Level("policy"), Level("policy64", group=64)
+SUMS = tuple(Level(f"sum{count}", count) for count in (3, 8, 16))
+LEVELS = (ALONE, GROUPS, *SUMS)
+
+
+def mlp() -> nn.Module:
+    """Return a network of linear layers: the first one is that of the analytic attack."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
+
+
+def one_step(level: Level) -> tuple[WorkSpec, float]:
+    """Return the work by which a host has gradients at a level, and what an answer is times a gradient."""
+    if level.secure:
+        return rounds_work(secure=True), RATE
+    return steps_work(), 1.0
+
+
+def fleet(
+    level: Level, data: Digits, each: int, model: Model, work: WorkSpec, folder: Path
+) -> list[TargetDevice]:
+    """Return the devices of a level, with ``each`` samples of ``data``: the first ones are the first's."""
+    policy = Policy(least_samples=level.group, answers_per_state=0)
+    return [
+        TargetDevice(f"csd{rank:02}", part, model, work, folder / level.name, policy)
+        for rank, part in enumerate(_parts(data, each, level.devices))
+    ]
+
+
+def _parts(data: Digits, each: int, devices: int) -> Iterator[Digits]:
+    assert devices * each + PUBLIC <= len(data)
+    for rank in range(devices):
+        yield data.part(slice(rank * each, (rank + 1) * each))
+
+
+def public_part(data: Digits) -> Digits:
+    """Return the samples that no device has."""
+    return data.part(np.arange(len(data) - PUBLIC, len(data)))
