@@ -45,6 +45,7 @@ from millpond.wire.tls import Identity
 from ..waiting import eventually
 from ..wire.test_tls import Authority
 
+NONCE = "a-nonce-of-tests"
 ANSWERED = Answered(
     "job", "digits", 3, samples={"private/digits": 64}, sent={"parameters": 4096}, exchanges=1
 )
@@ -289,7 +290,7 @@ def config(base: Path) -> AgentConfig:
 
 
 def entries_of(audit: AuditRecorder) -> list[Entry]:
-    head = audit.head()
+    head = audit.head("")
     lines = list[str]()
     while len(lines) < head.number:
         lines += audit.entries(len(lines) + 1).lines
@@ -394,13 +395,12 @@ def test_what_is_new_is_written_each_minute(
 def test_a_new_certificate_has_an_entry_and_signs(tmp_path: Path, identity: Identity) -> None:
     audit = AuditRecorder(config(tmp_path), DeviceSigner(identity))
     audit.start("0.2.0", {})
-    first = audit.head()
-    assert audit.head() == first  # the same head is signed once
+    first = audit.head(NONCE)
     fresh = Authority("fleet").identity(tmp_path / "fresh", "csd0")
     identity.next_key.write_bytes(fresh.key.read_bytes())  # a renewal that is under way
     identity.next_key.chmod(0o600)
     identity.certificate.write_bytes(fresh.certificate.read_bytes())
-    second = audit.head()
+    second = audit.head(NONCE)
     assert second.number == first.number + 1 and second.signature and second.signature != first.signature
     found = [entry.event for entry in entries_of(audit) if isinstance(entry.event, InForce)]
     assert len({event.certificate for event in found}) == 2

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +17,16 @@ from millpond.agent.audit.log_file import AuditLog
 from millpond.agent.audit.recorder import AuditRecorder
 from millpond.agent.audit.signer import DeviceSigner
 from millpond.agent.config import AgentConfig, LinkConfig
-from millpond.base.errors import ProtocolError, RemoteError
+from millpond.base.errors import LocalError, ProtocolError, RemoteError
 from millpond.host.fleet import provisioning, renewal, revocation
 from millpond.host.fleet.authority import Authority
 from millpond.host.fleet.directory import Fleet
 from millpond.host.records.audit import summary
-from millpond.host.remote.audit import reading
+from millpond.host.remote.audit import reading, saved
 from millpond.host.remote.audit.reading import AuditLogCopy
-from millpond.host.remote.audit.verification import verify
+from millpond.host.remote.audit.verification import verify, verify_saved
 from millpond.host.terminal import audit_table, tables
+from millpond.host.terminal.audit_table import verdict_line
 from millpond.wire.audit_log import Answered, Entry, LogHead, Started, described, encode
 from millpond.wire.control_messages import AuditHead
 from millpond.wire.tls import Identity
@@ -62,14 +65,14 @@ class Device:
             session.counters.add(2, 4096)
             session.exchange({"private/digits": 64})
 
-    def audit_head(self, device: str) -> AuditHead:
-        return self.head or self.audit.head()
+    def audit_head(self, device: str, nonce: str = "") -> AuditHead:
+        return self.head or self.audit.head(nonce)
 
     def audit_entries(self, device: str, first: int) -> tuple[str, ...]:
         return self.lines.get(first) or self.audit.entries(first).lines
 
     def copy(self) -> AuditLogCopy:
-        return reading.read(self, "csd0")  # type: ignore[arg-type]
+        return reading.read(self, "csd0", secrets.token_hex(16))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def test_a_rolled_back_log_is_told(device: Device, tmp_path: Path) -> None:
     device.audit = device._recorder()
     with pytest.raises(RemoteError, match=f"has seen entry {seen.number}: the log was rolled back"):
         verify(device.fleet, device.copy())
-    while device.audit.head().number < seen.number:  # one that has grown since tells it all the same
+    while device.audit.head("").number < seen.number:  # one that has grown since tells it all the same
         device.job("cover")
     with pytest.raises(RemoteError, match="is another one than this host has seen: the log was rewritten"):
         verify(device.fleet, device.copy())
@@ -122,7 +125,7 @@ def test_a_log_that_drops_its_oldest_entries_is_verified_in_time_or_told(
     for number in range(2):
         device.job(f"job-{number}")
     seen = verify(device.fleet, device.copy())
-    while device.audit.head().oldest <= seen.number:
+    while device.audit.head("").oldest <= seen.number:
         device.job("more")
     with pytest.raises(RemoteError, match="what lies between is gone"):
         verify(device.fleet, device.copy())
@@ -132,7 +135,7 @@ def test_a_log_that_drops_its_oldest_entries_is_verified_in_time_or_told(
 
 
 def test_a_cut_or_changed_answer_is_told(device: Device) -> None:
-    lines, head = device.audit.entries(1).lines, device.audit.head()
+    lines, head = device.audit.entries(1).lines, device.audit.head("")
     device.lines = {1: lines[:2], 3: (lines[3],)}
     with pytest.raises(ProtocolError, match="csd0: entry 3 of the audit log does not continue the chain"):
         device.copy()
@@ -170,9 +173,56 @@ def test_a_head_without_a_signature_or_with_another_is_refused(device: Device) -
     with pytest.raises(RemoteError, match="is not signed: no key"):
         verify(device.fleet, replace(copy, head=replace(copy.head, signature="", reason="no key")))
     device.job("more")
-    other = device.audit.head().signature
+    other = device.audit.head(copy.nonce).signature
     with pytest.raises(RemoteError, match=f"the signature of entry {copy.end.number}"):
         verify(device.fleet, replace(copy, head=replace(copy.head, signature=other)))
+
+
+def test_an_old_head_that_is_sent_again_is_refused(device: Device) -> None:
+    device.head = device.audit.head("a-nonce-of-before")
+    with pytest.raises(RemoteError, match=f"the signature of entry {device.head.number}"):
+        verify(device.fleet, device.copy())
+
+
+def test_a_saved_log_is_verified_without_the_fleet(device: Device, tmp_path: Path) -> None:
+    file, ca = tmp_path / "csd0.audit", tmp_path / "ca.pem"
+    ca.write_bytes(device.fleet.identity.authority.read_bytes())
+    wanted = device.copy()
+    saved.save(file, wanted, 12.0)
+    copy, at = saved.load_copy(file, "csd0")
+    assert (copy, at) == (replace(wanted, head=replace(wanted.head, reason="")), 12.0)
+    verdict = verify_saved(ca, copy, at, wanted.nonce)
+    assert (verdict.number, verdict.nonce, verdict.saved) == (wanted.end.number, wanted.nonce, 12.0)
+    assert f"was saved at 1970-01-01 {time.strftime('%H:%M', time.localtime(12.0))}" in verdict_line(verdict)
+    with pytest.raises(RemoteError, match="was signed with another nonce: it may be an old one"):
+        verify_saved(ca, copy, at, "a-nonce-of-another")
+    other = provisioning.create(tmp_path / "other", "other", ["csd0"]).identity.authority
+    with pytest.raises(RemoteError, match="has a certificate that is none of this fleet"):
+        verify_saved(other, copy, at)
+    with pytest.raises(LocalError, match="is the audit log of 'csd0', not of csd1"):
+        saved.load_copy(file, "csd1")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda lines: [*lines[:2], *lines[3:]], "does not continue the chain"),
+        (lambda lines: lines[:-1], "is not the one that it has signed"),
+        (lambda lines: [*lines[:-1], lines[-1].replace(b'"time":', b'"time":1')], "is not the one"),
+        (lambda lines: [*lines[:-1], lines[-1][:-1]], "it ends within an entry"),
+        (lambda lines: [b"{}\n", *lines[1:]], "is no saved audit log"),
+        (lambda lines: [b"[" * 100_000, *lines[1:]], "is no saved audit log"),
+    ],
+)
+def test_a_changed_file_is_told(
+    device: Device, tmp_path: Path, change: Callable[[list[bytes]], list[bytes]], told: str
+) -> None:
+    file = tmp_path / "csd0.audit"
+    saved.save(file, device.copy(), 12.0)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(change(lines)))
+    with pytest.raises((RemoteError, LocalError), match=told):
+        saved.load_copy(file, "csd0")
 
 
 def test_another_devices_key_does_not_sign(device: Device, tmp_path: Path) -> None:

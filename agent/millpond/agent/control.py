@@ -214,8 +214,8 @@ class AgentService:
         return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
 
     @answers(GetAuditHead)
-    def _audit_head(self, _request: GetAuditHead, _host: Channel) -> Message:
-        return self.audit.head()
+    def _audit_head(self, request: GetAuditHead, _host: Channel) -> Message:
+        return self.audit.head(request.nonce)
 
     @answers(GetAuditEntries)
     def _audit_entries(self, request: GetAuditEntries, _host: Channel) -> Message:

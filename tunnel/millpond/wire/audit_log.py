@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -27,6 +28,7 @@ PAGE_BYTES: Final = 1 << 18
 """The most bytes of the lines of one message, and one line more."""
 MOST_BYTES: Final = 1 << 27
 """More bytes than the logs of a device have together."""
+_NONCE: Final = re.compile(r"[0-9A-Za-z._-]{16,128}")
 _LARGEST = 1 << 63
 _DEEPEST = 16
 _LATEST = 1e11  # seconds since 1970: the year 5138
@@ -170,9 +172,17 @@ def described(entry: Entry) -> dict[str, Any]:
     }
 
 
-def checkpoint(device: str, head: LogHead) -> str:
-    """Return the text that a device signs for the head of its log."""
-    return f"millpond audit log of {device}\n{head.number}\n{head.digest}\n"
+def checkpoint(device: str, head: LogHead, nonce: str = "") -> str:
+    """Return the text that a device signs for the head of its log; behind it the ``nonce`` of whoever asked,
+    which no earlier signature can have. The signatures in the log itself have none.
+    """
+    text = f"millpond audit log of {device}\n{head.number}\n{head.digest}\n"
+    return f"{text}{nonce}\n" if nonce else text
+
+
+def is_nonce(text: str) -> bool:
+    """Return whether a text may be a nonce: 16 to 128 letters, digits, points, hyphens and underscores."""
+    return bool(_NONCE.fullmatch(text))
 
 
 class ChainReader:

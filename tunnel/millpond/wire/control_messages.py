@@ -107,7 +107,12 @@ class Ledger(Message):
 
 @message("audit.head.get")
 class GetAuditHead(Message):
-    """Ask for the head of the audit log, signed; answered by AuditHead."""
+    """Ask for the head of the audit log, signed together with a ``nonce`` of the asker, so that no earlier
+    answer can be sent again, or not signed, without a nonce; answered by AuditHead. See
+    ``audit_log.is_nonce``.
+    """
+
+    nonce: str = ""
 
 
 @message("audit.head", Kind.METRICS)

@@ -37,6 +37,7 @@ from millpond.wire.audit_log import (
     Started,
     Stopped,
     checkpoint,
+    is_nonce,
 )
 from millpond.wire.control_messages import AuditEntries, AuditHead
 
@@ -77,7 +78,6 @@ class AuditRecorder:
         self._wake, self._stopping, self._error = threading.Event(), False, ""
         self._closed = False
         self._signed = self._log.head
-        self._signature = LogHead(), ""
         self._thread = threading.Thread(target=self._run, name="audit log", daemon=True)
 
     @property
@@ -146,14 +146,24 @@ class AuditRecorder:
             if len(self._reasons) < _MOST_REASONS and text not in self._reasons:
                 self._reasons.append(text)
 
-    def head(self) -> AuditHead:
-        """Return the head, signed, with all entries on the disk."""
-        reason = ""
+    def head(self, nonce: str) -> AuditHead:
+        """Return the head, signed with a ``nonce``, with all entries on the disk; without a nonce it is not
+        signed. Raises Refused.
+        """
+        if not nonce:
+            return self._unsigned("it was asked for without a nonce")
+        if not is_nonce(nonce):
+            raise Refused("", "protocol", "a nonce has 16 to 128 letters, digits, '.', '-' and '_'")
         try:
-            head, signature = self._sign_head()
+            head, signature = self._sign_head(nonce)
         except LocalError as error:
-            head, signature, reason = self._log.head, "", str(error)
-        return AuditHead(self._log.oldest, head.number, head.digest, signature, reason)
+            return self._unsigned(str(error))
+        return AuditHead(self._log.oldest, head.number, head.digest, signature)
+
+    def _unsigned(self, reason: str) -> AuditHead:
+        with self._lock:
+            oldest, head = self._log.oldest, self._log.head
+        return AuditHead(oldest, head.number, head.digest, "", reason)
 
     def entries(self, first: int) -> AuditEntries:
         """Return lines from the entry ``first`` on. Raises Refused."""
@@ -235,19 +245,16 @@ class AuditRecorder:
             with self._lock:
                 self._signed = self._log.head if self._log.head.number == head.number + 1 else head
 
-    def _sign_head(self) -> tuple[LogHead, str]:
+    def _sign_head(self, nonce: str = "") -> tuple[LogHead, str]:
         """Return the head and its signature. A new certificate has an entry first. Raises LocalError."""
         with self._signing:
             certificate = self._signer.certificate()
             while True:
                 head = self._synced(certificate)
-                if self._signature[0] != head:
-                    text = checkpoint(self._name, head)
-                    signature, certificate = self._signer.sign(NAMESPACE, text)
-                    if certificate != self._in_force.certificate:
-                        continue
-                    self._signature = head, signature
-                return self._signature
+                text = checkpoint(self._name, head, nonce)
+                signature, certificate = self._signer.sign(NAMESPACE, text)
+                if certificate == self._in_force.certificate:
+                    return head, signature
 
     def _synced(self, certificate: str) -> LogHead:
         """Return the head, with all entries on the disk, the last of which are of the ``certificate``."""

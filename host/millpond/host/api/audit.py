@@ -8,9 +8,10 @@ from millpond.wire.messages import Message, message
 
 @message("api.audit.head.get")
 class GetAuditHeadOf(Message):
-    """Ask a device for the signed head of its audit log; answered by its AuditHead."""
+    """Ask a device for the head of its audit log, see GetAuditHead; answered by its AuditHead."""
 
     device: str
+    nonce: str = ""
 
 
 @message("api.audit.get")

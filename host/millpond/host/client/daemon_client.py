@@ -65,9 +65,9 @@ class DaemonClient(JobSubmission):
         """Return the privacy ledgers by device, of all devices that are ready or of one that is."""
         return self._call(daemon.GetLedgers(device), daemon.Ledgers, self._deadline).ledgers
 
-    def audit_head(self, device: str) -> AuditHead:
-        """Return the signed head of a device's audit log."""
-        return self._call(audit.GetAuditHeadOf(device), AuditHead, self._deadline)
+    def audit_head(self, device: str, nonce: str = "") -> AuditHead:
+        """Return the head of a device's audit log, signed if there is a ``nonce``."""
+        return self._call(audit.GetAuditHeadOf(device, nonce), AuditHead, self._deadline)
 
     def audit_entries(self, device: str, first: int) -> tuple[str, ...]:
         """Return lines of a device's audit log from the entry ``first`` on."""

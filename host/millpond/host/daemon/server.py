@@ -253,7 +253,7 @@ class DaemonServer:
         return daemon.Ledgers(ledgers)
 
     def _get_audit_head(self, _client: Channel, request: audit.GetAuditHeadOf) -> Message:
-        return self._asked(request.device, GetAuditHead(), AuditHead)
+        return self._asked(request.device, GetAuditHead(request.nonce), AuditHead)
 
     def _get_audit_entries(self, _client: Channel, request: audit.GetAuditEntriesOf) -> Message:
         found = self._asked(request.device, GetAuditEntries(request.first), AuditEntries)

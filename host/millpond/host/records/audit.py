@@ -143,6 +143,7 @@ class KeptHead:
 class AuditVerdict:
     """The verified parts of a log: its ``entries`` up to ``number``, the ``signatures`` of as many
     certificates, and the head that this host had ``kept``, None where it verifies the log for the first time.
+    The device signed the head with a ``nonce``; a copy was ``saved`` at that time (s since 1970).
     """
 
     entries: int
@@ -151,6 +152,8 @@ class AuditVerdict:
     certificate: str
     signatures: int
     kept: KeptHead | None
+    nonce: str = ""
+    saved: float | None = None
 
 
 def append_fault(kept: KeptHead | None, oldest: int, digests: Mapping[int, str], head: LogHead) -> str:

@@ -51,11 +51,12 @@ def verdict_line(verdict: AuditVerdict | None) -> str:
     if verdict is None:
         return "signatures are not verified: add --verify"
     kept = verdict.kept
-    since = (
-        f"has grown since entry {kept.number}, of {_time(kept.time)}"
-        if kept
-        else "is seen for the first time"
-    )
+    if verdict.saved is not None:
+        since = f"was saved at {_time(verdict.saved)}, by that host's clock, with the nonce {verdict.nonce}"
+    elif kept:
+        since = f"has grown since entry {kept.number}, of {_time(kept.time)}"
+    else:
+        since = "is seen for the first time"
     return (
         f"verified: {verdict.entries} entries up to {verdict.number} are one chain, signed by the device "
         f"(certificate {verdict.certificate[:_DIGEST]}); the log {since}"

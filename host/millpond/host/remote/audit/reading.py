@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from millpond.base.errors import ProtocolError
@@ -14,10 +15,14 @@ from millpond.wire.texts import cleaned
 
 @dataclass(frozen=True, slots=True)
 class AuditLogCopy:
-    """The log of a ``device`` up to its ``head``: its entries in order, and the digests of their lines."""
+    """The log of a ``device`` up to its ``head``, which was asked for with a ``nonce``: its lines and its
+    entries in order, and the digests of the lines.
+    """
 
     device: str
     head: AuditHead
+    nonce: str
+    lines: tuple[str, ...]
     entries: tuple[Entry, ...]
     digests: dict[int, str]
 
@@ -27,28 +32,45 @@ class AuditLogCopy:
         return LogHead(self.head.number, self.head.digest)
 
 
-def read(client: DaemonClient, device: str) -> AuditLogCopy:
-    """Read the log of a device. Raises RemoteError, also where its entries are no chain up to its head."""
-    head = client.audit_head(device)
+def read(client: DaemonClient, device: str, nonce: str = "") -> AuditLogCopy:
+    """Read the log of a device, its head signed if there is a ``nonce``. Raises RemoteError, also where its
+    entries are no chain up to its head.
+    """
+    head = client.audit_head(device, nonce)
+    return follow(device, head, nonce, _asked(client, device, head))
+
+
+def follow(device: str, head: AuditHead, nonce: str, lines: Iterable[str]) -> AuditLogCopy:
+    """Return the log of a device that has these lines. Raises RemoteError where they are no chain up to its
+    ``head``.
+    """
     if head.number - head.oldest >= MOST_ENTRIES:
         raise ProtocolError(f"{device}: its audit log has more entries than a device keeps")
     reader = ChainReader(LogHead() if head.oldest == 1 else None)
-    entries, digests, size = list[Entry](), dict[int, str](), 0
+    kept, entries, digests, size = list[str](), list[Entry](), dict[int, str](), 0
+    for line in lines:
+        size += len(line)
+        if size > MOST_BYTES:
+            raise ProtocolError(f"{device}: its audit log is too long")
+        entry = _taken(reader, line, device)
+        kept.append(line)
+        entries.append(cleaned(entry))
+        assert reader.head
+        digests[entry.number] = reader.head.digest
+    if reader.head != LogHead(head.number, head.digest):
+        raise ProtocolError(f"{device}: the last entry of its audit log is not the one that it has signed")
+    return AuditLogCopy(device, head, nonce, tuple(kept), tuple(entries), digests)
+
+
+def _asked(client: DaemonClient, device: str, head: AuditHead) -> Iterator[str]:
+    """Yield the lines of a log up to its ``head``. Raises RemoteError."""
     number = head.oldest
     while number <= head.number:
         lines = client.audit_entries(device, number)
-        size += sum(map(len, lines))
-        if not lines or size > MOST_BYTES:
-            raise ProtocolError(f"{device}: its audit log ends before entry {head.number}, or is too long")
-        for line in lines[: head.number - number + 1]:
-            entry = _taken(reader, line, device)
-            entries.append(cleaned(entry))
-            assert reader.head
-            digests[entry.number] = reader.head.digest
+        if not lines:
+            raise ProtocolError(f"{device}: its audit log ends before entry {head.number}")
+        yield from lines[: head.number - number + 1]
         number += len(lines)
-    if reader.head != LogHead(head.number, head.digest):
-        raise ProtocolError(f"{device}: the last entry of its audit log is not the one that it has signed")
-    return AuditLogCopy(device, head, tuple(entries), digests)
 
 
 def _taken(reader: ChainReader, line: str, device: str) -> Entry:

@@ -2,7 +2,8 @@
 """Edge (cryptography, ssh-keygen, files): verifies the signatures of an audit log, and that nothing of what
 this host has seen before is gone.
 
-The host keeps the head that it has verified last: the first one is taken on trust.
+The host keeps the head that it has verified last: the first one is taken on trust. A saved copy is verified
+by the certificate of the fleet's authority alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -28,42 +30,76 @@ from millpond.linux.files import write_durably
 from millpond.wire.audit_log import NAMESPACE, InForce, LogHead, Signed, checkpoint
 
 
+@dataclass(frozen=True, slots=True)
+class _Trust:
+    """The ``authority`` of a fleet, and what ``refuses`` a certificate of it: returns why, or ""."""
+
+    authority: x509.Certificate
+    refuses: Callable[[x509.Certificate], str]
+
+
 def verify(fleet: Fleet, copy: AuditLogCopy, *, anew: bool = False) -> AuditVerdict:
     """Verify a log whose chain is whole, and keep its head; ``anew`` forgets the one that was kept. Raises
     RemoteError for a log that is not what it says, LocalError.
     """
     device = copy.device
-    if not copy.entries:
-        raise RemoteError(f"{device}: its audit log is empty")
-    certificate, signatures = _check_signatures(fleet, copy)
+    trust = _Trust(_loaded(fleet.identity.authority), lambda found: _refused(fleet, device, found))
+    certificate, signatures = _check_signatures(trust, copy)
     path = fleet.device_directory(device) / "audit-head.json"
     kept = None if anew else _kept(path)
     if fault := append_fault(kept, copy.head.oldest, copy.digests, copy.end):
         raise RemoteError(f"{device}: the audit log: {fault}; if the device has been set up anew, add --anew")
     write_durably(path, json.dumps(dump(KeptHead(copy.end.number, copy.end.digest, time.time()))).encode())
+    return _verdict(copy, certificate, signatures, kept)
+
+
+def verify_saved(authority: Path, copy: AuditLogCopy, saved: float, nonce: str = "") -> AuditVerdict:
+    """Verify a log that was ``saved`` at that time, by the certificate of the fleet's authority, in a file,
+    without the fleet; with a ``nonce`` also that the device has signed it. Raises RemoteError for a log that
+    is not what it says, LocalError.
+    """
+    if nonce and nonce != copy.nonce:
+        raise RemoteError(f"{copy.device}: the audit log was signed with another nonce: it may be an old one")
+    found = _check_signatures(_Trust(_loaded(authority), lambda _found: ""), copy)
+    return _verdict(copy, *found, None, saved)
+
+
+def _verdict(
+    copy: AuditLogCopy,
+    certificate: x509.Certificate,
+    signatures: int,
+    kept: KeptHead | None,
+    saved: float | None = None,
+) -> AuditVerdict:
     shown = certificate.fingerprint(hashes.SHA256()).hex()
-    return AuditVerdict(len(copy.entries), copy.end.number, copy.end.digest, shown, signatures, kept)
+    end = copy.end
+    return AuditVerdict(len(copy.entries), end.number, end.digest, shown, signatures, kept, copy.nonce, saved)
 
 
-def _check_signatures(fleet: Fleet, copy: AuditLogCopy) -> tuple[x509.Certificate, int]:
+def _refused(fleet: Fleet, device: str, found: x509.Certificate) -> str:
+    """Return why the present certificate of a log is not the one of the fleet's device, "" if it is."""
+    if found != _pinned(fleet, device):
+        return "not the one that the fleet has for it"
+    return "revoked" if revocation.is_listed(fleet, found.serial_number) else ""
+
+
+def _check_signatures(trust: _Trust, copy: AuditLogCopy) -> tuple[x509.Certificate, int]:
     """Verify the signature of the head, and the last one by each certificate that the device had before: it
     covers all entries up to there. Returns the present certificate, and the number of signatures.
     """
     device = copy.device
+    if not copy.entries:
+        raise RemoteError(f"{device}: its audit log is empty")
     if not copy.head.signature:
         raise RemoteError(f"{device}: the audit log is not signed: {copy.head.reason or 'it says not why'}")
     *before, (encoded, _) = [*_last_signatures(copy)] or [("", None)]
-    certificate = _certificate(fleet, device, encoded)
-    if certificate != _pinned(fleet, device):
-        raise RemoteError(
-            f"{device}: the certificate in the audit log is not the one that the fleet has for it"
-        )
-    if revocation.is_listed(fleet, certificate.serial_number):
-        raise RemoteError(f"{device}: the certificate in the audit log is revoked")
-    _check(device, certificate, copy.end, copy.head.signature)
+    certificate = _certificate(trust, device, encoded)
+    if why := trust.refuses(certificate):
+        raise RemoteError(f"{device}: the certificate in the audit log is {why}")
+    _check(device, certificate, copy.end, copy.head.signature, copy.nonce)
     count = 1
     for encoded, signed in before:
-        earlier = _certificate(fleet, device, encoded)
+        earlier = _certificate(trust, device, encoded)
         if signed is None:
             continue
         head = LogHead(signed.number, signed.digest)
@@ -90,12 +126,11 @@ def _last_signatures(copy: AuditLogCopy) -> Iterator[tuple[str, Signed | None]]:
         yield certificate, signed
 
 
-def _certificate(fleet: Fleet, device: str, encoded: str) -> x509.Certificate:
+def _certificate(trust: _Trust, device: str, encoded: str) -> x509.Certificate:
     """Return a certificate of a log, which the authority has issued to the device. Raises RemoteError."""
-    authority = x509.load_pem_x509_certificate(fleet.identity.authority.read_bytes())
     try:
         found = x509.load_der_x509_certificate(base64.b64decode(encoded))
-        found.verify_directly_issued_by(authority)
+        found.verify_directly_issued_by(trust.authority)
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
         raise RemoteError(f"{device}: the audit log has a certificate that is none of this fleet") from None
@@ -105,18 +140,23 @@ def _certificate(fleet: Fleet, device: str, encoded: str) -> x509.Certificate:
 
 
 def _pinned(fleet: Fleet, device: str) -> x509.Certificate:
-    path = fleet.device_directory(device) / "etc" / "cert.pem"
+    return _loaded(fleet.device_directory(device) / "etc" / "cert.pem")
+
+
+def _loaded(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError):
         raise LocalError(f"{path} is no certificate") from None
 
 
-def _check(device: str, certificate: x509.Certificate, head: LogHead, signature: str) -> None:
+def _check(
+    device: str, certificate: x509.Certificate, head: LogHead, signature: str, nonce: str = ""
+) -> None:
     key = certificate.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    if not ssh_signatures.verify([key.decode()], NAMESPACE, checkpoint(device, head), signature):
+    if not ssh_signatures.verify([key.decode()], NAMESPACE, checkpoint(device, head, nonce), signature):
         raise RemoteError(f"{device}: the signature of entry {head.number} of the audit log is not valid")
 
 
