@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from millpond.base.errors import Refused
-from millpond.host.api.daemon import JobInfo, JobProgress
+from millpond.host.api.daemon import JobInfo
+from millpond.host.api.progress import StoredProgress
 from millpond.host.jobs import following
 from millpond.host.jobs.following import JobAnswer, JobFollowing
-from millpond.host.records.jobs import Round
+from millpond.host.records.stored_rounds import StoredRound
 from millpond.wire.framing import Limits, Receiver
 
 from ..waiting import eventually
@@ -35,11 +36,11 @@ class Jobs:
         self.drops = 0
         self.following = JobFollowing(self.read, lambda _number, seen: ([], seen), lambda _number: self.drops)
 
-    def read(self, number: int, after: int) -> JobProgress:
+    def read(self, number: int, after: int) -> StoredProgress:
         self.reads += 1
-        found = [Round(n, {}, 1.0, 1, {}, {}, {}) for n in range(1, self.rounds + 1) if n > after]
+        found = [StoredRound(n, "") for n in range(1, self.rounds + 1) if n > after]
         info = replace(JOB, state=self.state, round=self.rounds)
-        return JobProgress(info, tuple(found[: self.page]), more=len(found) >= self.page)
+        return StoredProgress(info, tuple(found[: self.page]), more=len(found) >= self.page)
 
     def add(self, rounds: int = 1) -> None:
         self.rounds += rounds
@@ -77,7 +78,7 @@ def told(answer: JobAnswer) -> list[int]:
         buffer = receiver.buffer()
         buffer[:], left = left[: len(buffer)], left[len(buffer) :]
         head = receiver.received(len(buffer))
-    assert head and isinstance(head.message, JobProgress)
+    assert head and isinstance(head.message, StoredProgress)
     return [each.round for each in head.message.rounds]
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo, JobProgress
+from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo
+from millpond.host.api.progress import JobProgress
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.monitor import fleet_history
 from millpond.host.monitor.dashboard.charts import of_job

@@ -11,7 +11,7 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, LocalError, Refused
-from millpond.host.api import daemon
+from millpond.host.api import daemon, progress
 from millpond.host.api.connection import CLOSED, ENDED
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.daemon import server
@@ -136,7 +136,7 @@ def test_a_follower_that_does_not_read_for_a_while_goes_on(rig: Rig, monkeypatch
         rig.begun[1].log.info("at last")
         rig.finish(1)
         rounds = 0
-        while (found := client.expect(daemon.JobProgress, Deadline.after(30))).info.state != "done":
+        while (found := client.expect(progress.StoredProgress, Deadline.after(30))).info.state != "done":
             rounds += len(found.rounds)
         assert rounds + len(found.rounds) == 399
 

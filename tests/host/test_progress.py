@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from millpond.base.text import duration
-from millpond.host.api.daemon import JobInfo, JobProgress
+from millpond.host.api.daemon import JobInfo
+from millpond.host.api.progress import JobProgress
 from millpond.host.jobs.stage import JobStage, StageWatch
 from millpond.host.records.jobs import Round
 from millpond.host.terminal import progress_bars, progress_lines, tables

@@ -14,7 +14,8 @@ from PIL import Image, ImageColor
 from rich.console import Console
 
 from millpond.base.text import counted
-from millpond.host.api.daemon import DeviceInfo, JobInfo, JobProgress
+from millpond.host.api.daemon import DeviceInfo, JobInfo
+from millpond.host.api.progress import JobProgress
 from millpond.host.cli.jobs import ending
 from millpond.host.records.jobs import Round
 from millpond.host.remote.doctor.device_checks import concerns

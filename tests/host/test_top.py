@@ -16,7 +16,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import RichLog
 
-from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo, JobProgress
+from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo
+from millpond.host.api.progress import JobProgress
 from millpond.host.cli.views import top as command
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.monitor.feed import Feed

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millpond.host.records.jobs import Round
 from millpond.train.balance.profile import Profile
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
@@ -269,43 +268,18 @@ class JobList(Message):
 @message("api.job.get")
 @dataclass(frozen=True, slots=True)
 class GetJob(Message):
-    """Ask for the JobRecord of a job, with the first of its rounds behind round ``after``."""
+    """Ask for the StoredJob of a job, with the first of its rounds behind round ``after``."""
 
     job: int
     after: int = 0
 
 
-@message("api.job")
-@dataclass(frozen=True, slots=True)
-class JobRecord(Message):
-    """A job as it was submitted, ``code`` as the digest of its files, and finished rounds, or some."""
-
-    info: JobInfo
-    job: Job
-    code: str
-    rounds: tuple[Round, ...]
-    more: bool = False
-
-
 @message("api.watch")
 @dataclass(frozen=True, slots=True)
 class Watch(Message):
-    """Follow a job from its first round: answered by JobProgress repeatedly, the last with an ended job."""
+    """Follow a job from its first round: answered by StoredProgress until one has an ended job."""
 
     job: int
-
-
-@message("api.progress")
-@dataclass(frozen=True, slots=True)
-class JobProgress(Message):
-    """The job now, and the rounds and log lines that are new since the last JobProgress; ``more`` rounds
-    follow in the next one.
-    """
-
-    info: JobInfo
-    rounds: tuple[Round, ...] = ()
-    lines: tuple[str, ...] = field(default_factory=tuple)
-    more: bool = False
 
 
 @message("api.log.new.get")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ProtocolError, Refused, RemoteError
@@ -18,10 +17,12 @@ from millpond.host.api.launch import (
     LaunchSaved,
     StartLaunch,
 )
+from millpond.host.api.progress import JobProgress, JobRecord, StoredJob, StoredProgress
 from millpond.host.api.topology import GetTopology, TopologyInfo
 from millpond.host.client.connection import ANSWER_SECONDS
 from millpond.host.client.submission import JobSubmission
 from millpond.host.records.jobs import ACTIVE
+from millpond.host.records.stored_rounds import read_rounds
 from millpond.linux import sockets
 from millpond.train.distributed.launch_messages import SAVED_PART
 from millpond.wire.control_messages import AuditEntries, AuditHead, Ledger, LogPosition
@@ -91,18 +92,18 @@ class DaemonClient(JobSubmission):
             raise Refused("", "unknown", f"there is no job {number}")
         return found[0]
 
-    def job(self, number: int, *, rounds: bool = True) -> daemon.JobRecord:
+    def job(self, number: int, *, rounds: bool = True) -> JobRecord:
         """Return a job with its definition and, if ``rounds``, its finished rounds."""
         request = daemon.GetJob(number, 0 if rounds else daemon.LARGEST_NUMBER)
-        found = self._call(request, daemon.JobRecord, self._deadline)
+        found = self._call(request, StoredJob, self._deadline)
         finished = list(found.rounds)
         while found.more:
             request = daemon.GetJob(number, finished[-1].round)
-            found = self._call(request, daemon.JobRecord, self._deadline)
+            found = self._call(request, StoredJob, self._deadline)
             finished += found.rounds
-        return replace(found, rounds=tuple(finished))
+        return JobRecord(found.info, found.job, found.code, read_rounds(number, finished))
 
-    def watch(self, job: int) -> Iterator[daemon.JobProgress]:
+    def watch(self, job: int) -> Iterator[JobProgress]:
         """Follow a job until it has ended."""
         self._channel.send(daemon.Watch(job), self._deadline)
         while True:
@@ -111,9 +112,9 @@ class DaemonClient(JobSubmission):
             if progress.info.state not in ACTIVE and not progress.more:
                 return
 
-    def _next_progress(self) -> daemon.JobProgress:
+    def _next_progress(self) -> JobProgress:
         with self._told_truly():
-            return self._channel.expect(daemon.JobProgress, NEVER)
+            return self._channel.expect(StoredProgress, NEVER).read()
 
     def launch(
         self,

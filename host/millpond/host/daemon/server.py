@@ -29,7 +29,7 @@ from millpond.base.errors import (
 )
 from millpond.base.sizes import SLOWEST
 from millpond.base.text import LONGEST, printable
-from millpond.host.api import audit, daemon
+from millpond.host.api import audit, daemon, progress
 from millpond.host.api.connection import GetVolume, VolumeTicket
 from millpond.host.api.launch import StartLaunch
 from millpond.host.api.outer import GetOuterModel, OuterOrder
@@ -372,7 +372,7 @@ class DaemonServer:
         with contextlib.closing(self._jobs.follow(request.job, has_left)) as answers:
             for answer in answers:
                 client.send_encoded(
-                    daemon.JobProgress, answer.frame, NEVER
+                    progress.StoredProgress, answer.frame, NEVER
                 )  # its reader may stand still, such as a pager
 
     def _launch(self, client: Channel, request: StartLaunch) -> None:

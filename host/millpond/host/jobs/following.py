@@ -13,8 +13,10 @@ from typing import Final
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused
 from millpond.host.api.connection import ENDED
-from millpond.host.api.daemon import LARGEST_NUMBER, JobProgress
-from millpond.host.records.jobs import ACTIVE, Round
+from millpond.host.api.daemon import LARGEST_NUMBER
+from millpond.host.api.progress import StoredProgress
+from millpond.host.records.jobs import ACTIVE
+from millpond.host.records.stored_rounds import StoredRound
 from millpond.wire.framing import encode
 
 PAUSE_SECONDS: Final = 0.25
@@ -26,7 +28,7 @@ KEPT_ROUNDS: Final = 64
 """The last rounds of a followed job that are kept in memory; a command that lacks more reads the store."""
 KEPT_BYTES: Final = 32 << 20
 """Bytes of encoded parts of jobs' rounds that are kept for the next command that asks for them."""
-Read = Callable[[int, int], JobProgress]
+Read = Callable[[int, int], StoredProgress]
 NewLines = Callable[[int, int], tuple[list[str], int]]
 _Key = tuple[int, int, int]  # the job, the round before the part, the drops
 
@@ -38,7 +40,7 @@ class JobAnswer:
     rounds alone, and all are in the ``frame``.
     """
 
-    progress: JobProgress
+    progress: StoredProgress
     seen: int
     _frame: bytes = b""
 
@@ -154,10 +156,10 @@ class _FollowedJob:
         self.followers, self.revision = 0, 0
         self._condition, self._reading = threading.Condition(), threading.Lock()
         self._hurry = threading.Event()
-        self._now: JobProgress | None = None
+        self._now: StoredProgress | None = None
         self._known = -1  # the revision of what follows
         self._answers: dict[tuple[int, int], JobAnswer] = {}  # by the last round and line
-        self._rounds: list[Round] = []
+        self._rounds: list[StoredRound] = []
         self._before = 0  # the number of the round before those
 
     def changed(self, *, hurry: bool) -> None:
@@ -194,11 +196,11 @@ class _FollowedJob:
                 return self._answers[last, seen]
         return self._parts.answer(self._number, last, self._new_lines, seen)
 
-    def _told(self, found: JobProgress, seen: int) -> JobAnswer:
+    def _told(self, found: StoredProgress, seen: int) -> JobAnswer:
         lines, seen = self._new_lines(self._number, seen)
         return JobAnswer(replace(found, lines=tuple(lines)), seen)
 
-    def _look(self, is_first: bool) -> JobProgress:
+    def _look(self, is_first: bool) -> StoredProgress:
         """Read the job, and the rounds that are new."""
         self._hurry.clear()
         end = self._rounds[-1].round if self._rounds else self._before

@@ -19,13 +19,12 @@ from millpond.host.api.daemon import (
     MOST_LISTED,
     Curves,
     JobInfo,
-    JobProgress,
-    JobRecord,
     NewLog,
     PreparedWorkers,
     PrunedJobs,
     PruneJobs,
 )
+from millpond.host.api.progress import StoredJob, StoredProgress
 from millpond.host.jobs import artifacts, job_log, queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.following import JobAnswer, JobFollowing
@@ -38,7 +37,8 @@ from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.records.data_costs import RECENT, shares, total
 from millpond.host.records.failures import advised
-from millpond.host.records.jobs import ACTIVE, UNREADABLE, JobRow, JobState, Round, UnreadableJob
+from millpond.host.records.jobs import ACTIVE, UNREADABLE, JobRow, JobState, UnreadableJob
+from millpond.host.records.stored_rounds import StoredRound
 from millpond.host.store.store import Store
 from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile
@@ -345,14 +345,14 @@ class JobService:
         except LocalError as error:  # a round that cannot be read
             return replace(self._without_rounds(row), error=str(error))
 
-    def record(self, number: int, after: int = 0) -> JobRecord:
+    def record(self, number: int, after: int = 0) -> StoredJob:
         """Return a job with its definition and the first finished rounds behind ``after``. Raises Refused for
         an unknown one.
         """
         row = self._row(number)
         code = signed_code.digest(row.job.work, row.files)
-        info, rounds = self._info(row), self._store.rounds(number, after, PART_SIZE)
-        return JobRecord(info, row.job, code, tuple(rounds), _is_more(info, rounds))
+        info, rounds = self._info(row), self._store.stored_rounds(number, after, PART_SIZE)
+        return StoredJob(info, row.job, code, tuple(rounds), _is_more(info, rounds))
 
     def follow(self, number: int, has_left: Callable[[], bool]) -> Generator[JobAnswer, None, None]:
         """Yield the job's progress so far, then each change until the job has ended or the command
@@ -360,10 +360,10 @@ class JobService:
         """
         return self._following.follow(number, has_left)
 
-    def _progress(self, number: int, after: int) -> JobProgress:
+    def _progress(self, number: int, after: int) -> StoredProgress:
         row = self._row(number)
-        info, rounds = self._info(row), self._store.rounds(number, after, PART_SIZE)
-        return JobProgress(info, tuple(rounds), more=_is_more(info, rounds))
+        info, rounds = self._info(row), self._store.stored_rounds(number, after, PART_SIZE)
+        return StoredProgress(info, tuple(rounds), more=_is_more(info, rounds))
 
     def _new_lines(self, number: int, seen: int) -> tuple[list[str], int]:
         with self._lock:
@@ -486,7 +486,7 @@ def _failure(number: int, running: _Running, error: Exception) -> tuple[str, boo
     return advised(text, number, running.devices), ours
 
 
-def _is_more(info: JobInfo, rounds: Sequence[Round]) -> bool:
+def _is_more(info: JobInfo, rounds: Sequence[StoredRound]) -> bool:
     return bool(rounds) and rounds[-1].round < info.round
 
 

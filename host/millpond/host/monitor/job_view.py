@@ -10,7 +10,8 @@ from itertools import accumulate
 from sys import intern
 from typing import Final, TypeVar
 
-from millpond.host.api.daemon import JobInfo, JobProgress
+from millpond.host.api.daemon import JobInfo
+from millpond.host.api.progress import JobProgress
 from millpond.host.records.comparison import ComparedJob, results
 from millpond.host.records.data_costs import RECENT, shares, total
 from millpond.host.records.jobs import ACTIVE, JobEvent, JobState, Round, seconds_left

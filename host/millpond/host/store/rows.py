@@ -5,46 +5,33 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeVar
 
 from millpond.base import schema
-from millpond.base.errors import LocalError
 from millpond.host.records.jobs import JobPlan, JobRow, JobState, Round, Standing, UnreadableJob
+from millpond.host.records.stored_rounds import StoredRound, UnreadableRow, read_row
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
-
-T = TypeVar("T")
-
-
-class UnreadableRow(LocalError):
-    """A row that this version cannot read; the text says which, and why."""
 
 
 def job_row(row: sqlite3.Row) -> JobRow:
     """Return a row as a job. Raises UnreadableRow."""
-    return _read(row, f"job {row['id']}", _job_row)
+    return read_row(f"job {row['id']}", lambda: _job_row(row))
 
 
 def round_row(row: sqlite3.Row) -> Round:
     """Return a row as a finished round. Raises UnreadableRow."""
-    return _read(row, f"round {row['round']} of job {row['job']}", _round)
+    return stored_round(row).read(row["job"])
+
+
+def stored_round(row: sqlite3.Row) -> StoredRound:
+    """Return a row as a stored round, which nothing has read."""
+    return StoredRound(row["round"], row["result"])
 
 
 def unreadable(row: sqlite3.Row, error: UnreadableRow) -> UnreadableJob:
     """Return the readable part of a job whose row cannot be read."""
     return UnreadableJob(row["id"], row["name"], row["created"], row["ended"], str(error))
-
-
-def _read(row: sqlite3.Row, what: str, load: Callable[[sqlite3.Row], T]) -> T:
-    try:
-        return load(row)
-    except RecursionError:
-        why = "it is nested too deeply"
-    except (LocalError, ValueError, TypeError, AttributeError, LookupError) as error:
-        why = " ".join(str(error).split())
-    raise UnreadableRow(f"{what} cannot be read: {why}") from None
 
 
 def _job_row(row: sqlite3.Row) -> JobRow:
@@ -76,13 +63,3 @@ def _job(text: str, where: str) -> Job:
 
 def _standing(text: str) -> Standing | None:
     return schema.load(Standing, json.loads(text), "standing", strict=False) if text else None
-
-
-def _round(row: sqlite3.Row) -> Round:
-    return _loaded_round(row["result"])
-
-
-@lru_cache(maxsize=32)
-def _loaded_round(text: str) -> Round:
-    """Return a round. The last ones of a job that is looked at are read again at each new one."""
-    return schema.load(Round, json.loads(text), "round", strict=False)

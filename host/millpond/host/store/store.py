@@ -27,8 +27,9 @@ from millpond.host.records.jobs import (
     Standing,
     UnreadableJob,
 )
+from millpond.host.records.stored_rounds import StoredRound, UnreadableRow
 from millpond.host.store import tables
-from millpond.host.store.rows import UnreadableRow, job_row, round_row, unreadable
+from millpond.host.store.rows import job_row, round_row, stored_round, unreadable
 from millpond.train.balance.profiling import Profile
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
@@ -242,14 +243,18 @@ class Store:
                 )
         return None
 
-    def rounds(self, job: int, after: int = -1, size: float = math.inf) -> list[Round]:
+    def rounds(self, job: int, after: int = -1) -> list[Round]:
+        """Return the finished rounds of a job behind round ``after``, in order. Raises UnreadableRow."""
+        return [each.read(job) for each in self.stored_rounds(job, after)]
+
+    def stored_rounds(self, job: int, after: int = -1, size: float = math.inf) -> list[StoredRound]:
         """Return the finished rounds of a job behind round ``after``, in order: the first ones whose texts
-        have ``size`` characters together, or all.
+        have ``size`` characters together, or all. They are not read.
         """
-        found, query = list[Round](), "SELECT * FROM results WHERE job = ? AND round > ? ORDER BY round"
+        found, query = list[StoredRound](), "SELECT * FROM results WHERE job = ? AND round > ? ORDER BY round"
         with self._transaction() as db:
             for row in db.execute(query, (job, after)):
-                found.append(round_row(row))
+                found.append(stored_round(row))
                 if (size := size - len(row["result"])) <= 0:
                     break
         return found

@@ -16,7 +16,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo, JobProgress
+from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo
+from millpond.host.api.progress import JobProgress
 from millpond.host.records.comparison import JobComparison
 from millpond.host.records.data_costs import shares, waiting, waiting_for_data
 from millpond.host.records.energy import per_image, rounded

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from millpond.host.api.daemon import JobInfo, JobProgress
+from millpond.host.api.daemon import JobInfo
+from millpond.host.api.progress import JobProgress
 from millpond.host.records.data_costs import shares
 from millpond.host.records.job_totals import JobTotals, figures_of
 from millpond.host.records.jobs import ACTIVE, Round
