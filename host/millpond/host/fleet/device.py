@@ -248,11 +248,6 @@ class Device:
         except LocalError as error:
             return str(error)
 
-    def _check_certificate(self, shown: int) -> None:
-        """Raise ConnectionLost if the device, or what the agent has ``shown``, is revoked; LocalError."""
-        if revocation.is_revoked(self._fleet, self.name) or revocation.is_listed(self._fleet, shown):
-            raise ConnectionLost(f"{self.name}: {_REVOKED}")
-
     def _beat_seconds(self) -> float:
         """Return the seconds between two heartbeats: jobs go on without a device after half its silence."""
         shared = len(self._fleet.config.device) / _HEARTBEATS_A_SECOND
@@ -279,13 +274,8 @@ class Device:
         fault = self._fleet.address_fault(self.name) or self._mend_interface()
         self._transition(DeviceEvent.TUNNEL_UP, fault or "greeting the agent")
         try:
-            with self.control(Deadline.after(HANDSHAKE_SECONDS)) as agent:
-                self._handshake(agent)
-                assert isinstance(agent.sock, ssl.SSLSocket)
-                shown = tls.peer_serial(agent.sock)
-                while not self._stop.wait(self._beat_seconds()) and end.alive:
-                    self._check_certificate(shown)
-                    self._heartbeat(agent)
+            while self._connection(end):
+                pass  # the agent's certificate was renewed: other connections to the agent go on
         except VersionMismatch as error:
             self._transition(DeviceEvent.OTHER_VERSION, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
@@ -297,6 +287,23 @@ class Device:
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
         finally:
             self._close_channels()
+
+    def _connection(self, end: EndpointHandle) -> bool:
+        """Shake hands with the agent over a new connection, then ask for its load. Returns True once the
+        certificate that the agent has shown is replaced by another; False when the session is over. Raises
+        RemoteError, LocalError.
+        """
+        with self.control(Deadline.after(HANDSHAKE_SECONDS)) as agent:
+            self._handshake(agent)
+            assert isinstance(agent.sock, ssl.SSLSocket)
+            shown = tls.peer_serial(agent.sock)
+            while not self._stop.wait(self._beat_seconds()) and end.alive:
+                if revocation.is_revoked(self._fleet, self.name):
+                    raise ConnectionLost(f"{self.name}: {_REVOKED}")
+                if revocation.is_listed(self._fleet, shown):
+                    return True
+                self._heartbeat(agent)
+        return False
 
     def _mend_interface(self) -> str:
         """Put back what another program has changed of the tunnel's interface: it is up, and has its address.

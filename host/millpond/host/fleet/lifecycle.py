@@ -38,7 +38,9 @@ _TRANSITIONS = {
     (DeviceState.CONNECTING, DeviceEvent.LOST): DeviceState.ABSENT,
     (DeviceState.CONNECTING, DeviceEvent.FAULT): DeviceState.FAULTY,
     (DeviceState.READY, DeviceEvent.FAULT): DeviceState.FAULTY,
+    (DeviceState.READY, DeviceEvent.GREETED): DeviceState.READY,  # anew, since its certificate is
     (DeviceState.FAULTY, DeviceEvent.GREETED): DeviceState.READY,
+    (DeviceState.FAULTY, DeviceEvent.FAULT): DeviceState.FAULTY,
     (DeviceState.FAULTY, DeviceEvent.LOST): DeviceState.ABSENT,
     (DeviceState.FAULTY, DeviceEvent.OTHER_VERSION): DeviceState.INCOMPATIBLE,
     (DeviceState.FAULTY, DeviceEvent.NOT_TRUSTED): DeviceState.REFUSED,
