@@ -140,8 +140,39 @@ def test_a_host_that_names_other_survivors_to_each_gets_no_share() -> None:
         fleet.members[name].mask(words)
         tags[name] = fleet.members[name].agree(Agree(tuple(told[number % 2]))).tags
     for name in fleet.names[1:5]:
-        with pytest.raises(Refused, match="2 devices agree about who has answered, 4 must"):
+        with pytest.raises(Refused, match=r"2 devices agree about .* who has answered, 4 must"):
             fleet.members[name].unmask(Unmask({each: tags[each].get(name, b"") for each in tags}))
+
+
+@pytest.mark.parametrize("odd", [1, 2, 5])
+@pytest.mark.parametrize("differs", ["what", "scale"])
+def test_devices_that_mask_for_other_states_or_units_give_no_share(differs: str, odd: int) -> None:
+    """A host could give all but one a state, or a unit, at which their updates are 0: the sum would be the
+    update of that one. Up to a third may differ; the others are as many as each of them asks for.
+    """
+    fleet, threshold = Fleet(6, {}, least=5), 5
+    for name in fleet.names:
+        fleet.host.offered(name, fleet.members[name].open(fleet.host.opening()))
+    for number, (name, request) in enumerate(fleet.host.dealing(1.0).items()):
+        is_odd = number < odd
+        fleet.members[name].take(replace(request, scale=0.5 if is_odd and differs == "scale" else 1.0))
+        fleet.members[name].mask(np.zeros(4, np.uint64), b"other" * (is_odd and differs == "what"))
+    request = fleet.host.agreeing(fleet.names)
+    for name in fleet.names:
+        fleet.host.agreed(name, fleet.members[name].agree(request))
+    given = []
+    for name, asked in fleet.host.unmasking().items():
+        try:
+            fleet.members[name].unmask(asked)
+            given.append(name)
+        except Refused as error:
+            assert "agree about job, state, unit and who has answered" in str(error)
+    whole = [
+        name
+        for members in (fleet.names[:odd], fleet.names[odd:])
+        for name in members * (len(members) >= threshold)
+    ]
+    assert given == whole
 
 
 def test_shares_are_given_once_and_of_each_member_one() -> None:

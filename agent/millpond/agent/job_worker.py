@@ -112,7 +112,7 @@ class JobWorker:
         if request.work.secure:
             from millpond.agent.node.masked_update import MaskedUpdates  # with numpy and cryptography
 
-            self._masked = MaskedUpdates(config, request.work, size)
+            self._masked = MaskedUpdates(config, request, size)
             released = self._masked.bytes_of(size)
         self._busy = threading.Lock()
         sandbox, self._streams = self._sandbox(), _relay(config, request, self.gate)
@@ -219,6 +219,8 @@ class JobWorker:
             return
         if not self._streams:  # such a worker has no private data, and could tell others of the seed
             request = replace(request, draws=self._draws.seed(request))
+        if self._masked:
+            self._masked.begin(request, self._state.data)
         self._worker.begin()
         self._worker.channel.send(request, Deadline.after(SEND_SECONDS))
         answer = self._answer(request, self._received(host))

@@ -147,7 +147,7 @@ class TargetDevice:
         self._trainer = LocalTrainer(model.parameters, model.task, own, work)
         answers = StateAnswers(policy.answers_per_state)
         self._guard = ExchangeGuard(policy, answers, (shown,), own.counts, own.held)
-        self.masked = MaskedUpdates(config, work, len(model.first)) if work.secure else None
+        self.masked = MaskedUpdates(config, request, len(model.first)) if work.secure else None
         size = 4 * len(model.first)
         released = self.masked.bytes_of(len(model.first)) if self.masked else size
         self._release, self._sent = ReleaseBuffer(name, released), released
@@ -155,6 +155,8 @@ class TargetDevice:
     def answer(self, request: Work, state: Vector) -> tuple[Update, memoryview]:
         """Return what leaves for a request: the head of an update, and its bytes. Raises Refused."""
         self._guard.check(request, memoryview(state.tobytes()))
+        if self.masked:
+            self.masked.begin(request, memoryview(state.tobytes()))
         update = self._trainer.run(request, state.copy())
         assert not UpdateBounds().refusal(request, update)
         values = memoryview(self._parameters.sums.tobytes())

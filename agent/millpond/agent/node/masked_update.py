@@ -19,8 +19,7 @@ from millpond.aggregate.masking.member import CohortMember, CohortRoster
 from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
 from millpond.aggregate.reduction import NORM_ERROR
 from millpond.base.errors import ProtocolError, Refused
-from millpond.train.job.spec import WorkSpec
-from millpond.train.protocol import Update, Work
+from millpond.train.protocol import PrepareWorker, Update, Work, state_digest
 from millpond.train.task.sums import LOSS
 from millpond.train.update_bounds import UpdateBounds
 from millpond.wire.channel import Buffer
@@ -28,10 +27,13 @@ from millpond.wire.messages import Message
 
 
 class MaskedUpdates:
-    """The device's part in the masked exchanges of a job of ``work``, whose updates have ``size`` values."""
+    """The device's part in the masked exchanges of the job that a worker was prepared for, whose updates have
+    ``size`` values.
+    """
 
-    def __init__(self, config: AgentConfig, work: WorkSpec, size: int) -> None:
-        self._clip, self._size, policy = work.clip, size, config.policy
+    def __init__(self, config: AgentConfig, prepared: PrepareWorker, size: int) -> None:
+        self._clip, self._size, policy = prepared.work.clip, size, config.policy
+        self._job, self._what = _job_of(prepared), b""
         secret = secret_key(Path(config.state), config.name)
         self.public = keys.public_of(secret)
         roster = CohortRoster(policy.least_devices, policy.pinned)
@@ -51,6 +53,10 @@ class MaskedUpdates:
         if isinstance(request, Agree):
             return self._member.agree(request)
         return self._member.unmask(request) if isinstance(request, Unmask) else None
+
+    def begin(self, request: Work, state: memoryview) -> None:
+        """Note what the next update is of: those of the other devices must be of the same."""
+        self._what = keys.digest(self._job, str(request.epoch), state_digest(state))
 
     def masked(self, update: Update, request: Work, values: Buffer) -> tuple[Update, memoryview]:
         """Return the head of an update without what its values are like, and its masked bytes. Raises Refused
@@ -72,6 +78,13 @@ class MaskedUpdates:
         except OutOfBounds:
             text = f"its update or its loss is beyond what a sum of {terms} devices can have"
             raise Refused("", "model", text) from None
-        self._member.mask(words)
+        self._member.mask(words, self._what)
         head = replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
         return head, words.data.cast("B")
+
+
+def _job_of(prepared: PrepareWorker) -> bytes:
+    """Return a digest of what all devices of a job have in common, as it decides on their updates."""
+    files = sorted((name, file.sha256) for name, file in prepared.files.items())
+    folders = [(folder.path, folder.public) for folder in prepared.folders]
+    return keys.digest(repr((prepared.work, prepared.tensors, prepared.unsent, files, folders)))

@@ -4,8 +4,10 @@
 An update leaves with the mask of the device's own seed and, for each other member, one that the two have in
 common, which one of them adds and the other subtracts. After the survivors are known, the members give shares
 of the seeds of the survivors and of the keys of the others: of each member either, never both. A member
-gives its shares when ``threshold`` members have been told of the same survivors: as more than half of them
-are needed, there is one such set in an exchange.
+gives its shares when ``threshold`` members, and as many as its own policy asks for, have been told of the
+same survivors and have masked updates of the same job, state and unit: as more than half of them are needed,
+there is one such set in an exchange. Otherwise a host could give all members but one a state at which their
+updates are 0 (Pasquini et al. 2022, arXiv:2111.07380).
 """
 
 from __future__ import annotations
@@ -75,13 +77,16 @@ class _Exchange:
         self.offers: dict[str, Dealt] = {}
         self.shares: dict[str, tuple[bytes, bytes]] = {}
         self.seeds: dict[str, bytes] = {}
-        self.scale = 0.0
+        self.scale, self.what = 0.0, b""
         self.survivors: tuple[str, ...] = ()
 
     def about(self) -> bytes:
-        """Return what a member says with a tag: which offers it has taken, and who survives."""
+        """Return what a member says with a tag: which offers it has taken, what it has masked, and who
+        survives.
+        """
         offers = [part for name, each in sorted(self.offers.items()) for part in (name, each.public)]
-        return keys.digest(self.session, *offers, "survivors", *sorted(self.survivors))
+        masked = self.what, self.scale.hex()
+        return keys.digest(self.session, *offers, "masked", *masked, "survivors", *sorted(self.survivors))
 
 
 class CohortMember:
@@ -175,9 +180,12 @@ class CohortMember:
             return False
         return offer.digests == (keys.digest(found[0]), keys.digest(found[1]))
 
-    def mask(self, words: Words) -> None:
-        """Add the device's masks to its update, once in an exchange. Raises Refused."""
+    def mask(self, words: Words, what: bytes = b"") -> None:
+        """Add the device's masks to its update, once in an exchange; ``what`` it is of is the same for all
+        members. Raises Refused.
+        """
         exchange = self._begun("mask", "agree")
+        exchange.what = what
         if exchange.seeds.keys() != exchange.offers.keys():
             refuse("cohort: the host goes on with members whose shares are wrong")
         mask_add(words, exchange.seed)
@@ -203,7 +211,7 @@ class CohortMember:
 
     def unmask(self, request: Unmask) -> Shares:
         """Give one share of each member that takes part, once in an exchange. Raises Refused unless enough
-        members were told of the same survivors.
+        members have masked the same and were told of the same survivors.
         """
         exchange = self._begun("unmask", "")
         about = exchange.about()
@@ -214,8 +222,9 @@ class CohortMember:
             and name != self._name
             and keys.is_tag(self._pair_key("agreed", exchange, name, self._name), about, tag)
         ]
-        if 1 + len(told) < exchange.threshold:
-            refuse(f"cohort: {1 + len(told)} devices agree about who has answered, {exchange.threshold} must")
+        if 1 + len(told) < (least := max(exchange.threshold, self._roster.least)):
+            text = "agree about job, state, unit and who has answered"
+            refuse(f"cohort: {1 + len(told)} devices {text}, {least} must")
         return Shares(
             {name: found[name not in exchange.survivors] for name, found in exchange.shares.items()}
         )

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks of a malicious host on masked rounds: it has devices mask updates that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.agent.node.masked_update import MaskedUpdates
+from millpond.agent.policy.settings import Policy
+from millpond.aggregate.masking.exchange import MaskedExchange
+from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
+from millpond.base.errors import Refused
+from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.protocol import Folder, PrepareWorker, Update, Work
+from millpond.train.state.layout import Tensor
+
+NAMES, SIZE = ("csd0", "csd1", "csd2"), 4
+WORK = WorkSpec("job", ModelSpec("net"), optimizer=OptimizerSpec("sgd", 0.1), passes=1)
+PREPARED = PrepareWorker(
+    replace(WORK, secure="cohort", clip=1.0),
+    "",
+    (Folder("private/digits", ""),),
+    {},
+    (Tensor("weight", (SIZE,), "float32"),),
+)
+ASKED, STATE = Work(1, 0, 1, (((0, 8),),)), np.ones(SIZE, np.float32)
+
+
+def device(name: str, folder: Path, prepared: PrepareWorker) -> MaskedUpdates:
+    """Return the part of a device with nothing pinned."""
+    (folder / name).mkdir()
+    link, policy = LinkConfig("10.77.0.2/30", "socket"), Policy(least_devices=3)
+    return MaskedUpdates(AgentConfig(name, link, state=str(folder / name), policy=policy), prepared, SIZE)
+
+
+def answer(one: MaskedUpdates, asked: Work, state: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+    """Have a device mask an update."""
+    values = np.full(SIZE, 0.5, np.float32)
+    one.begin(asked, memoryview(state.tobytes()))
+    update = Update(1, 8, 8.0, 0.5, 1.0, 0.1, 0.0, 0, {"loss": (1.0, 8.0)})
+    one.masked(update, asked, values.tobytes())
+
+
+def others(
+    work: Callable[[WorkSpec], WorkSpec] = lambda work: work,
+    folder: str = "private/digits",
+    public: bool = False,
+) -> PrepareWorker:
+    """Return the request by which the other devices are prepared."""
+    return replace(PREPARED, work=work(PREPARED.work), folders=(Folder(folder, "", public=public),))
+
+
+@pytest.mark.parametrize(
+    ("prepared", "asked", "state"),
+    [
+        (PREPARED, ASKED, STATE),
+        (PREPARED, ASKED, 0 * STATE),
+        (PREPARED, replace(ASKED, epoch=9), STATE),
+        (others(lambda work: replace(work, optimizer=OptimizerSpec("sgd", 0.0))), ASKED, STATE),
+        (others(lambda work: replace(work, clip=1e-9)), ASKED, STATE),
+        (others(folder="public/known", public=True), ASKED, STATE),
+        (others(folder="private/other"), ASKED, STATE),
+        (replace(PREPARED, unsent=("weight",)), ASKED, STATE),
+    ],
+    ids=["the same", "a state", "an epoch", "a rate", "a clip", "a public folder", "a folder", "frozen"],
+)
+def test_no_sum_of_updates_of_other_states_or_jobs(
+    prepared: PrepareWorker, asked: Work, state: np.ndarray[tuple[int], np.dtype[np.float32]], tmp_path: Path
+) -> None:
+    """Two of three devices are made to answer with nothing, or with what the host knows."""
+    devices = {name: device(name, tmp_path, PREPARED if name == "csd0" else prepared) for name in NAMES}
+    host = MaskedExchange({name: one.public for name, one in devices.items()}, bytes(16))
+    for name, one in devices.items():
+        offer = one.answer(host.opening())
+        assert isinstance(offer, Offered) and not host.offered(name, offer)
+    for name, request in host.dealing(1.0).items():
+        assert isinstance(devices[name].answer(request), OffersTaken)
+        answer(devices[name], ASKED if name == "csd0" else asked, STATE if name == "csd0" else state)
+    for name, one in devices.items():
+        agreed = one.answer(host.agreeing(NAMES))
+        assert isinstance(agreed, Agreed)
+        host.agreed(name, agreed)
+    is_same = (prepared, asked, state.tobytes()) == (PREPARED, ASKED, STATE.tobytes())
+    for name, unmask in host.unmasking().items():
+        if is_same:
+            assert isinstance(devices[name].answer(unmask), Shares)
+            continue
+        with pytest.raises(Refused, match=r"policy\.cohort: . devices agree about job, state, unit"):
+            devices[name].answer(unmask)
