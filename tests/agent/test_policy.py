@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.agent.config import read
-from millpond.agent.policy.rules import ExchangeGuard, StateAnswers, check_job
+from millpond.agent.policy.rules import (
+    ExchangeGuard,
+    StateAnswers,
+    check_counted,
+    check_job,
+    check_question,
+)
 from millpond.agent.policy.settings import Policy
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError, Refused
@@ -22,6 +28,8 @@ from millpond.train.balance.ranges import Ranges
 from millpond.train.job.signed_code import digest
 from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.protocol import FIRST_VALUES, DataServicePlace, Folder, PrepareWorker, Work
+from millpond.train.questions.messages import AskDevice
+from millpond.train.questions.question import DataQuestion
 from millpond.train.state.layout import Tensor
 from millpond.train.strategies import LocalRule
 
@@ -86,6 +94,40 @@ def test_a_job_that_says_that_it_masks_and_would_tell_more_is_refused(changes: d
 def test_a_masked_job_exchanges_no_buffers() -> None:
     buffers = (*TENSORS, Tensor("mean", (10,), "float32", buffer=True))
     assert "keep them by federated.local" in refusal(Policy(), work=MASKED, tensors=buffers).text
+
+
+@pytest.mark.parametrize(
+    ("policy", "masked", "rule"),
+    [
+        (Policy(), True, ""),
+        (Policy(), False, "policy.questions: private folders are for masked questions alone"),
+        (Policy(questions="plain"), False, ""),
+        (
+            Policy(questions="plain", cohort=("csd1 A",)),
+            False,
+            "policy.cohort: private folders are for masked",
+        ),
+        (Policy(questions="none"), True, "policy.questions: the device answers no questions"),
+        (Policy(folders=("private/other",)), True, "policy.folders: jobs may not read"),
+    ],
+    ids=str,
+)
+def test_the_device_decides_which_questions_it_answers(policy: Policy, masked: bool, rule: str) -> None:
+    def check(*folders: Folder) -> None:
+        check_question(policy, "csd0", AskDevice("a", DataQuestion("count"), folders, masked))
+
+    check(PUBLIC)
+    if not rule:
+        check(PRIVATE)
+        return
+    with pytest.raises(Refused, match=rule):
+        check(PUBLIC, PRIVATE)
+
+
+def test_a_question_is_about_groups_of_samples() -> None:
+    check_counted(Policy(), (PRIVATE, PUBLIC), {PRIVATE.path: 8, PUBLIC.path: 1})
+    with pytest.raises(Refused, match=r"policy.least_samples: .* has 7 samples; an answer covers 8 or more"):
+        check_counted(Policy(), (PRIVATE,), {PRIVATE.path: 7})
 
 
 @pytest.mark.parametrize("line", ["csd1", "csd1 AAAA", "csd1 ????", "a b c"])

@@ -24,6 +24,7 @@ from millpond.host.cli.update import UpdateOutcome
 from millpond.host.records.comparison import JobComparison
 from millpond.host.records.data_explanation import DataExplanation
 from millpond.host.records.jobs import Round
+from millpond.host.records.questions import AnsweredQuestion
 from millpond.host.records.volume import Checked, VolumeReport
 from millpond.host.remote.copies.small_copies import Copied
 from millpond.wire.control_messages import Ledger
@@ -32,6 +33,7 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "devices": (Devices,),
     "topology": (TopologyInfo,),
     "tunnel": (TunnelInfo,),
+    "ask": (AnsweredQuestion,),
     "volume": (VolumeReport, Checked),
     "cp": (Copied,),
     "flash": (Flashed,),

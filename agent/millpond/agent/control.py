@@ -9,7 +9,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from millpond.agent.node.memory import NodeMemory
 from millpond.agent.policy import signatures
 from millpond.agent.policy.cohort_key import make_key
 from millpond.agent.policy.draws import SecretDraws
-from millpond.agent.policy.rules import StateAnswers, check_job
+from millpond.agent.policy.rules import StateAnswers, check_job, check_question
 from millpond.agent.supervision import SelfCheck
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
@@ -45,6 +45,8 @@ from millpond.train.job import signed_code
 from millpond.train.job.check import check_work
 from millpond.train.job.files import check_job_files
 from millpond.train.protocol import PrepareWorker, WarmUp
+from millpond.train.questions import question
+from millpond.train.questions.messages import AskDevice
 from millpond.wire import tls
 from millpond.wire.audit_log import Answered
 from millpond.wire.channel import Channel
@@ -307,7 +309,7 @@ class AgentService:
     @answers(PrepareWorker)
     def _run_job(self, request: PrepareWorker, host: Channel) -> None:
         """Run a job's worker for as long as the host holds this connection."""
-        try:
+        with self._telling(request.work.name, host):
             check_work(request.work, "the job")
             check_job_files(request.needed, "the job: files")
             check_job(self.config.policy, self.config.name, request)
@@ -318,9 +320,33 @@ class AgentService:
                 gates.charge(host, session.counters)
                 with self._files.laid_out(request.needed, host) as files:
                     self._run_worker(request, files, host, session)
+
+    @answers(AskDevice)
+    def _ask(self, request: AskDevice, host: Channel) -> None:
+        """Answer a question, on the connection on which it has come."""
+        with self._telling(f"question: {request.question}", host):
+            check_question(self.config.policy, self.config.name, request)
+            question.check(request.question)
+            about = Answered("question", f"{request.question}", peer=tls.peer_of(host.sock), run=request.name)
+            with self.audit.session(about) as session:
+                gates.charge(host, session.counters)
+                self._answer_question(request, host, session)
+
+    def _answer_question(self, request: AskDevice, host: Channel, session: AuditSession) -> None:
+        from millpond.agent.questions import counting, release  # with numpy and cryptography
+
+        with self._files.laid_out({}, host) as files:
+            sums = counting.count(self.config, request, files, self.zygote, host)
+        release.release(self.config, request, sums, host, session)
+
+    @contextlib.contextmanager
+    def _telling(self, name: str, host: Channel) -> Iterator[None]:
+        """Tell the host why the block, which answers it about ``name``, has failed."""
+        try:
+            yield
         except Refused as error:
             if error.code == "policy":
-                self.audit.refused(request.work.name, error.text)
+                self.audit.refused(name, error.text)
             if error.code == "worker":  # it has died
                 self._check.hurry()
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
@@ -330,7 +356,7 @@ class AgentService:
             reason = (error.strerror if isinstance(error, OSError) else "") or error
             self._check.hurry()
             text = f"the worker cannot be started: {reason}"
-            log.error("job %s: %s", request.work.name, text)
+            log.error("job %s: %s", name, text)
             host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
 
     def _run_worker(

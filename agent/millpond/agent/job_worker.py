@@ -27,7 +27,7 @@ from millpond.agent.node.release import ReleaseBuffer
 from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
-from millpond.agent.policy.shown_volume import OWN, showing
+from millpond.agent.policy.shown_volume import OWN, showing_folders
 from millpond.aggregate.encoding.layout import PLAIN
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.aggregate.masking import messages  # noqa: F401 - registers the requests of masked exchanges
@@ -35,7 +35,7 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.sizes import SLOWEST, bytes_of
 from millpond.data.streaming.relay import StreamRelay, relay_of
-from millpond.fs.store.layout import PRIVATE, PUBLIC
+from millpond.fs.store.layout import PRIVATE
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
@@ -115,7 +115,8 @@ class JobWorker:
             self._masked = MaskedUpdates(config, request, size)
             released = self._masked.bytes_of(size)
         self._busy = threading.Lock()
-        sandbox, self._streams = self._sandbox(), _relay(config, request, self.gate)
+        sandbox = showing_folders(bare_sandbox(config), config, request.folders, self._place)
+        self._streams = _relay(config, request, self.gate)
         # The state that jobs keep is private, and a worker with a stream could send it.
         self._kept = None if self._streams else _state_folder(config, self.name)
         with contextlib.ExitStack() as failed:
@@ -395,21 +396,6 @@ class JobWorker:
             log.warning("job %s: %s", self.name, _HANGS)
             host.send(Failure("worker", _HANGS), Deadline.after(SEND_SECONDS))
             raise ConnectionLost(_HANGS) from None
-
-    def _sandbox(self) -> Sandbox:
-        """Return the worker's sandbox: of the volume it has the public part, and of the private one the
-        folders of its job alone. The host can make symbolic links in public, by which private samples would
-        pass for public ones: none is followed, and private folders lie in a place that it cannot know.
-        """
-        volume = Path(self._config.volume).resolve()
-        found = {
-            volume / folder.path: self._place / folder.path
-            for folder in self._request.folders
-            if not folder.public
-        }
-        # public files are read on the flash itself
-        found[Path(self._config.flash).resolve() / PUBLIC] = volume / PUBLIC
-        return showing(bare_sandbox(self._config), volume, found)
 
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""

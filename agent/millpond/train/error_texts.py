@@ -55,6 +55,8 @@ NO_FOLDER = ErrorText("missing data: there is no folder {name}")
 NO_SAMPLES = ErrorText("missing data: there are no samples")
 HOLDS_NO_SAMPLES = ErrorText("missing data: {name} holds no samples")
 NO_SUCH_FILE = ErrorText("missing data: {name} has no {file}")
+NO_COLUMN = ErrorText("missing data: {name} has no column {name}")
+NOT_WHOLE_CSV = ErrorText("{name} has a CSV file that cannot be read")
 NO_IMAGES = ErrorText(
     "missing data: {name} has no images.npy, no *-images-idx3-ubyte and no sub-folder per class"
 )

@@ -33,7 +33,7 @@ _LARGEST = 1 << 63
 _DEEPEST = 16
 _LATEST = 1e11  # seconds since 1970: the year 5138
 
-Role = Literal["job", "launch", "node", "data service", "shared folder", "control", "volume"]
+Role = Literal["job", "launch", "node", "data service", "shared folder", "question", "control", "volume"]
 State = Literal["begins", "goes on", "ends"]
 
 

@@ -60,8 +60,19 @@ class Policy:
         ),
     ] = ()
     least_devices: Annotated[
-        int, Key("fewest devices of a sum that a job with federated.secure may tell", LEAST_COHORT)
+        int,
+        Key(
+            "fewest devices of a sum that a job with federated.secure, or a masked question, may tell",
+            LEAST_COHORT,
+        ),
     ] = 3
+    questions: Annotated[
+        Literal["none", "masked", "plain"],
+        Key(
+            "questions about private folders that are answered (`millpond ask`): none, those whose answers "
+            "leave masked, or also those that tell the device's own sums"
+        ),
+    ] = "masked"
 
     @property
     def pinned(self) -> dict[str, bytes]:

@@ -9,16 +9,30 @@ followed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from millpond.agent.config import AgentConfig
 from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.linux.confinement.sandbox import Bind, Sandbox
+from millpond.train.protocol import Folder
 
 OWN, LOGS = ".millpond", ".millpond-logs"
 """The folders in the private part that are the agent's own: what jobs keep, and logs. Names that begin as
 they do are its own, too."""
+
+
+def showing_folders(sandbox: Sandbox, config: AgentConfig, folders: Sequence[Folder], place: Path) -> Sandbox:
+    """Return the sandbox of a worker, that has of the volume the public part, and of the private one
+    ``folders`` alone. The host can make symbolic links in public, by which private samples would pass for
+    public ones: none is followed, and private folders lie below a ``place`` that it cannot know.
+    """
+    volume = Path(config.volume).resolve()
+    found = {volume / folder.path: place / folder.path for folder in folders if not folder.public}
+    # public files are read on the flash itself
+    found[Path(config.flash).resolve() / PUBLIC] = volume / PUBLIC
+    return showing(sandbox, volume, found)
 
 
 def showing(sandbox: Sandbox, volume: Path, places: Mapping[Path, Path]) -> Sandbox:

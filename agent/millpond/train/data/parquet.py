@@ -68,6 +68,11 @@ class ParquetRows:
         return int(self._ends[-1])
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._columns)
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """The rows of each row group: those of a group follow each other."""
         return tuple(np.diff(self._ends).tolist())

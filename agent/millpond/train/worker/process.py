@@ -25,6 +25,7 @@ from millpond.base.deadline import NEVER
 from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.linux.syscalls import die_with_parent
 from millpond.train import protocol
+from millpond.train.questions.messages import AskDevice
 from millpond.train.worker.error_reports import failure
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
@@ -92,6 +93,10 @@ class WorkerProcess:
     def _answer(self, message: Message) -> Answer:
         if isinstance(message, (protocol.PrepareWorker, protocol.PrepareServer)):
             return self._prepare(message), b""
+        if isinstance(message, AskDevice):
+            from millpond.train.worker.counting import counted  # numpy takes long to load
+
+            return counted(message, self._root)
         if self._session is None:
             return Failure("protocol", f"'{type(message).NAME}' came before 'prepare'"), b""
         answer = self._session.answer(message)

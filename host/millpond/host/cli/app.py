@@ -37,7 +37,7 @@ _MODULES: Final = {
     **dict.fromkeys(("host", "emulate", "demo", "demo-inside"), "machine"),
     **dict.fromkeys(("devices", "topology", "tunnel"), "devices"),
     **dict.fromkeys(("doctor", "audit")),
-    **{name: f"views.{name}" for name in ("top", "dashboard", "metrics")},
+    **{name: f"views.{name}" for name in ("ask", "top", "dashboard", "metrics")},
     **{name: f"ssh.{name}" for name in ("run", "shell", "inventory")},
     **dict.fromkeys(("ssh-config", "ssh-proxy"), "ssh.ssh_config"),
     **dict.fromkeys(("mount", "umount"), "volumes.mount"),

@@ -18,6 +18,7 @@ from millpond.host.api.launch import (
     StartLaunch,
 )
 from millpond.host.api.progress import JobProgress, JobRecord, StoredJob, StoredProgress
+from millpond.host.api.questions import AskFleet, FleetAnswer
 from millpond.host.api.topology import GetTopology, TopologyInfo
 from millpond.host.client.connection import ANSWER_SECONDS
 from millpond.host.client.submission import JobSubmission
@@ -61,6 +62,10 @@ class DaemonClient(JobSubmission):
         """Return the links of all ready devices, and what reductions of ``size`` values take over them."""
         request = GetTopology(size, root, repeats)
         return self._call(request, TopologyInfo, Deadline.after(TOPOLOGY_SECONDS))
+
+    def ask(self, request: AskFleet) -> FleetAnswer:
+        """Return the answer of the fleet's devices to a question. Raises Refused if too few answer."""
+        return self._call(request, FleetAnswer, NEVER)
 
     def ledgers(self, device: str = "") -> dict[str, Ledger]:
         """Return the privacy ledgers by device, of all devices that are ready or of one that is."""

@@ -33,6 +33,7 @@ from millpond.host.api import audit, daemon, progress
 from millpond.host.api.connection import GetVolume, VolumeTicket
 from millpond.host.api.launch import StartLaunch
 from millpond.host.api.outer import GetOuterModel, OuterOrder
+from millpond.host.api.questions import AskFleet
 from millpond.host.api.topology import GetTopology
 from millpond.host.daemon.outer_requests import OuterRequests
 from millpond.host.daemon.places import UserPlace, UserPlaces, most_places
@@ -44,7 +45,7 @@ from millpond.host.fleet.registry import DeviceRegistry
 from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
-from millpond.host.workers import topology_report
+from millpond.host.workers import questions, topology_report
 from millpond.linux import sockets
 from millpond.train.job import signed_code
 from millpond.train.job.check import check
@@ -230,6 +231,9 @@ class DaemonServer:
         with contextlib.nullcontext() if lan else self._between(list(ready)):
             return topology_report.report(ready, request)
 
+    def _ask(self, _client: Channel, request: AskFleet) -> Message:
+        return questions.ask({name: self._device(name) for name in request.devices or self._devices}, request)
+
     def _dial(self, client: Channel, request: daemon.Dial) -> None:
         with self._device(request.device).dial(request.port, Deadline.after(REPLY_SECONDS)) as sock:
             _send_with(client, Ok(), sock.fileno())
@@ -398,6 +402,7 @@ class DaemonServer:
         daemon.RemoveDevice: _remove_device,
         daemon.GetTunnel: lambda self, _client, request: self._device(request.device).tunnel(),
         GetTopology: _get_topology,
+        AskFleet: _ask,
         daemon.Dial: _dial,
         GetVolume: _get_volume,
         daemon.GetLedgers: _get_ledgers,

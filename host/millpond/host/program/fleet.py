@@ -21,9 +21,12 @@ from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.program.job import RunningJob
+from millpond.host.program.questions import ask
 from millpond.host.program.task_source import source_of
+from millpond.host.records.questions import AnsweredQuestion
 from millpond.images.boards import EMULATED
 from millpond.train.job import file
+from millpond.train.questions.question import DataQuestion, Kind
 
 
 class FleetProgram:
@@ -93,6 +96,29 @@ class FleetProgram:
         """Return all jobs now, oldest first."""
         with DaemonClient(self.directory) as client:
             return list(client.jobs())
+
+    def ask(
+        self,
+        kind: Kind,
+        folders: str | Sequence[str],
+        *,
+        column: str = "",
+        low: float = 0.0,
+        high: float = 1.0,
+        bins: int = 10,
+        classes: Sequence[str] = (),
+        devices: str = "",
+        secure: bool = True,
+    ) -> AnsweredQuestion:
+        """Ask the devices, or those of a text such as "csd[0-2]", a question about ``folders`` of each, such
+        as "private/digits": their "count", the "mean" of a ``column`` within ``low`` and ``high``, or its
+        "histogram" of so many ``bins``. Without ``secure`` each device tells its own sums. Raises
+        ConfigError, RemoteError if too few devices answer.
+        """
+        question = DataQuestion(kind, column, low, high, bins, tuple(classes))
+        names = [folders] if isinstance(folders, str) else folders
+        with DaemonClient(self.directory) as client:
+            return ask(client, question, names, devices, masked=secure)
 
     def devices(self) -> list[DeviceInfo]:
         """Return the devices now."""

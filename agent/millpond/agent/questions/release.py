@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (a shared library): the sums of a question as they may leave: masked for a cohort, or as they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from millpond.agent.audit.sessions import AuditSession
+from millpond.agent.config import AgentConfig
+from millpond.agent.policy.cohort_key import secret_key
+from millpond.agent.questions.counting import CountedSums
+from millpond.aggregate.masking import keys
+from millpond.aggregate.masking.member import CohortMember, CohortRoster
+from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.train.questions.messages import Answer, AskDevice, Counted, GetAnswer
+from millpond.wire.channel import Channel
+from millpond.wire.messages import Failure, Message
+
+SEND_SECONDS = 60.0
+
+
+def release(
+    config: AgentConfig, request: AskDevice, sums: CountedSums, host: Channel, session: AuditSession
+) -> None:
+    """Let the sums leave as the host asks for them, until it closes the connection. Raises RemoteError."""
+    member = QuestionMember(config, request) if request.masked else None
+    host.send(member.counted() if member else Counted(), Deadline.after(SEND_SECONDS))
+    while True:
+        try:
+            head = host.receive(NEVER)
+        except ConnectionLost:
+            if host.closed_cleanly:
+                return
+            raise
+        if head.payload_size:
+            raise ProtocolError("the host sent a payload on a control connection")
+        try:
+            if isinstance(head.message, GetAnswer):
+                words = member.masked(sums) if member else sums.words
+                session.exchange(sums.samples)
+                host.send(Answer(), Deadline.after(SEND_SECONDS), words.data.cast("B"))
+                continue
+            reply = member.answer(head.message) if member else None
+            if reply is None:
+                raise ProtocolError(f"'{head.message.NAME}' has no place after a question")
+        except Refused as error:
+            session.refuse()
+            reply = Failure(error.code, error.text)
+        host.send(reply, Deadline.after(SEND_SECONDS))
+
+
+class QuestionMember:
+    """The device in the masked exchanges of one question. It helps to unmask one sum: two sums of different
+    devices would tell the difference. All devices must have masked sums of the same question: else a host
+    could ask all but one for sums that it knows.
+    """
+
+    def __init__(self, config: AgentConfig, request: AskDevice) -> None:
+        folders = [(folder.path, folder.public) for folder in request.folders]
+        self._what = keys.digest("question", repr((request.question, folders)))
+        policy, secret = config.policy, secret_key(Path(config.state), config.name)
+        self._public, self._policy, self._has_unmasked = keys.public_of(secret), policy, False
+        roster = CohortRoster(policy.least_devices, policy.pinned)
+        self._member = CohortMember(config.name, secret, roster, os.urandom)
+
+    def counted(self) -> Counted:
+        """Return what the host needs for a cohort."""
+        policy = self._policy
+        return Counted((), self._public, bool(policy.cohort), policy.least_devices)
+
+    def masked(self, sums: CountedSums) -> np.typing.NDArray[np.uint64]:
+        """Return the sums with the masks of the present exchange. Raises Refused."""
+        words = sums.words.astype(np.int64).view(np.uint64)
+        self._member.mask(words, self._what)
+        return words
+
+    def answer(self, request: Message) -> Message | None:
+        """Answer a request about the present exchange, None for another one. Raises Refused."""
+        if isinstance(request, OpenCohort):
+            if self._has_unmasked:
+                raise Refused("", "policy", "policy.questions: a question is answered once")
+            return self._member.open(request)
+        if isinstance(request, TakeOffers):
+            return self._member.take(request)
+        if isinstance(request, Agree):
+            return self._member.agree(request)
+        if not isinstance(request, Unmask):
+            return None
+        shares = self._member.unmask(request)
+        self._has_unmasked = True
+        return shares

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the messages of a question, between the host and an agent, on a control connection of its own.
+
+The host sends AskDevice. The agent asks for files, see ``train.protocol``, has a worker count, and answers
+Counted. If the answer is to be masked, the messages of a masked exchange follow, with GetAnswer in the place
+of Work. Answer has the sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.train.protocol import Folder
+from millpond.train.questions.question import DataQuestion
+from millpond.wire.messages import Kind, Message, message
+
+
+@message("question")
+@dataclass(frozen=True, slots=True)
+class AskDevice(Message):
+    """Answer a question about the samples of ``folders``. The ``name`` is for the audit log. If ``masked``,
+    the sums leave with the masks of a cohort alone.
+    """
+
+    name: str
+    question: DataQuestion
+    folders: tuple[Folder, ...]
+    masked: bool = True
+
+
+@message("question.counted", Kind.METRICS)
+@dataclass(frozen=True, slots=True)
+class Counted(Message):
+    """The sums are there. From a worker: the ``samples`` by folder; payload: the sums, int64. From an agent,
+    if they are to be masked: the device's lasting ``cohort_key``, whether it has its cohort ``pinned``, and
+    the ``least_devices`` of a sum.
+    """
+
+    samples: tuple[int, ...] = ()
+    cohort_key: bytes = b""
+    pinned: bool = False
+    least_devices: int = 0
+
+
+@message("question.answer.get")
+@dataclass(frozen=True, slots=True)
+class GetAnswer(Message):
+    """Ask for the Answer."""
+
+
+@message("question.answer", Kind.METRICS)
+@dataclass(frozen=True, slots=True)
+class Answer(Message):
+    """Payload: the sums, with the masks of the cohort if there is one, int64."""

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the messages of questions about the samples of all devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpond.train.questions.question import DataQuestion
+from millpond.wire.messages import Message, message
+
+
+@message("api.ask")
+@dataclass(frozen=True, slots=True)
+class AskFleet(Message):
+    """Ask a question about ``folders`` of these devices, of all without any; answered by FleetAnswer. Without
+    ``masked`` each device tells the host its own sums.
+    """
+
+    question: DataQuestion
+    folders: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    masked: bool = True
+
+
+@message("api.ask.answer")
+@dataclass(frozen=True, slots=True)
+class FleetAnswer(Message):
+    """The sums over ``devices``, those of each device if they are not masked, and why others are
+    ``left_out``.
+    """
+
+    words: tuple[int, ...]
+    devices: tuple[str, ...]
+    by_device: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)

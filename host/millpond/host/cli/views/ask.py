@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the command 'ask': questions about the samples of all devices, answered by sums."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millpond.base.errors import LocalError
+from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption, FormatOption, new_app
+from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.terminal import printing
+from millpond.host.terminal.printing import Format
+from millpond.train.questions.question import MOST_BINS, DataQuestion, Kind
+
+app = new_app()
+_INCOMPLETE = 1
+
+
+@app.command()
+def ask(
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to ask for: count, mean or histogram.")],
+    folders: Annotated[
+        list[str], typer.Argument(metavar="FOLDER...", help="Folders of each device, such as private/digits.")
+    ],
+    column: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="A column of a table; of labelled images 'label', or 'image' for the mean of its pixels.",
+        ),
+    ] = "",
+    bounds: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="LOW HIGH", help="The range of values, for all questions but count."),
+    ] = None,
+    bins: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_BINS, help="Bins of a histogram, of equal width.")
+    ] = 10,
+    classes: Annotated[
+        str,
+        typer.Option(metavar="A,B,...", help="Texts that count as 0, 1, ...; also the folders of classes."),
+    ] = "",
+    secure: Annotated[
+        bool,
+        typer.Option("--secure/--plain", help="Mask devices' answers, or have each tell its own sums."),
+    ] = True,
+    devices: DevicesOption = "",
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> int:
+    """Ask all devices about their samples: the answer is a sum over them, and no sample leaves a device.
+
+    Devices mask their answers for each other, so that the host learns the sum alone. What a device answers is
+    its own policy.questions. Values beyond the bounds are clipped, or counted apart in a histogram.
+    Exit code 1 also says that a device is left out of the answer.
+    """
+    from millpond.host.program import questions  # loads numpy
+
+    if bounds is None and kind != "count":
+        raise LocalError(
+            f"--bounds: a {kind} needs the range of its values, which is not taken from the data"
+        )
+    question = DataQuestion(
+        kind, column, *(bounds or (0.0, 1.0)), bins, tuple(filter(None, classes.split(",")))
+    )
+    with DaemonClient(fleet_directory) as client:
+        found = questions.ask(client, question, folders, devices, masked=secure)
+
+    def table() -> object:
+        from millpond.host.terminal import answer_table  # loads rich
+
+        return answer_table.show(found)
+
+    printing.show(output, found, table)
+    return _INCOMPLETE if found.left_out else 0

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions to a fleet: masked sums over private folders, what devices refuse, and what their logs tell."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from millpond import Fleet
+
+from .support import Emulation
+
+pytestmark = pytest.mark.timeout(300)
+NAMES = ("csd0", "csd1", "csd2")
+
+
+def labels(fleet: Emulation, folder: str, *names: str) -> np.ndarray:
+    places = [fleet.fleet.device_directory(name) / "flash" / folder for name in names or NAMES]
+    return np.concatenate([np.load(place / "labels.npy") for place in places])
+
+
+def test_the_host_learns_masked_sums_over_private_folders(fleet: Emulation) -> None:
+    known = labels(fleet, "private/digits")
+    question = ("histogram", "private/digits", "--column", "label", "--bounds", "-0.5", "9.5")
+    result = fleet.millpond("ask", *question, "--format", "json")
+    assert result.code == 0, f"{result}\n{fleet.logs()}"
+    found = json.loads(result.out)
+    assert (found["masked"], found["devices"], found["by_device"]) == (True, [*NAMES], {})
+    counts = [each["count"] for each in found["figures"]["bins"]]
+    assert counts == np.bincount(known, minlength=10).tolist()
+    assert found["figures"]["missing"] == found["figures"]["below"] == found["figures"]["above"] == 0
+    mean = Fleet(fleet.directory).ask("mean", "private/digits", column="label", low=0, high=9).figures
+    assert (mean["count"], mean["missing"]) == (len(known), 0)
+    assert mean["mean"] == pytest.approx(known.mean(), abs=1e-5)
+    assert mean["deviation"] == pytest.approx(known.std(), abs=1e-3)
+    log = json.loads(fleet.millpond("audit", "csd1", "--format", "json").out)
+    row = next(row for row in log["summary"]["rows"] if row["answers"]["role"] == "question")
+    assert row["answers"]["name"] == "histogram of 'label' from -0.5 to 9.5, 10 bins"
+    assert row["answers"]["samples"] == {"private/digits": len(labels(fleet, "private/digits", "csd1"))}
+
+
+def test_devices_tell_their_own_sums_of_public_folders_alone(fleet: Emulation) -> None:
+    refused = fleet.millpond("ask", "count", "private/digits", "--plain")
+    assert refused.code == 1
+    assert "policy.questions: private folders are for masked questions alone (--secure)" in refused.err
+    found = fleet.millpond("ask", "count", "public/digits", "--plain")
+    assert found.code == 0, found
+    for name in NAMES:
+        assert name in found.out
+    assert f"{len(labels(fleet, 'public/digits'))}" in found.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("count", "private/none"), 1, "csd0, csd1, csd2: missing data: there is no folder private/none"),
+        (("count", "private/digits", "--column", "age"), 1, "private/digits has no column age"),
+        (
+            ("count", "private/digits", "--devices", "csd0,csd1"),
+            1,
+            "a masked sum is of 3 devices; 2 can answer",
+        ),
+        (("mean", "private/digits", "--column", "label", "--bounds", "9", "0"), 2, "no range of numbers"),
+        (
+            ("mean", "private/digits", "--column", "label"),
+            2,
+            "--bounds: a mean needs the range of its values",
+        ),
+    ],
+    ids=str,
+)
+def test_a_question_without_an_answer_says_why(
+    fleet: Emulation, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    result = fleet.millpond("ask", *arguments)
+    assert result.code == code, result
+    assert words in result.err
