@@ -8,9 +8,14 @@ from __future__ import annotations
 import sys
 
 from bench import harness
-from bench.privacy import rebuilding
+from bench.privacy import aimed, membership, property_inference, rebuilding
 
-EXPERIMENTS = (rebuilding.EXPERIMENT,)
+EXPERIMENTS = (
+    rebuilding.EXPERIMENT,
+    membership.EXPERIMENT,
+    property_inference.EXPERIMENT,
+    aimed.EXPERIMENT,
+)
 
 
 def main() -> int:

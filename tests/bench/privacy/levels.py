@@ -33,6 +33,11 @@ class Level:
         return self.devices > 1
 
     @property
+    def cohort(self) -> int:
+        """The number of devices that train: where each is seen alone, as many as in the largest sum."""
+        return self.devices if self.secure else 16
+
+    @property
     def told(self) -> str:
         """What a person calls it."""
         if not self.secure:
@@ -43,6 +48,9 @@ class Level:
 ALONE, GROUPS = Level("policy"), Level("policy64", group=64)
 SUMS = tuple(Level(f"sum{count}", count) for count in (3, 8, 16))
 LEVELS = (ALONE, GROUPS, *SUMS)
+ROUND_LEVELS = (ALONE, *SUMS)
+PASSES, BATCH = 3, 8
+"""The local training of a round."""
 
 
 def mlp() -> nn.Module:
@@ -68,8 +76,20 @@ def fleet(
     ]
 
 
+def round_devices(
+    level: Level, data: Digits, each: int, model: Model, folder: Path, *, secure: bool = False
+) -> list[TargetDevice]:
+    """Return the devices of a job of rounds at a level, with ``each`` samples of ``data``."""
+    work = rounds_work(PASSES, BATCH, secure=secure)
+    policy = Policy(least_samples=level.group, answers_per_state=0)
+    return [
+        TargetDevice(f"csd{rank:02}", part, model, work, folder, policy)
+        for rank, part in enumerate(_parts(data, each, level.cohort))
+    ]
+
+
 def _parts(data: Digits, each: int, devices: int) -> Iterator[Digits]:
-    assert devices * each + PUBLIC <= len(data)
+    assert devices * each <= len(data)
     for rank in range(devices):
         yield data.part(slice(rank * each, (rank + 1) * each))
 
