@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 
 from millpond.base.errors import LocalError
 from millpond.host.fleet import forwarding, worker_user
+from millpond.host.fleet.addresses import PeerLink
 from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig, HostConfig
 from millpond.host.fleet.firewall import HostFirewall
 from millpond.host.fleet.forwarding import Forwarding
@@ -283,6 +285,20 @@ def test_the_ports_of_a_launch_are_closed_to_other_networks_and_other_users(tmp_
                 opened.listen([])  # the next process may listen there again before this is told
                 assert not wires.reaches(UNGUARDED, LOW)
             assert wires.reaches(UNGUARDED, LOW) and reached_by(4711, "127.0.0.1", HIGH)
+
+    in_namespace(body)
+
+
+def test_devices_of_another_host_reach_the_worker_by_their_link_alone(tmp_path: Path) -> None:
+    def body(wires: Wires) -> None:
+        guard = HostFirewall(fleet(tmp_path))
+        for network, reaches in (("10.99.0.0/30", True), ("10.99.0.4/30", False)):
+            networks = (ipaddress.IPv4Network(network),)
+            link = PeerLink("other", None, networks, ipaddress.IPv4Address(HOST))
+            with guard.open_to(["csd0"], host=True, links=[link]) as opened, services():
+                opened.reserve(HIGH)
+                assert wires.reaches(UNGUARDED, HIGH) is reaches
+        guard.close()
 
     in_namespace(body)
 

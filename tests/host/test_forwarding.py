@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import ConfigError
 from millpond.host.fleet import forwarding
+from millpond.host.fleet.addresses import PeerLink, networks_of
 from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig, HostConfig
-from millpond.host.fleet.forwarding import Forwarding
+from millpond.host.fleet.forwarding import Forwarding, plain_link
 from millpond.linux.netlink import rtnetlink
 
 from .. import networks
@@ -86,6 +88,77 @@ def test_rules_of_a_killed_daemon_are_replaced_once_its_tunnels_are_gone(tmp_pat
         assert [line.split()[-1] for line in rules()] == ["prohibit", "prohibit"]
 
     in_namespace(body)
+
+
+def link(interface: str = "wire") -> PeerLink:
+    """Make the link to another host, whose device is in 10.78.0.0/30."""
+    ip("link", "add", interface, "type", "veth", "peer", "name", "its-end")
+    ip("addr", "add", "192.0.2.1/24", "dev", interface)
+    for end in (interface, "its-end"):
+        ip("link", "set", end, "up")
+    ip("addr", "add", "10.77.0.1/30", "dev", "mp-csd0")
+    networks = networks_of("b", ("10.78.0.0/30",), "10.76.0.0/14", "10.77.0.0/16")
+    return plain_link("b", "192.0.2.2", networks, "10.77.0.1")
+
+
+def settings() -> tuple[str, str, str]:
+    """All rules, the tables of launches, and whether the link forwards."""
+    flag = Path("/proc/sys/net/ipv4/conf/wire/forwarding").read_text().strip()
+    routes = ip("-4", "route", "show", "table", "all").splitlines()
+    mine = "\n".join(line for line in routes if f"table {forwarding._FIRST_TABLE}" in line)
+    return ip("rule"), mine, flag
+
+
+def test_a_link_to_another_host_is_open_for_a_launch_alone(tmp_path: Path) -> None:
+    def body() -> None:
+        guard = Forwarding(fleet(tmp_path))
+        tunnels(*NAMES)
+        peer, before = link(), settings()
+        with guard.between(["csd0"], links=[peer]):
+            opened, routes, flag = settings()
+            assert "from 10.78.0.0/30 iif wire ipproto tcp dport 7701-65534 lookup" in opened
+            assert re.search(r"^17701:.*iif wire prohibit", opened, re.MULTILINE)
+            assert "10.78.0.0/30 via 192.0.2.2 dev wire" in routes and flag == "1"
+            ip("rule", "del", "pref", "17701", "iif", "wire")
+            guard.mend(NAMES)
+            assert settings()[0] == opened
+            with guard.between(["csd1"], links=[peer]):
+                pass
+            assert settings()[2] == "1"
+        assert settings() == before
+        guard.between(["csd0"], links=[peer]).__enter__()
+        for name in NAMES:
+            ip("link", "del", f"mp-{name}")
+        Forwarding(fleet(tmp_path))  # after a daemon that was killed
+        assert settings()[2] == "0" and "wire" not in settings()[0] and "iif lo" not in settings()[0]
+
+    in_namespace(body)
+
+
+def test_a_link_of_a_router_stays_as_it_is(tmp_path: Path) -> None:
+    def body() -> None:
+        guard = Forwarding(fleet(tmp_path))
+        tunnels(*NAMES)
+        peer = link()
+        rtnetlink.set_forwarding("wire", on=True)
+        with guard.between(["csd0"], links=[peer]):
+            assert "iif wire prohibit" not in settings()[0]
+        assert settings()[2] == "1"
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ("10.77.0.4/30", "which is in this fleet's network 10.77.0.0/16"),
+        ("10.80.0.0/30", "which is not in this fleet's 'peers', 10.76.0.0/14"),
+        ("10.78.0.1/30", "has host bits set"),
+    ],
+)
+def test_networks_of_another_host_are_of_its_own(network: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        networks_of("b", (network,), "10.76.0.0/14", "10.77.0.0/16")
 
 
 def test_what_another_program_takes_away_is_put_back_and_told_once(

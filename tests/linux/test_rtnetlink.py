@@ -98,6 +98,30 @@ def test_routes_of_a_table_are_added_and_deleted() -> None:
     in_namespace(body)
 
 
+def test_a_route_by_a_gateway_has_its_source_and_goes_for_what_this_machine_sends() -> None:
+    def body() -> None:
+        pair("wire")
+        ip("addr", "add", "192.0.2.1/24", "dev", "wire")
+        ip("addr", "add", "10.78.0.1/32", "dev", "lo")
+        ip("link", "set", "wire", "up")
+        gateway, source = ipaddress.IPv4Address("192.0.2.2"), ipaddress.IPv4Address("10.78.0.1")
+        before = ip("rule")
+        assert rtnetlink.add_route(NETWORK, "wire", TABLE, gateway, source)
+        assert not ip("route", "get", "10.77.0.2")
+        assert rtnetlink.use_table("lo", 17700, TABLE) and not rtnetlink.use_table("lo", 17700, TABLE)
+        assert "via 192.0.2.2 dev wire table 7700000 src 10.78.0.1" in ip("route", "get", "10.77.0.2")
+        assert rtnetlink.next_hop(ipaddress.IPv4Address("10.77.0.2")) == ("wire", "192.0.2.2")
+        assert rtnetlink.next_hop(gateway) == ("wire", "")
+        assert rtnetlink.allow_tcp("wire", 17700, range(7701, 65535), TABLE, NETWORK)
+        assert f"from {NETWORK} iif wire ipproto tcp dport 7701-65534 lookup {TABLE}" in ip("rule")
+        for interface in ("lo", "wire"):
+            rtnetlink.delete_rules(interface, 17700)
+        rtnetlink.delete_route(NETWORK, TABLE)
+        assert ip("rule") == before and not ip("route", "show", "table", str(TABLE))
+
+    in_namespace(body)
+
+
 def pair(name: str) -> None:
     """Make an interface whose carrier is up."""
     ip("link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")

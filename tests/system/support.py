@@ -26,7 +26,7 @@ from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.emulation.demo import data
 from millpond.host.fleet import provisioning
-from millpond.host.fleet.directory import Fleet, read
+from millpond.host.fleet.directory import NETWORK, Fleet, read
 from millpond.host.records.jobs import ACTIVE, Round
 from millpond.linux.syscalls import killed_with_parent
 from millpond.train.job import file
@@ -415,10 +415,14 @@ class Pace:
         (self.folders[-1] / "finish").unlink(missing_ok=True)
 
 
-def create(base: Path, names: Iterable[str], *, lan: bool = False) -> Emulation:
+def create(
+    base: Path, names: Iterable[str], *, lan: bool = False, network: str = NETWORK, peers: str = ""
+) -> Emulation:
     """A fleet with data, switched off."""
     emulation = Emulation(base)
-    fleet = provisioning.create(emulation.directory, "tests", list(names), lan=lan)
+    fleet = provisioning.create(
+        emulation.directory, "tests", list(names), lan=lan, network=network, peers=peers
+    )
     settings = emulation.directory / "fleet.toml"
     settings.write_text(f"silence = {SILENCE}\n{settings.read_text()}")
     write_data(fleet, base)

@@ -21,23 +21,30 @@ which the host's guard leaves to the host: others it refuses a second later.
 
 
 def why_alone(launch: Launch, seconds: float = SECONDS) -> str:
-    """Return why a device's worker cannot meet the others, "" if it can reach those that are tried: one other
-    device, since packets to all go through the host alike, and the host's worker.
+    """Return why a device's worker cannot meet the others, "" if it can reach those that are tried: of each
+    host its worker, and one device, since packets to all go through the host alike.
     """
     tried: dict[str, str] = {}
     meeting = [each for each in launch.names if each[0] == launch.master_address]
     for address, names in meeting if launch.elastic else launch.names:  # other elastic ones may be lost
         name = names.split()[0]
-        is_known = HOST in tried.values() if name == HOST else any(each != HOST for each in tried.values())
-        if address != launch.address and not is_known:
+        if address != launch.address and _kind(name) not in map(_kind, tried.values()):
             tried[address] = name
     for address in unreachable(tried, seconds):
-        lost = "what devices send it" if tried[address] == HOST else "what it forwards between them"
+        worker, _, other = tried[address].partition(".")
+        lost = "what devices send it" if worker == HOST else "what it forwards between them"
+        where = "of one of both hosts" if other else "of the host"
         return (
-            f"{tried[address]} at {address} does not answer: does a firewall of the host (Docker, ufw, "
+            f"{tried[address]} at {address} does not answer: does a firewall {where} (Docker, ufw, "
             f"firewalld) drop {lost}? The interfaces are mp-*"
         )
     return ""
+
+
+def _kind(name: str) -> tuple[bool, str]:
+    """Return whether a worker is on a host, and the name of its host, if that is another one."""
+    worker, _, other = name.partition(".")
+    return worker == HOST, other
 
 
 def unreachable(addresses: Collection[str], seconds: float) -> list[str]:

@@ -21,6 +21,8 @@ class StartLaunch(Message):
 
     Answered by LaunchOutput and LaunchSaved repeatedly, then LaunchEnded. The launch ends with the
     connection.
+
+    One of ``several_hosts`` is answered by LaunchPart first, and goes on as JoinLaunch and BeginLaunch say.
     """
 
     script: str
@@ -39,6 +41,76 @@ class StartLaunch(Message):
     shares: bool = False
     transforms: str = ""
     elastic: ElasticAgents | None = None
+    several_hosts: bool = False
+
+
+@message("api.launch.part")
+@dataclass(frozen=True, slots=True)
+class LaunchPart(Message):
+    """The part of a launch that this host can take: its workers' addresses, each with the worker's name, and
+    the ``networks`` of its devices. If its first worker is that of all, they meet at ``port`` there.
+    """
+
+    workers: tuple[tuple[str, str], ...]
+    networks: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherHost:
+    """Another host of a launch, by its name: its ``address``, and the ``networks`` of its devices."""
+
+    name: str
+    address: str
+    networks: tuple[str, ...]
+
+
+@message("api.launch.join")
+@dataclass(frozen=True, slots=True)
+class JoinLaunch(Message):
+    """Take part in the launch ``run`` of ``size`` workers with those from the rank ``first`` on, as the host
+    ``name``; all meet at the master's address and port. ``names`` are the addresses of all workers, each with
+    a name. What goes to the ``others`` is not encrypted if ``plain``.
+
+    Answered by LaunchOpened, once the way to the others is open.
+    """
+
+    name: str
+    run: str
+    first: int
+    size: int
+    master_address: str
+    master_port: int
+    names: tuple[tuple[str, str], ...]
+    others: tuple[OtherHost, ...]
+    plain: bool
+
+
+@message("api.launch.opened")
+class LaunchOpened(Message):
+    """The way to the other hosts is open; BeginLaunch is awaited, which all get once this came from all."""
+
+
+@message("api.launch.begin")
+class BeginLaunch(Message):
+    """Run the script."""
+
+
+@message("api.launch.lost")
+class LaunchLost(Message):
+    """An elastic worker is lost: the scripts of the others are to start again, see RestartLaunch."""
+
+
+@message("api.launch.restart")
+class RestartLaunch(Message):
+    """Start the elastic scripts again, as for a worker of this host that is lost."""
+
+
+@message("api.launch.end")
+class EndLaunch(Message):
+    """End the script: that of another host has failed. An elastic one goes on until it ends by itself, and
+    waits no longer for workers that are lost.
+    """
 
 
 EVERYONE = "all"

@@ -40,6 +40,7 @@ _MODULES: Final = {
     **{name: f"views.{name}" for name in ("ask", "top", "dashboard", "metrics")},
     **{name: f"ssh.{name}" for name in ("run", "shell", "inventory")},
     **dict.fromkeys(("ssh-config", "ssh-proxy"), "ssh.ssh_config"),
+    "dial-stdio": "ssh.dial",
     **dict.fromkeys(("mount", "umount"), "volumes.mount"),
     **{name: f"volumes.{name}" for name in ("volume", "cp")},
     **dict.fromkeys(("flash", "update")),

@@ -40,6 +40,12 @@ def init(
     lan: Annotated[
         bool, typer.Option("--lan", help="Connect the devices by a network (LAN) of their own.")
     ] = False,
+    network: Annotated[
+        str, typer.Option(help="The network of the tunnels; several hosts need one each.")
+    ] = directory.NETWORK,
+    peers: Annotated[
+        str, typer.Option(help="The network of all hosts' tunnels, for 'millpond launch --hosts'.")
+    ] = "",
     authority: AuthorityOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -47,7 +53,9 @@ def init(
     from millpond.host.fleet import provisioning
 
     names = [f"csd{number}" for number in range(devices)]
-    made = provisioning.create(fleet_directory, name, names, lan=lan, keys=authority)
+    made = provisioning.create(
+        fleet_directory, name, names, lan=lan, keys=authority, network=network, peers=peers
+    )
     document = {"fleet": str(made.directory), "name": name, "devices": names}
     show(output, document, f"fleet '{name}' with {', '.join(names) or 'no device'} is in {made.directory}")
 

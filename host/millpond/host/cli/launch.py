@@ -26,6 +26,7 @@ from millpond.host.api.launch import (
 from millpond.host.cli.exits import JOB, fail
 from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption, FormatOption, new_app
 from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.client.launch_hosts import LaunchHosts, hosts_of
 from millpond.host.fleet import directory
 from millpond.host.records.jobs import HOST
 from millpond.host.terminal import printing
@@ -133,6 +134,21 @@ RendezvousOption = Annotated[
     str,
     typer.Option("--rdzv-conf", "--rdzv_conf", metavar="KEY=VALUE,...", help="Settings of the rendezvous."),
 ]
+HostsOption = Annotated[
+    str,
+    typer.Option(
+        "--hosts",
+        metavar="HOST[=ADDRESS],...",
+        help="Run on the devices of these hosts; ranks are in this order. This one is localhost.",
+    ),
+]
+ShellOption = Annotated[
+    str, typer.Option("--rsh", envvar="MILLPOND_RSH", help="The remote shell by which --hosts are reached.")
+]
+PlainOption = Annotated[
+    bool,
+    typer.Option("--plain-hosts", help="Accept that links between --hosts are not encrypted."),
+]
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -146,6 +162,9 @@ def launch(
     nodes: NodesOption = "",
     restarts: RestartsOption = None,
     rendezvous: RendezvousOption = "",
+    hosts: HostsOption = "",
+    rsh: ShellOption = "ssh",
+    plain: PlainOption = False,
     files: FilesOption = None,
     wheels: WheelsOption = None,
     variables: EnvironmentOption = None,
@@ -162,22 +181,19 @@ def launch(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Run a torch.distributed script across host and devices. Like torchrun, with gloo; Ctrl-C ends it."""
-    left = list(arguments or ())
-    if script == Path("-m") and left:  # behind --
-        module, script = True, Path(left.pop(0))
-    as_module = str(script) if module else ""
-    file, here = _file_of(script, module=module, must_be_here=private or digest)
+    as_module, script, left = _program(script, arguments or (), module=module)
+    file, here = _file_of(script, module=bool(as_module), must_be_here=private or digest)
     changing = name_of(transforms) if transforms else ""
     name, sent = read_files(file, [*(files or ()), *([transforms] if transforms else ())], installed=not here)
     if digest:
         _show_digest(script_digest(name, sent, left, as_module, changing), output)
         return
-    _check_folders(folders, shared, private=private)
+    _check_folders(folders, shared, private=private, hosts=hosts)
     start = StartLaunch(
         name,
         tuple(left),
         sent,
-        directory.read(fleet_directory).named(devices) if devices else (),
+        _devices(devices, fleet_directory, hosts),
         host,
         most_saved=most << 20 if saved else 0,
         confined=private,
@@ -191,15 +207,40 @@ def launch(
         transforms=changing,
         elastic=_elastic(nodes, restarts, rendezvous),
     )
-    with DaemonClient(fleet_directory) as client, _opened(shared) as folder:
-        events = client.launch(start, read_inputs(given, wheels or ()), folder)
+    several = LaunchHosts(hosts_of(hosts), rsh, plain, fleet_directory) if hosts else None
+    with _events(start, read_inputs(given, wheels or ()), fleet_directory, shared, several) as events:
         ended = _run(start, events, saved, as_json=output is Format.JSON)
     if ended.error:
         fail(ended.error, JOB, document=False)
 
 
-def _check_folders(folders: Sequence[str] | None, shared: Path | None, *, private: bool) -> None:
+def _program(script: Path, arguments: Sequence[str], *, module: bool) -> tuple[str, Path, list[str]]:
+    """Return the module that is run, "" for a script; its name, and its arguments. Behind -- may stand -m."""
+    left = list(arguments)
+    if script == Path("-m") and left:
+        module, script = True, Path(left.pop(0))
+    return str(script) if module else "", script, left
+
+
+def _devices(text: str, fleet: Path, hosts: str) -> tuple[str, ...]:
+    """Return the devices that a user names: csd0.HOST and so on with several ``hosts``. Raises LocalError."""
+    if not text:
+        return ()
+    if not hosts:
+        return directory.read(fleet).named(text)
+    known, found = [host.name for host in hosts_of(hosts)], tuple(text.split(","))
+    for name in found:
+        if name.partition(".")[2] not in known:
+            raise LocalError(f"--devices {text}: with --hosts, name devices as csd0.{known[0]}")
+    return found
+
+
+def _check_folders(folders: Sequence[str] | None, shared: Path | None, *, private: bool, hosts: str) -> None:
     """Raise LocalError for folders that a launch cannot have."""
+    if hosts and private:
+        raise LocalError("--private scripts meet in one host's daemon: leave --hosts out, or use federate")
+    if hosts and shared:
+        raise LocalError("--shared is a folder of one host: leave --hosts or --shared out")
     if folders and not private:
         raise LocalError("--data is for --private")
     if shared and private:
@@ -253,6 +294,23 @@ def _opened(folder: Path | None) -> Iterator[int | None]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _events(
+    start: StartLaunch,
+    inputs: Iterable[tuple[LaunchInput, bytes]],
+    fleet: Path,
+    shared: Path | None,
+    several: LaunchHosts | None,
+) -> Iterator[Events]:
+    """Yield the events of a launch on ``several`` hosts, or else on the ``fleet`` of this one."""
+    if several:
+        with contextlib.closing(several.launch(start, inputs)) as events:
+            yield events
+        return
+    with DaemonClient(fleet) as client, _opened(shared) as folder:
+        yield client.launch(start, inputs, folder)
 
 
 def _run(start: StartLaunch, events: Events, output: Path | None, *, as_json: bool) -> LaunchEnded:

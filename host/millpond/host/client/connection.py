@@ -24,6 +24,19 @@ R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
 
 
+def connected(served: Fleet) -> socket.socket:
+    """Return a connection to a fleet's daemon. Raises LocalError where none runs."""
+    try:
+        return sockets.connect(served.socket)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise LocalError(
+            f"no host daemon runs for {served.directory}: "
+            "start one with 'millpond emulate' or 'millpond host'"
+        ) from None
+    except OSError as error:
+        raise LocalError(f"{served.socket}: {error.strerror}") from None
+
+
 def _other_version(error: VersionMismatch) -> LocalError:
     numbers = f"its protocol is {error.theirs}, that of this command {error.ours}"
     older = "it was started before an update: restart it" if error.theirs < error.ours else "update this one"
@@ -45,14 +58,7 @@ class DaemonConnection:
         """
         self.fleet: Fleet = fleet.read(directory, authority)
         self._seconds = seconds
-        try:
-            sock = sockets.connect(self.fleet.socket)
-        except (FileNotFoundError, ConnectionRefusedError):
-            raise LocalError(
-                f"no host daemon runs for {directory}: start one with 'millpond emulate' or 'millpond host'"
-            ) from None
-        except OSError as error:
-            raise LocalError(f"{self.fleet.socket}: {error.strerror}") from None
+        sock = connected(self.fleet)
         self._daemon = sockets.peer_pid(sock)
         self._channel = Channel(sock, "the host daemon", limits=self.LIMITS)
 

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the addresses of the tunnels: a /30 of the fleet's network for each device, the host's end first."""
+"""Pure: the addresses of the tunnels: a /30 of the fleet's network for each device, the host's end first; and
+those of another host's devices, which take part in a launch.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millpond.base.errors import ConfigError
 from millpond.base.text import counted
 
 _EACH = 4
+MOST_NETWORKS = 256
+"""Most devices of one other host."""
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -30,6 +34,18 @@ class Addresses:
     def host_ip(self) -> str:
         """The host's address alone, as this device sees it."""
         return self.host.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLink:
+    """The link to another host: by ``interface``, to its address there if that has others, too. Its devices
+    are in ``networks``; to them this host has the address ``source``.
+    """
+
+    interface: str
+    gateway: ipaddress.IPv4Address | None
+    networks: tuple[ipaddress.IPv4Network, ...]
+    source: ipaddress.IPv4Address
 
 
 def assign(network: str, recorded: Mapping[str, str]) -> dict[str, Addresses]:
@@ -77,3 +93,25 @@ def _take(network: _Network, taken: dict[int, str], name: str, address: str) -> 
 def _at(network: _Network, place: int) -> Addresses:
     base = network.network_address + _EACH * place
     return Addresses(f"{base + 1}/30", f"{base + 2}/30")
+
+
+def networks_of(host: str, texts: Sequence[str], peers: str, own: str) -> tuple[ipaddress.IPv4Network, ...]:
+    """Return the networks of another host's devices, which lie in ``peers`` and not in this fleet's ``own``.
+    Raises ConfigError.
+    """
+    try:
+        found = tuple(map(ipaddress.IPv4Network, texts[:MOST_NETWORKS]))
+    except ValueError as error:
+        raise ConfigError(f"{host}: {error}") from None
+    allowed = ipaddress.IPv4Network(peers)
+    for network in found:
+        if network.overlaps(ipaddress.IPv4Network(own)):
+            raise ConfigError(
+                f"{host} has a device in {network}, which is in this fleet's network {own}: each host's "
+                "fleet needs a 'network' of its own, and all the same 'peers'"
+            )
+        if not network.subnet_of(allowed):
+            raise ConfigError(
+                f"{host} has a device in {network}, which is not in this fleet's 'peers', {allowed}"
+            )
+    return found

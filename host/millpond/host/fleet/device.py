@@ -220,7 +220,7 @@ class Device:
             self._fleet.interface(self.name),
             self._addresses.host,
             transport=transport,
-            peers=self._fleet.config.network,
+            peers=self._fleet.peers,
             zygote=self._zygote,
             confinement=self._fleet.config.host.confinement,
         )

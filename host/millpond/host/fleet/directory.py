@@ -28,6 +28,8 @@ from millpond.images.runtime.emulated_lan import LinkShape
 if TYPE_CHECKING:
     from millpond.wire.tls import CurrentContext, Identity
 
+NETWORK = "10.77.0.0/16"
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
@@ -85,7 +87,11 @@ class FleetConfig:
     """The configuration of a fleet. Its ``watts`` are for a host without a power sensor."""
 
     name: Annotated[str, Key("the fleet's name, in its certificates")]
-    network: Annotated[str, Key("the network of the tunnels: a /30 for each device")] = "10.77.0.0/16"
+    network: Annotated[str, Key("the network of the tunnels: a /30 for each device")] = NETWORK
+    peers: Annotated[
+        str,
+        Key("the network of all fleets that launch scripts together, this one's included; empty: `network`"),
+    ] = ""
     device: tuple[DeviceConfig, ...] = field(default_factory=tuple)
     watts: Watts | None = None
     zygote_idle: Annotated[
@@ -116,6 +122,11 @@ class Fleet:
         self.directory, self.config = directory.absolute(), config
         self.authority = authority.absolute() if authority else None
         self._assigned = config, dict[str, Addresses]()
+
+    @property
+    def peers(self) -> str:
+        """The network of all devices that scripts on this fleet's devices may reach."""
+        return self.config.peers or self.config.network
 
     @property
     def socket(self) -> Path:
@@ -307,6 +318,8 @@ def checked(config: FleetConfig) -> FleetConfig:
         if names.count(name) > 1:
             raise ConfigError(f"fleet.toml: device: '{name}' is named twice")
     addresses.assign(config.network, {device.name: device.address for device in config.device})
+    if config.peers:
+        _check_peers(config)
     if config.watts:
         joules.check(config.watts, "fleet.toml: watts")
     for device in config.device:
@@ -317,6 +330,16 @@ def checked(config: FleetConfig) -> FleetConfig:
     _check_lan(config)
     _check_groups(config.groups)
     return config
+
+
+def _check_peers(config: FleetConfig) -> None:
+    """Check the network of all fleets that launch together. Raises ConfigError."""
+    try:
+        whole, own = ipaddress.IPv4Network(config.peers), ipaddress.IPv4Network(config.network)
+    except ValueError as error:
+        raise ConfigError(f"fleet.toml: peers: {error}") from None
+    if not own.subnet_of(whole):
+        raise ConfigError(f"fleet.toml: peers: {whole} does not include the fleet's own network, {own}")
 
 
 def _check_groups(groups: Mapping[str, str]) -> None:

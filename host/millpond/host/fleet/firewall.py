@@ -23,6 +23,7 @@ from typing import Any
 
 from millpond.base.errors import LocalError
 from millpond.host.fleet import worker_user
+from millpond.host.fleet.addresses import PeerLink
 from millpond.host.fleet.directory import Fleet
 from millpond.linux.netlink import nftables
 from millpond.linux.netlink.nftables import InputGuard, PortGuard
@@ -68,11 +69,12 @@ class HostFirewall:
                 ) from None
 
     @contextlib.contextmanager
-    def _closed_to_strangers(self) -> Iterator[PortGuard]:
+    def _closed_to_strangers(self, links: Sequence[PeerLink]) -> Iterator[PortGuard]:
         trusted = ["lo", *(self._fleet.interface(device.name) for device in self._fleet.config.device)]
         users = {0, os.geteuid(), worker_user.UID}
         try:
-            guard = PortGuard(_table(self._fleet), _PRIORITY, trusted, sorted(users))
+            networks = [(link.interface, network) for link in links for network in link.networks]
+            guard = PortGuard(_table(self._fleet), _PRIORITY, trusted, sorted(users), networks)
         except OSError as error:
             raise LocalError(
                 f"the launch cannot be closed to other users: nftables: {error.strerror or error}"
@@ -88,12 +90,15 @@ class HostFirewall:
             self._guard.close()
 
     @contextlib.contextmanager
-    def open_to(self, devices: Sequence[str], *, host: bool) -> Iterator[OpenPorts]:
-        """Let these devices connect to the ``host``'s worker inside the context, if there is one, and nobody
-        else. Yields what opens other ports. Raises LocalError.
+    def open_to(
+        self, devices: Sequence[str], *, host: bool, links: Sequence[PeerLink] = ()
+    ) -> Iterator[OpenPorts]:
+        """Let these devices, and those behind the ``links``, connect to the ``host``'s worker inside the
+        context, if there is one, and nobody else. Yields what opens other ports. Raises LocalError.
         """
         with contextlib.ExitStack() as undo:
-            strangers = undo.enter_context(self._closed_to_strangers()) if host and self._guard else None
+            closed = host and self._guard
+            strangers = undo.enter_context(self._closed_to_strangers(links)) if closed else None
             opened = OpenPorts(self._guard, tuple(map(self._fleet.interface, devices)), strangers)
             undo.callback(opened.close)
             opened.open()

@@ -6,6 +6,10 @@ that come in by it and are not for the host itself. A launch opens both for exac
 nothing but TCP to ports above those of agents and SSH servers. The rules are there before the interfaces, and
 last longer. A device may be in a launch and in jobs at the same time: each has rules of its own.
 
+A launch over several hosts opens the way to another host likewise, and to nothing else behind this one: what
+comes in by the link is refused before the link's interface forwards. Where that forwards already, this
+machine is a router, whose other rules stay.
+
 Other programs change what they did not make: systemd-networkd deletes foreign rules when it starts, and
 ip_forward, switched on, sets the flag of each interface. ``mend`` puts back what is missing. The rules of
 an interface that another program has, such as the daemon of a second fleet with a device of this name, stay.
@@ -22,9 +26,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from millpond.base.errors import LocalError
+from millpond.base.errors import ConfigError, LocalError
+from millpond.host.fleet.addresses import PeerLink
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.firewall import HostFirewall, OpenPorts
 from millpond.linux.netlink import rtnetlink
@@ -67,6 +73,44 @@ class _Way:
         rtnetlink.delete_rules(self.interface, self.priority)
 
 
+@dataclass(frozen=True, slots=True)
+class _PeerWay:
+    """The way between another host and the devices of one launch: routes in the launch's ``table``, to which
+    rules lead what that host's devices send, and what this host sends itself.
+    """
+
+    link: PeerLink
+    table: int
+    priority: int
+
+    @property
+    def interface(self) -> str:
+        """The interface of the link."""
+        return self.link.interface
+
+    def add_route(self) -> bool:
+        """Add the routes to the other host's devices. Raises OSError."""
+        place = (self.link.interface, self.table, self.link.gateway, self.link.source)
+        found = [rtnetlink.add_route(network, *place) for network in self.link.networks]
+        return any(found)
+
+    def delete_route(self) -> None:
+        """Delete these routes. Raises OSError."""
+        for network in self.link.networks:
+            rtnetlink.delete_route(network, self.table)
+
+    def add_rule(self) -> bool:
+        """Add the rules. Returns whether one was not there. Raises OSError."""
+        place = (self.link.interface, self.priority, PORTS, self.table)
+        found = [rtnetlink.allow_tcp(*place, network) for network in self.link.networks]
+        return any([*found, rtnetlink.use_table("lo", self.priority, self.table)])
+
+    def delete_rule(self) -> None:
+        """Delete the rules. Raises OSError."""
+        for interface in (self.link.interface, "lo"):
+            rtnetlink.delete_rules(interface, self.priority)
+
+
 class Forwarding:
     """The host's rules for a fleet's tunnels, from before the first is made until ``close``. Raises
     LocalError.
@@ -77,7 +121,8 @@ class Forwarding:
         self._interfaces = [fleet.interface(device.name) for device in fleet.config.device]
         self._lock = threading.Lock()
         self._places: set[int] = set()
-        self._open_ways: list[_Way] = []
+        self._open_ways: list[_Way | _PeerWay] = []
+        self._guarded_links: set[str] = set()
         self._problem = ""
         self._prohibit(self._interfaces)
 
@@ -86,6 +131,7 @@ class Forwarding:
         foreign = _still_there(interfaces)
         try:
             _delete_rules(set(interfaces) - foreign)  # a killed daemon leaves them
+            _close_links()
             for interface in interfaces:
                 rtnetlink.prohibit(interface, _PROHIBIT)
         except OSError as error:
@@ -116,37 +162,46 @@ class Forwarding:
         with self._lock:
             restored = {name for name in self._interfaces if _try(rtnetlink.prohibit, name, _PROHIBIT)}
             restored |= {way.interface for way in self._open_ways if _try(way.add_rule)}
+            restored |= {name for name in self._guarded_links if _try(rtnetlink.prohibit, name, _PROHIBIT)}
             for way in self._open_ways:
                 _try(way.add_route)  # it went with the interface, if the tunnel was made anew
-            for interface in map(self._fleet.interface, made):
+            for interface in (*map(self._fleet.interface, made), *self._guarded_links):
                 _try(rtnetlink.set_forwarding, interface, on=self._is_used(interface))
         if restored:
             names = ", ".join(sorted(restored))
             log.warning("another program had deleted routing rules of %s: they are back", names)
 
     @contextlib.contextmanager
-    def between(self, devices: Sequence[str], *, host: bool = False) -> Iterator[OpenPorts]:
-        """Forward TCP between these devices, and no others, inside the context. With ``host`` they may
-        connect to the host's worker too, at the ports that are yielded. Raises LocalError.
+    def between(
+        self, devices: Sequence[str], *, host: bool = False, links: Sequence[PeerLink] = ()
+    ) -> Iterator[OpenPorts]:
+        """Forward TCP between these devices and those behind the ``links``, and no others, inside the
+        context. With ``host`` they may connect to the host's worker too, at the ports that are yielded.
+        Raises LocalError.
         """
         with contextlib.ExitStack() as undo:
-            opened = undo.enter_context(self._firewall.open_to(devices if host else (), host=host))
-            if len(devices) >= 2:
-                self._open_between(devices, undo)
+            opened = undo.enter_context(
+                self._firewall.open_to(devices if host else (), host=host, links=links)
+            )
+            if len(devices) >= 2 or links:
+                self._open_between(devices, links, undo)
             yield opened
 
-    def _open_between(self, devices: Sequence[str], undo: contextlib.ExitStack) -> None:
+    def _open_between(
+        self, devices: Sequence[str], links: Sequence[PeerLink], undo: contextlib.ExitStack
+    ) -> None:
         if self._problem:
             raise LocalError(f"devices cannot speak with each other: {self._problem}")
         try:
-            self._open(devices, undo)
+            self._open(devices, links, undo)
         except OSError as error:
             raise LocalError(f"devices cannot speak with each other: {error.strerror or error}") from None
 
-    def _open(self, devices: Sequence[str], undo: contextlib.ExitStack) -> None:
+    def _open(self, devices: Sequence[str], links: Sequence[PeerLink], undo: contextlib.ExitStack) -> None:
         place = self._take_place()
         undo.callback(self._places.discard, place)
-        ways = [self._way(name, place) for name in devices]
+        ways: list[_Way | _PeerWay] = [self._way(name, place) for name in devices]
+        ways += [_PeerWay(link, _FIRST_TABLE + place, _ALLOW - place) for link in links]
         for way in ways:
             undo.callback(_try, way.delete_route)
             way.add_route()
@@ -160,14 +215,30 @@ class Forwarding:
         network = ipaddress.IPv4Interface(self._fleet.addresses(name).host).network
         return _Way(self._fleet.interface(name), network, _FIRST_TABLE + place, _ALLOW - place)
 
-    def _use(self, way: _Way, change: int) -> None:
+    def _use(self, way: _Way | _PeerWay, change: int) -> None:
         """Note one use more or less of an interface, which forwards as long as it has any. Raises OSError."""
         with self._lock:
             if change > 0:
                 self._open_ways.append(way)
             else:
                 self._open_ways.remove(way)
-            rtnetlink.set_forwarding(way.interface, on=self._is_used(way.interface))
+            if isinstance(way, _PeerWay):
+                self._use_link(way.interface)
+            else:
+                rtnetlink.set_forwarding(way.interface, on=self._is_used(way.interface))
+
+    def _use_link(self, interface: str) -> None:
+        """Have a link's interface forward while it is used, but nothing that no rule allows; one that
+        forwards already stays as it is. Raises OSError.
+        """
+        if self._is_used(interface):
+            if interface not in self._guarded_links and not _is_forwarding(interface):
+                self._guarded_links.add(interface)
+                rtnetlink.prohibit(interface, _PROHIBIT)
+                rtnetlink.set_forwarding(interface, on=True)
+        elif interface in self._guarded_links:
+            self._guarded_links.remove(interface)
+            _close_link(interface)
 
     def _is_used(self, interface: str) -> bool:
         return any(way.interface == interface for way in self._open_ways)
@@ -181,11 +252,48 @@ class Forwarding:
         raise OSError(errno.EAGAIN, f"{_MOST} launches and jobs have such devices already")
 
 
+def plain_link(host: str, address: str, networks: tuple[ipaddress.IPv4Network, ...], source: str) -> PeerLink:
+    """Return the link to a host on the same network, without encryption. Raises ConfigError for what is no
+    address, LocalError for one that is behind a router or nowhere.
+    """
+    try:
+        gateway = ipaddress.IPv4Address(address)
+        interface, router = rtnetlink.next_hop(gateway)
+    except ValueError as error:
+        raise ConfigError(f"{host}: {error}") from None
+    except OSError as error:
+        raise LocalError(f"{host}: no way to {address}: {error.strerror}") from None
+    if not interface or interface == "lo":
+        raise LocalError(f"{host}: {address} is on no network of this host")
+    if router:
+        raise LocalError(f"{host}: {address} is behind the router {router}: plain links are on one network")
+    return PeerLink(interface, gateway, networks, ipaddress.IPv4Address(source))
+
+
+def _is_forwarding(interface: str) -> bool:
+    """Return whether packets that come in by an interface may go out by others."""
+    return Path(f"/proc/sys/net/ipv4/conf/{interface}/forwarding").read_text().strip() == "1"
+
+
 def _delete_rules(interfaces: Collection[str]) -> None:
     """Delete the rules for these interfaces, found by one look at all: a fleet may have thousands."""
     for interface, priority in rtnetlink.rules(range(_ALLOW - _MOST + 1, _PROHIBIT + 1)):
         if interface in interfaces:
             rtnetlink.delete_rules(interface, priority)
+
+
+def _close_links() -> None:
+    """Close links to other hosts that a killed daemon has left open; those of one that runs it mends."""
+    for interface, priority in rtnetlink.rules(range(_ALLOW - _MOST + 1, _PROHIBIT + 1)):
+        if not interface.startswith("mp-"):
+            if priority == _PROHIBIT:
+                _try(_close_link, interface)
+            rtnetlink.delete_rules(interface, priority)
+
+
+def _close_link(interface: str) -> None:
+    rtnetlink.set_forwarding(interface, on=False)
+    rtnetlink.delete_rules(interface, _PROHIBIT)
 
 
 def _still_there(interfaces: Sequence[str]) -> set[str]:

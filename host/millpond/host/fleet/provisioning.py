@@ -34,10 +34,18 @@ def _emulated(name: str, lan: str) -> DeviceConfig:
 
 
 def create(
-    directory: Path, name: str, devices: Sequence[str], *, lan: bool = False, keys: Path | None = None
+    directory: Path,
+    name: str,
+    devices: Sequence[str],
+    *,
+    lan: bool = False,
+    keys: Path | None = None,
+    network: str = fleets.NETWORK,
+    peers: str = "",
 ) -> Fleet:
     """Make a fleet of emulated devices in ``directory``, with a ``lan`` if wanted; ``keys`` is where the keys
-    that no daemon needs are to be, if not there. Raises ConfigError if there is one already.
+    that no daemon needs are to be, if not there; ``network`` and ``peers`` are as in ``fleet.toml``. Raises
+    ConfigError if there is one already.
     """
     if (directory / "fleet.toml").exists():
         raise ConfigError(f"{directory} holds a fleet already")
@@ -48,7 +56,8 @@ def create(
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     close_to_others(directory)
     addresses = (f"{_LAN_BASE + number + 1}/16" if lan else "" for number in range(len(devices)))
-    new = FleetConfig(name, device=tuple(map(_emulated, devices, addresses)))
+    new = FleetConfig(name, network, peers, tuple(map(_emulated, devices, addresses)))
+    fleets.checked(new)
     fleet = _addressed(Fleet(directory, new, keys), {})
     config = fleet.config
     authority = Authority.create(fleet.ca, name)
@@ -199,7 +208,7 @@ def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> No
         "link": {
             **({"socket": f"{SLOT}/nvme.sock"} if emulated else {"ivshmem": "pci"}),
             "address": fleet.addresses(device).device,
-            "peers": fleet.config.network,
+            "peers": fleet.peers,
         },
         # any developer's kernel will do for a device that is none
         "privacy": ({"landlock": "best-effort"} if emulated else {})
@@ -222,7 +231,8 @@ def write_lan(fleet: Fleet, device: DeviceConfig) -> None:
 
 
 def _fleet_toml(config: FleetConfig) -> str:
-    text = _toml({"": {"name": config.name, "network": config.network}})
+    peers = {"peers": config.peers} if config.peers else {}
+    text = _toml({"": {"name": config.name, "network": config.network} | peers})
     return text + "".join(map(_device_toml, config.device))
 
 

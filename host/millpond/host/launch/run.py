@@ -24,7 +24,16 @@ from millpond.base.errors import (
     RemoteError,
 )
 from millpond.base.text import printable
-from millpond.host.api.launch import EVERYONE, LaunchEnded, LaunchOutput, LaunchSaved, WorkerEnd
+from millpond.host.api.launch import (
+    EVERYONE,
+    EndLaunch,
+    LaunchEnded,
+    LaunchLost,
+    LaunchOutput,
+    LaunchSaved,
+    RestartLaunch,
+    WorkerEnd,
+)
 from millpond.host.fleet.device import Device
 from millpond.host.launch.data_services import DataRequests
 from millpond.host.launch.group import LaunchGroup, serve_channel
@@ -73,10 +82,13 @@ class LaunchRun:
         self._elastic = workers[0].launch.elastic is not None
         self._lost: dict[str, str] = {}
         self._error = ""
+        self._joined = self._ending = False
 
-    def run(self) -> LaunchEnded:
-        """Run the workers and pass on their output. Raises ConnectionLost when the client leaves."""
-        began = time.monotonic()
+    def run(self, joined: bool = False) -> LaunchEnded:
+        """Run the workers and pass on their output. Those that have ``joined`` workers of other hosts heed
+        what the client says of these. Raises ConnectionLost when the client leaves.
+        """
+        began, self._joined = time.monotonic(), joined
         threads = [
             threading.Thread(target=self._work, args=(worker,), name=f"launch {worker.name}", daemon=True)
             for worker in self._workers
@@ -105,12 +117,12 @@ class LaunchRun:
         nothing that they have saved is wanted.
         """
         quiet_since = time.monotonic()
-        while self._running:
-            check_present(self._client)
+        while self._running or self._waits_for_lost():
+            self._heed_client()
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=LOOK_SECONDS))
                 quiet_since = time.monotonic()
-            if not self._error or self._elastic:
+            if self._elastic or not (self._error or self._ending):
                 continue
             if not self._wants_files or time.monotonic() - quiet_since > COLLECT_SECONDS:
                 break
@@ -121,6 +133,23 @@ class LaunchRun:
             while True:  # output from before the end
                 self._show(self._events.get_nowait())
 
+    def _waits_for_lost(self) -> bool:
+        """Return whether workers of other hosts may still run, and lost ones come back to them."""
+        return self._joined and bool(self._lost) and not self._ending
+
+    def _heed_client(self) -> None:
+        """Heed what the client tells of the other hosts. Raises ConnectionLost if it has left."""
+        if not self._joined:
+            check_present(self._client)
+        elif sockets.readable([self._client.sock], 0.0):
+            message = self._client.receive(Deadline.after(END_SECONDS)).message
+            if isinstance(message, RestartLaunch):
+                self._over.restarts += 1
+            elif isinstance(message, EndLaunch):
+                self._ending = True
+            else:
+                raise ProtocolError(f"the command sent '{message.NAME}' during a launch")
+
     def _take(self, event: LaunchEvent) -> None:
         self._show(event)
         self._running -= event.done
@@ -130,13 +159,15 @@ class LaunchRun:
             self._take_loss(event.worker.name, event.lost)
         if event.count:
             self._counts[event.worker.name] = event.count
-        if self._error and not self._elastic:
+        if (self._error or self._ending) and not self._elastic:
             return  # the others were ended
         if event.code is not None:
             self._codes[event.worker.name] = event.code
         if (event.code or event.reason) and not self._error:
             how = event.reason or f"it ended with exit code {event.code}"
-            others = "; the others were ended" if len(self._workers) > 1 and not self._elastic else ""
+            others = (
+                "; the others were ended" if event.worker.launch.world_size > 1 and not self._elastic else ""
+            )
             rank = "" if self._elastic else f" (rank {event.worker.launch.rank})"
             self._error = f"{event.worker.name}{rank}: {how}{others}"
 
@@ -147,6 +178,8 @@ class LaunchRun:
         if lost:
             self._lost[name] = lost
             self._over.restarts += 1
+            if self._joined:
+                self._client.send(LaunchLost(), NEVER)
         else:
             del self._lost[name]
         self._running += -1 if lost else 1

@@ -23,17 +23,17 @@ from millpond.base.errors import (
     RemoteError,
 )
 from millpond.base.text import counted
-from millpond.host.api.launch import (
-    StartLaunch,
-)
+from millpond.host.api.launch import BeginLaunch, JoinLaunch, LaunchOpened, StartLaunch
+from millpond.host.fleet.addresses import PeerLink, networks_of
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
-from millpond.host.fleet.forwarding import Forwarding
+from millpond.host.fleet.forwarding import Forwarding, plain_link
 from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.launch.run import END_SECONDS, LaunchRun, check_present
 from millpond.host.launch.shared import SharedFolder
 from millpond.host.launch.workers import (
     HostPlace,
+    part,
     plan,
 )
 from millpond.host.records.jobs import HOST
@@ -48,6 +48,7 @@ from millpond.train.distributed.launch_messages import (
 from millpond.wire.channel import Channel
 
 READY_SECONDS = 30.0
+NO_ENCRYPTION = "links between hosts are not encrypted yet: --plain-hosts accepts that"
 
 
 class LaunchService:
@@ -82,21 +83,52 @@ class LaunchService:
         if request.transforms:
             check_transforms_file(request.transforms, request.files)
         names = self._names(request)
-        request = _counted(request, len(names) + request.host)
-        check_start(request.processes, dict(request.variables), request.elastic)
         inputs.check([*([HOST] if request.host else []), *names])
         with self._reserve(names):
             there = self._wait_ready(names, client, _least(request, names))
+            joined = self._joined(request, names, client)
+            request = _counted(request, joined.size if joined else len(names) + request.host)
+            check_start(request.processes, dict(request.variables), request.elastic)
             public = {name: self._volume(name) / "public" for name in there} if request.host else {}
             reached = () if request.confined else names
+            links = self._links(joined, names[0]) if joined else []
             with (
-                self._forwarding.between(reached, host=request.host and not request.confined) as opened,
+                self._forwarding.between(
+                    reached, host=request.host and not request.confined, links=links
+                ) as opened,
                 self._serving(folder) as shared,
             ):
                 place = HostPlace(self._zygote, public, inputs, opened, shared)
-                workers = plan(self._fleet, request, names)
+                workers = plan(self._fleet, request, names, joined)
                 opened.reserve(workers[0].launch.master_port)
-                client.send(LaunchRun(workers, self._devices, place, client).run(), NEVER)
+                if joined:
+                    client.call(LaunchOpened(), BeginLaunch, NEVER)
+                client.send(LaunchRun(workers, self._devices, place, client).run(joined is not None), NEVER)
+
+    def _joined(self, request: StartLaunch, names: Sequence[str], client: Channel) -> JoinLaunch | None:
+        """Tell this host's part of a launch over several hosts, and return the whole; None for one of this
+        host alone. Raises RemoteError.
+        """
+        if not request.several_hosts:
+            return None
+        return client.call(part(self._fleet, request, names), JoinLaunch, NEVER)
+
+    def _links(self, joined: JoinLaunch, first: str) -> list[PeerLink]:
+        """Return the links to the other hosts, to which this one is known by its address for its ``first``
+        device. Raises LocalError.
+        """
+        own, source = self._fleet.config.network, self._fleet.addresses(first).host_ip
+        if joined.others and not joined.plain:
+            raise LocalError(NO_ENCRYPTION)
+        return [
+            plain_link(
+                other.name,
+                other.address,
+                networks_of(other.name, other.networks, self._fleet.peers, own),
+                source,
+            )
+            for other in joined.others
+        ]
 
     @contextlib.contextmanager
     def _serving(self, folder: int | None) -> Iterator[SharedFolder | None]:
@@ -121,6 +153,10 @@ class LaunchService:
                 raise ConfigError(f"'{name}' is named twice")
         if not names and not request.host:
             raise ConfigError("there is nobody to run the script: no device, and not the host")
+        if request.several_hosts and (request.confined or request.shares or not names):
+            raise ConfigError(
+                "a launch over several hosts needs a device on each, and has no --private and no --shared"
+            )
         more = request.inputs or request.variables or request.shares or request.processes != 1
         if request.confined and request.elastic:
             raise ConfigError("--private scripts meet nobody: no --max-restarts, --nnodes, --rdzv-conf")
@@ -175,6 +211,8 @@ class LaunchService:
 
 def _least(request: StartLaunch, names: Sequence[str]) -> int:
     """Return the number of devices that must be ready when a launch begins."""
+    if request.elastic and request.several_hosts:
+        return 0  # others may be enough
     return max(request.elastic.least - request.host, 0) if request.elastic else len(names)
 
 

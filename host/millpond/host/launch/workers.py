@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 import uuid
@@ -15,7 +16,7 @@ from typing import Any
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused, RemoteError
 from millpond.base.text import printable
-from millpond.host.api.launch import StartLaunch
+from millpond.host.api.launch import JoinLaunch, LaunchPart, StartLaunch
 from millpond.host.fleet import worker_user
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
@@ -91,23 +92,39 @@ class LaunchEvent:
     back: bool = False
 
 
-def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[LaunchWorker]:
+def part(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> LaunchPart:
+    """Return this host's part of a launch over several ones, in the order of its ranks."""
+    names = [*([HOST] if request.host else []), *devices]
+    networks = (str(ipaddress.IPv4Interface(fleet.addresses(name).host).network) for name in devices)
+    workers = tuple((_own_address(fleet, name, devices), name) for name in names)
+    return LaunchPart(workers, tuple(networks), sockets.free_port())
+
+
+def plan(
+    fleet: Fleet, request: StartLaunch, devices: Sequence[str], joined: JoinLaunch | None = None
+) -> list[LaunchWorker]:
     """Return the workers in the order of their ranks. All connect to worker 0, each by the address at which
-    it can reach worker 0; confined ones connect to nobody.
+    it can reach worker 0; confined ones connect to nobody. With ``joined`` they are a part of all workers.
     """
     names = [*([HOST] if request.host else []), *devices]
     # Most likely it is free on a device too, and forwarding permits it.
     interface, port = fleet.interface(devices[0]) if devices else "lo", sockets.free_port()
     run, here = uuid.uuid4().hex, [name for name in names if _is_here(fleet, name)]
+    first, size = 0, len(names)
+    if joined:
+        run, port, first, size = joined.run, joined.master_port, joined.first, joined.size
 
     def launch(rank: int, name: str) -> Launch:
         master = _master_address(fleet, name, devices, on_host=request.host)
+        if first:
+            assert joined
+            master = joined.master_address
         return Launch(
             request.script,
             request.arguments,
             request.files,
             rank,
-            len(names),
+            size,
             "" if request.confined else master,
             0 if request.confined else port,
             "" if request.confined else _own_address(fleet, name, devices),
@@ -115,9 +132,9 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
             confined=request.confined,
             folders=request.folders,
             signature=request.signature,
-            worker=name,
+            worker=f"{name}.{joined.name}" if joined else name,
             run=run,
-            names=() if request.confined else tuple(_names(fleet, name, devices, on_host=request.host)),
+            names=() if request.confined else tuple(_names(fleet, name, devices, request.host, joined)),
             module=request.module,
             processes=request.processes,
             shared=name in here and len(here) > 1,
@@ -129,7 +146,7 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
             elastic=request.elastic,
         )
 
-    return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names)]
+    return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names, first)]
 
 
 def _is_here(fleet: Fleet, name: str) -> bool:
@@ -137,15 +154,20 @@ def _is_here(fleet: Fleet, name: str) -> bool:
     return name == HOST or fleet.device(name).board == EMULATED
 
 
-def _names(fleet: Fleet, viewer: str, devices: Sequence[str], *, on_host: bool) -> Iterator[tuple[str, str]]:
+def _names(
+    fleet: Fleet, viewer: str, devices: Sequence[str], on_host: bool, joined: JoinLaunch | None
+) -> Iterator[tuple[str, str]]:
     """Yield the addresses and names of all workers, for one of them: the host has one address for each
     device, of which a device has its own first.
     """
+    yield from joined.names if joined else ()
+    suffix = f".{joined.name}" if joined else ""
     for name in devices:
-        yield fleet.addresses(name).device_ip, name
+        yield fleet.addresses(name).device_ip, f"{name} {name}{suffix}" if suffix else name
     if on_host:
+        alias = f"{HOST}{suffix} " if suffix else ""
         for name in sorted(devices, key=lambda name: name != viewer):
-            yield fleet.addresses(name).host_ip, f"{HOST} {socket.gethostname()}"
+            yield fleet.addresses(name).host_ip, f"{HOST} {alias}{socket.gethostname()}"
 
 
 def _master_address(fleet: Fleet, name: str, devices: Sequence[str], *, on_host: bool) -> str:

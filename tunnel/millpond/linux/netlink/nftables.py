@@ -8,6 +8,7 @@ messages are big endian (linux/netfilter/nf_tables.h).
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import struct
 import sys
@@ -36,9 +37,10 @@ _LOCAL_IN, _LOCAL_OUT, _ACCEPT, _DROP = 1, 3, 1, 0
 _IFNAME_SIZE, _IFNAME_TYPE = 16, 41
 _PLACE_SIZE, _PORT_TYPE = 20, 13
 _UNREACHABLE, _RESET, _ICMP_PORT = 0, 1, 3
-_META_IIFNAME, _META_OIFNAME, _META_SKUID, _META_L4PROTO = 6, 7, 10, 16
+_META_IIFNAME, _META_OIFNAME, _META_SKUID, _META_NFPROTO, _META_L4PROTO = 6, 7, 10, 15, 16
 _EQUAL, _NOT_EQUAL, _AT_MOST, _AT_LEAST = 0, 1, 3, 5
-_TRANSPORT, _INVERTED = 2, 1
+_NETWORK, _TRANSPORT, _INVERTED = 1, 2, 1
+_SOURCE_AT = 12
 _SYN, _SYN_ORACKNOWLEDGE = b"\x02", b"\x12"
 _OWNER = 2
 _TIMED_OUT, _EVALUATED, _ADD = 0x10, 0x20, 0
@@ -127,17 +129,24 @@ class InputGuard:
 
 class PortGuard:
     """A table that closes TCP ports of this machine, of IPv4 and IPv6, to all but what comes in by the
-    ``trusted`` interfaces, and to programs here but those of some ``users``. It belongs to a netlink socket
-    of this process, see InputGuard. Thread-safe.
+    ``trusted`` interfaces, or from ``networks`` by theirs, and to programs here but those of some ``users``.
+    It belongs to a netlink socket of this process, see InputGuard. Thread-safe.
     """
 
-    def __init__(self, name: str, priority: int, trusted: Sequence[str], users: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        priority: int,
+        trusted: Sequence[str],
+        users: Sequence[int],
+        networks: Sequence[tuple[str, ipaddress.IPv4Network]] = (),
+    ) -> None:
         """Make the table, with no port yet. Raises OSError."""
         self._lock = threading.Lock()
         self._socket = _connect()
         self._table = f"{name}-ports-{self._socket.getsockname()[0]}"
         try:
-            _send(self._socket, _port_guard(self._table, priority, users), _INET)
+            _send(self._socket, _port_guard(self._table, priority, users, networks), _INET)
             for first in range(0, len(trusted), _AT_ONCE):
                 keys = list(map(_padded, trusted[first : first + _AT_ONCE]))
                 _send(self._socket, [_elements(_NEW_ELEMENT, self._table, "trusted", keys)], _INET)
@@ -157,14 +166,20 @@ class PortGuard:
             _send(self._socket, _deletion(self._table), _INET)
 
 
-def _port_guard(table: str, priority: int, users: Sequence[int]) -> list[Message]:
+def _port_guard(
+    table: str, priority: int, users: Sequence[int], networks: Sequence[tuple[str, ipaddress.IPv4Network]]
+) -> list[Message]:
     """Return the messages that make a table which closes no port yet, by two chains: of what comes in, and of
     what programs here send by the loopback interface.
     """
     begins = _protocol(TCP) + _flags(_EQUAL) + _load(2, 2)
     begins += _expression("lookup", text(1, "closed") + _number(2, 1)) + _expression("counter", b"")
     rules = {
-        "input": [_lookup("trusted") + _verdict(_ACCEPT), begins + _verdict(_DROP)],
+        "input": [
+            _lookup("trusted") + _verdict(_ACCEPT),
+            *(_from(interface, network) + _verdict(_ACCEPT) for interface, network in networks),
+            begins + _verdict(_DROP),
+        ],
         "output": [
             _meta(_META_OIFNAME) + _compare(_NOT_EQUAL, _padded("lo")) + _verdict(_ACCEPT),
             *(_meta(_META_SKUID) + _compare(_EQUAL, uid.to_bytes(4, sys.byteorder)) + _verdict(_ACCEPT)
@@ -286,6 +301,17 @@ def _add_attempt() -> bytes:
 
 def _protocol(number: int) -> bytes:
     return _meta(_META_L4PROTO) + _compare(_EQUAL, bytes([number]))
+
+
+def _from(interface: str, network: ipaddress.IPv4Network) -> bytes:
+    """Match packets of IPv4 that come in by an interface from a network."""
+    found = _meta(_META_NFPROTO) + _compare(_EQUAL, bytes([socket.AF_INET]))
+    found += _meta(_META_IIFNAME) + _compare(_EQUAL, _padded(interface))
+    body = _number(1, 1) + _number(2, _NETWORK) + _number(3, _SOURCE_AT) + _number(4, 4)
+    found += _expression("payload", body)
+    mask = nested(4, attribute(1, network.netmask.packed)) + nested(5, attribute(1, bytes(4)))
+    found += _expression("bitwise", _number(1, 1) + _number(2, 1) + _number(3, 4) + mask)
+    return found + _compare(_EQUAL, network.network_address.packed)
 
 
 def _flags(comparison: int) -> bytes:

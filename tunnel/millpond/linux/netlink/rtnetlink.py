@@ -38,10 +38,10 @@ _RTM_NEWRULE, _RTM_DELRULE, _RTM_GETRULE = 32, 33, 34
 _IFF_UP = 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFLA_AF_SPEC, _IFLA_INET_CONF, _DEVCONF_FORWARDING = 26, 1, 1
-_FRA_IIFNAME, _FRA_PRIORITY, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = 3, 6, 15, 22, 24
+_FRA_SRC, _FRA_IIFNAME, _FRA_PRIORITY, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = 2, 3, 6, 15, 22, 24
 _TO_TABLE, _PROHIBIT = 1, 8
-_RTA_DST, _RTA_OIF, _RTA_TABLE = 1, 4, 15
-_PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST = 4, 253, 1
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
+_PROTOCOL_STATIC, _SCOPE_LINK, _SCOPE_UNIVERSE, _SCOPE_ANY, _UNICAST, _ONLINK = 4, 253, 0, 255, 1, 4
 
 
 def set_forwarding(interface: str, *, on: bool) -> None:
@@ -72,17 +72,24 @@ def outgoing(address: ipaddress.IPv4Address) -> str:
     """Return the interface by which packets to an address leave this machine; "" if there is none. Raises
     OSError.
     """
+    return next_hop(address)[0]
+
+
+def next_hop(address: ipaddress.IPv4Address) -> tuple[str, str]:
+    """Return the interface by which packets to an address leave this machine, and the gateway that takes
+    them; "" for each if there is none. Raises OSError.
+    """
     body = _ROUTE.pack(socket.AF_INET, 32, *bytes(6), 0) + attribute(_RTA_DST, address.packed)
     try:
         answer = _ask(_RTM_GETROUTE, body)
     except OSError as error:
         if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES):  # the last by a rule
-            return ""
+            return "", ""
         raise
-    for kind, data in attributes(answer[HEADER.size + _ROUTE.size :]):
-        if kind == _RTA_OIF:
-            return socket.if_indextoname(int.from_bytes(data, sys.byteorder))
-    return ""
+    told = dict(attributes(answer[HEADER.size + _ROUTE.size :]))
+    index, gateway = told.get(_RTA_OIF), told.get(_RTA_GATEWAY)
+    interface = socket.if_indextoname(int.from_bytes(index, sys.byteorder)) if index else ""
+    return interface, str(ipaddress.IPv4Address(gateway)) if gateway else ""
 
 
 def prohibit(interface: str, priority: int) -> bool:
@@ -93,13 +100,28 @@ def prohibit(interface: str, priority: int) -> bool:
     return _add_rule(_PROHIBIT, 0, _matching(interface, priority))
 
 
-def allow_tcp(interface: str, priority: int, ports: range, table: int) -> bool:
-    """Add a rule that routes TCP from an interface to these ports as ``table`` says. Returns whether there
-    was no such rule. Raises OSError.
+def allow_tcp(
+    interface: str,
+    priority: int,
+    ports: range,
+    table: int,
+    source: ipaddress.IPv4Network | None = None,
+) -> bool:
+    """Add a rule that routes TCP from an interface, and from the network ``source`` if there is one, to these
+    ports as ``table`` says. Returns whether there was no such rule. Raises OSError.
     """
     match = _matching(interface, priority) + attribute(_FRA_IP_PROTO, bytes([socket.IPPROTO_TCP]))
     match += attribute(_FRA_DPORT_RANGE, struct.pack("=HH", ports.start, ports.stop - 1))
-    return _add_rule(_TO_TABLE, table, match)
+    if source:
+        match += attribute(_FRA_SRC, source.network_address.packed)
+    return _add_rule(_TO_TABLE, table, match, source.prefixlen if source else 0)
+
+
+def use_table(interface: str, priority: int, table: int) -> bool:
+    """Add a rule that routes what comes from an interface as ``table`` says, as far as that has a route;
+    from "lo" comes what this machine sends itself. Returns whether there was no such rule. Raises OSError.
+    """
+    return _add_rule(_TO_TABLE, table, _matching(interface, priority))
 
 
 def delete_rules(interface: str, priority: int) -> None:
@@ -121,27 +143,38 @@ def rules(priorities: range) -> list[tuple[str, int]]:
     return found
 
 
-def add_route(network: ipaddress.IPv4Network, interface: str, table: int) -> bool:
-    """Add a route to ``table``; it goes away with the interface. Returns whether there was none. Raises
-    OSError.
+def add_route(
+    network: ipaddress.IPv4Network,
+    interface: str,
+    table: int,
+    gateway: ipaddress.IPv4Address | None = None,
+    source: ipaddress.IPv4Address | None = None,
+) -> bool:
+    """Add a route to ``table``, by a ``gateway`` on the interface's link if there is one; it goes away with
+    the interface. What this machine sends has the ``source`` then, if it names none. Returns whether there
+    was none. Raises OSError.
     """
     way = attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(interface)))
-    return _added(_RTM_NEWROUTE, _route(network, table) + way)
+    way += attribute(_RTA_GATEWAY, gateway.packed) if gateway else b""
+    way += attribute(_RTA_PREFSRC, source.packed) if source else b""
+    place = _route(network, table, *((_SCOPE_UNIVERSE, _ONLINK) if gateway else (_SCOPE_LINK, 0)))
+    return _added(_RTM_NEWROUTE, place + way)
 
 
 def delete_route(network: ipaddress.IPv4Network, table: int) -> None:
     """Delete a route of ``table``, if it is still there. Raises OSError."""
-    _done(_RTM_DELROUTE, _route(network, table), errno.ESRCH)
+    _done(_RTM_DELROUTE, _route(network, table, _SCOPE_ANY), errno.ESRCH)
 
 
-def _route(network: ipaddress.IPv4Network, table: int) -> bytes:
-    fields = (socket.AF_INET, network.prefixlen, 0, 0, 0, _PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST)
-    head = _ROUTE.pack(*fields, 0) + attribute(_RTA_DST, network.network_address.packed)
+def _route(network: ipaddress.IPv4Network, table: int, scope: int, flags: int = 0) -> bytes:
+    fields = (socket.AF_INET, network.prefixlen, 0, 0, 0, _PROTOCOL_STATIC, scope, _UNICAST)
+    head = _ROUTE.pack(*fields, flags) + attribute(_RTA_DST, network.network_address.packed)
     return head + _number(_RTA_TABLE, table)
 
 
-def _add_rule(action: int, table: int, match: bytes) -> bool:
-    return _added(_RTM_NEWRULE, _rule(action) + match + (_number(_FRA_TABLE, table) if table else b""))
+def _add_rule(action: int, table: int, match: bytes, source_bits: int = 0) -> bool:
+    head = _RULE.pack(socket.AF_INET, 0, source_bits, *bytes(4), action, 0)
+    return _added(_RTM_NEWRULE, head + match + (_number(_FRA_TABLE, table) if table else b""))
 
 
 def _rule(action: int) -> bytes:
