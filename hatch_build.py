@@ -17,6 +17,7 @@ SOURCES = (
     "tunnel/millpond/tunnel/datapath/datapath.c",
     "agent/millpond/aggregate/kernels.c",
     "agent/millpond/aggregate/encoding/kinds/*.c",
+    "agent/millpond/aggregate/masking/masks.c",
     "agent/millpond/aggregate/udp/engine.c",
 )
 FLAGS = ("-std=gnu11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-ffp-contract=off")

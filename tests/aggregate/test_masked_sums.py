@@ -10,12 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of
-from millpond.aggregate.masking import fixed_point, keys, shamir
+from millpond.aggregate import kernels
+from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of, shift_of
+from millpond.aggregate.kernels import NativeKernels, NumpyKernels
+from millpond.aggregate.masking import fixed_point, keys, shamir, stream
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.member import CohortMember, CohortRoster, threshold_of
 from millpond.aggregate.masking.messages import Agree, Offered, Shares, TakeOffers, Unmask
-from millpond.aggregate.masking.stream import Words, mask_add
+from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.errors import Refused
 
 SIZE = 300
@@ -24,7 +26,7 @@ SIZE = 300
 class Fleet:
     """Devices and a host in this process. Each of ``lost`` is lost before the step that is given."""
 
-    def __init__(self, count: int, lost: dict[str, int], least: int = 2) -> None:
+    def __init__(self, count: int, lost: dict[str, int], least: int = 2, bits: int = 64) -> None:
         self.names = [f"csd{number}" for number in range(count)]
         secrets = {name: os.urandom(32) for name in self.names}
         self.keys = {name: keys.public_of(secret) for name, secret in secrets.items()}
@@ -32,7 +34,8 @@ class Fleet:
         self.members = {name: CohortMember(name, secrets[name], roster, os.urandom) for name in self.names}
         self.lost, self.host = lost, MaskedExchange(self.keys, os.urandom(16))
         self.values = {name: np.random.default_rng(n).normal(size=SIZE) for n, name in enumerate(self.names)}
-        self.scale, self.came = scale_of(8.0, count), dict[str, Words]()
+        self.bits, self.came = bits, dict[str, MaskedVector]()
+        self.scale = scale_of(8.0, count, fixed_point.bits_of_sum(bits))
         self.survivors: list[str] = []
 
     def present(self, step: int) -> list[str]:
@@ -50,10 +53,12 @@ class Fleet:
 
     def answer(self) -> None:
         for name in self.present(2):
-            words = np.empty(SIZE + fixed_point.FIGURES, np.uint64)
+            words = MaskedVector(SIZE, self.bits)
             values = self.values[name].astype(np.float32)
-            fixed_point.quantise(values, (0.5, 3.0), words, self.scale, 1.0, 8.0, len(self.names))
-            self.members[name].mask(words)
+            quantiser = fixed_point.Quantiser(self.bits, self.scale, 1.0, 8.0, len(self.names))
+            quantiser.write(values, words.values)
+            words.figures[:] = [fixed_point.whole_figure(figure) for figure in (0.5, 3.0)]
+            words.add_masks(self.members[name].masks())
             self.came[name] = words
         self.survivors = list(self.came)
         request = self.host.agreeing(self.survivors)
@@ -65,15 +70,14 @@ class Fleet:
         for name in self.present(4):
             assert not self.host.shared(name, self.members[name].unmask(asked[name]))
 
-    def sum(self) -> Words:
-        total = np.zeros(SIZE + fixed_point.FIGURES, np.uint64)
+    def sum(self) -> MaskedVector:
+        total = MaskedVector(SIZE, self.bits)
         for name in self.survivors:
-            total += self.came[name]
-        for mask in self.host.masks():
-            mask_add(total, mask.seed, subtract=mask.subtract)
+            total.add(self.came[name])
+        total.add_masks(list(self.host.masks()))
         return total
 
-    def run(self) -> Words:
+    def run(self) -> MaskedVector:
         self.begin()
         self.answer()
         self.unmask()
@@ -95,7 +99,12 @@ def test_any_devices_lost_at_any_step_and_the_sum_has_the_bits_of_the_exact_one_
         rng = random.Random(schedule)
         count = rng.randint(2, 9)
         few = rng.sample(range(count), rng.randint(0, count // 3 + (schedule % 4 == 0)))
-        fleet = Fleet(count, {f"csd{rank}": rng.randint(0, 4) for rank in few}, least=rng.randint(2, 3))
+        fleet = Fleet(
+            count,
+            {f"csd{rank}": rng.randint(0, 4) for rank in few},
+            rng.randint(2, 3),
+            (32, 64)[schedule % 2],
+        )
         try:
             found = fleet.run()
         except (CohortFailed, Refused):
@@ -124,9 +133,11 @@ def test_masked_values_alone_are_noise() -> None:
     fleet.values = {name: np.zeros(SIZE) for name in fleet.names}
     fleet.begin()
     fleet.answer()
-    sum_of_two = fleet.came["csd0"] + fleet.came["csd1"]
-    for words in (*fleet.came.values(), sum_of_two, sum_of_two + fleet.came["csd2"]):
-        bits = np.unpackbits(words.view(np.uint8)).mean()
+    sum_of_two = MaskedVector(SIZE, 64)
+    for name in ("csd0", "csd1"):
+        sum_of_two.add(fleet.came[name])
+    for words in (*fleet.came.values(), sum_of_two):
+        bits = np.unpackbits(words.data).mean()
         assert abs(bits - 0.5) < 0.02
 
 
@@ -136,8 +147,7 @@ def test_a_host_that_names_other_survivors_to_each_gets_no_share() -> None:
     told = [fleet.names[:5], fleet.names[1:]]
     tags: dict[str, dict[str, bytes]] = {}
     for number, name in enumerate(fleet.names[1:5]):
-        words = np.zeros(4, np.uint64)
-        fleet.members[name].mask(words)
+        fleet.members[name].masks()
         tags[name] = fleet.members[name].agree(Agree(tuple(told[number % 2]))).tags
     for name in fleet.names[1:5]:
         with pytest.raises(Refused, match=r"2 devices agree about .* who has answered, 4 must"):
@@ -153,10 +163,10 @@ def test_devices_that_mask_for_other_states_or_units_give_no_share(differs: str,
     fleet, threshold = Fleet(6, {}, least=5), 5
     for name in fleet.names:
         fleet.host.offered(name, fleet.members[name].open(fleet.host.opening()))
-    for number, (name, request) in enumerate(fleet.host.dealing(1.0).items()):
+    for number, (name, dealt) in enumerate(fleet.host.dealing(1.0).items()):
         is_odd = number < odd
-        fleet.members[name].take(replace(request, scale=0.5 if is_odd and differs == "scale" else 1.0))
-        fleet.members[name].mask(np.zeros(4, np.uint64), b"other" * (is_odd and differs == "what"))
+        fleet.members[name].take(replace(dealt, scale=0.5 if is_odd and differs == "scale" else 1.0))
+        fleet.members[name].masks(b"other" * (is_odd and differs == "what"))
     request = fleet.host.agreeing(fleet.names)
     for name in fleet.names:
         fleet.host.agreed(name, fleet.members[name].agree(request))
@@ -183,7 +193,7 @@ def test_shares_are_given_once_and_of_each_member_one() -> None:
         with pytest.raises(Refused, match="not the next step"):
             again()
     with pytest.raises(Refused, match="not the next step"):
-        member.mask(np.zeros(4, np.uint64))
+        member.masks()
     assert {len(shares) for shares in fleet.host._shares.values()} == {5}
 
 
@@ -191,7 +201,7 @@ def test_shares_are_given_once_and_of_each_member_one() -> None:
 def test_a_device_unmasks_no_sum_of_fewer_than_it_allows(least: int) -> None:
     fleet = Fleet(6, {}, least=least)
     fleet.begin()
-    fleet.members["csd0"].mask(np.zeros(4, np.uint64))
+    fleet.members["csd0"].masks()
     with pytest.raises(
         Refused, match=f"2 of 6 devices have answered; 4 must answer, .*least_devices {least}"
     ):
@@ -240,7 +250,7 @@ def test_a_member_without_a_key_is_named() -> None:
         fleet.deal(fleet.host.dealing(1.0))
     assert set(caught.value.wrong) == {"csd2"}
     with pytest.raises(Refused, match="goes on with members whose shares are wrong"):
-        fleet.members["csd0"].mask(np.zeros(4, np.uint64))
+        fleet.members["csd0"].masks()
 
 
 def test_a_member_that_gives_a_wrong_share_is_named() -> None:
@@ -301,8 +311,46 @@ def test_shares_give_the_secret_back_and_fewer_another() -> None:
 def test_values_and_figures_that_a_sum_cannot_have_are_refused(
     value: float, bound: float, figure: float
 ) -> None:
-    out = np.empty(3, np.uint64)
     with pytest.raises(OutOfBounds):
-        fixed_point.quantise(
-            np.array([value], np.float32), (figure, 1.0), out, scale_of(1.0, 4), 1.0, bound, 4
+        fixed_point.Quantiser(64, scale_of(1.0, 4), 1.0, bound, 4).write(
+            np.array([value], np.float32), np.empty(1, np.uint64)
         )
+        fixed_point.whole_figure(figure)
+
+
+@pytest.mark.parametrize("kind", [NativeKernels, NumpyKernels])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_values_become_the_whole_numbers_that_exact_sums_round_to(
+    kind: type[NativeKernels | NumpyKernels], bits: int
+) -> None:
+    if kind is NativeKernels and not kernels.LIBRARY.exists():
+        pytest.skip("no C compiler has built the kernels")
+    values = np.random.default_rng(1).normal(size=1003).astype(np.float32)
+    scale = scale_of(8.0, 3, fixed_point.bits_of_sum(bits))
+    words = stream.MaskedVector(1003, bits).values
+    assert kind().round_values(words, values, 0.3, shift_of(scale), 8.0)
+    total = ExactSum(1003)
+    total.begin(scale)
+    total.add(values, 0.3)
+    signed = words.astype(np.int32 if bits == 32 else np.int64).astype(np.float64)
+    assert (signed / scale == total.totals(1003)).all()
+    means, expected = np.empty(1003, np.float32), np.empty(1003, np.float32)
+    kind().divide_words(means, words, 1 / scale, 7.0)
+    total.divide(7.0, expected)
+    assert (means == expected).all()
+    for odd in (np.nan, np.inf, 9.0):
+        values[500] = odd
+        assert not kind().round_values(words, values, 0.3, shift_of(scale), 8.0)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_masks_in_c_are_those_of_openssl(bits: int) -> None:
+    if not stream._is_native():
+        pytest.skip("this processor has no vector AES, or no compiler has built the masks")
+    masks = [keys.Mask(os.urandom(32), subtract=bool(n % 3)) for n in range(70)]
+    ours, theirs = stream.NativeStream(masks), stream.OpensslStream(masks)
+    for size in (4, 16384, 8192, 1001):
+        words, expected = stream.MaskedVector(size, bits), stream.MaskedVector(size, bits)
+        ours.add(words.values)
+        theirs.add(expected.values)
+        assert words.values.any() and (words.data == expected.data).all(), size

@@ -50,8 +50,7 @@ def unmasked(members: dict[str, QuestionMember], sums: dict[str, np.ndarray[Any,
     for name, shares in answers(exchange.unmasking(), Shares).items():
         assert not exchange.shared(name, shares)
     total = sum(masked.values(), np.zeros(6, np.uint64))
-    for mask in exchange.masks():
-        mask_add(total, mask.seed, subtract=mask.subtract)
+    mask_add(total, list(exchange.masks()))
     return list(total.view(np.int64).tolist())
 
 

@@ -44,7 +44,7 @@ def answer(one: MaskedUpdates, asked: Work, state: np.ndarray[tuple[int], np.dty
     values = np.full(SIZE, 0.5, np.float32)
     one.begin(asked, memoryview(state.tobytes()))
     update = Update(1, 8, 8.0, 0.5, 1.0, 0.1, 0.0, 0, {"loss": (1.0, 8.0)})
-    one.masked(update, asked, values.tobytes())
+    one.write(update, asked, values.tobytes(), memoryview(bytearray(one.bytes)))
 
 
 def others(

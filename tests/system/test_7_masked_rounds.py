@@ -33,9 +33,12 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
         yield emulation
 
 
-def job(fleet: Emulation, name: str, secure: str, rounds: int = 2, code: str = SLOW_MODEL) -> Path:
+def job(
+    fleet: Emulation, name: str, secure: str, rounds: int = 2, code: str = SLOW_MODEL, bits: int = 64
+) -> Path:
     path = fleet.write_job(name, rounds=rounds, code=code)
-    text = path.read_text().replace("[federated]\n", f'[federated]\nsecure = "{secure}"\n')
+    own = f'[federated]\nsecure = "{secure}"\nsum_bits = {bits}\n'
+    text = path.read_text().replace("[federated]\n", own)
     path.write_text(f"{text}\n[limits]\nclip = 0.05\n")
     return path
 
@@ -51,10 +54,13 @@ def training(fleet: Emulation, name: str) -> int:
     return sum("it trains" in log.read_text() for log in logs)
 
 
-def test_the_model_has_the_same_bits_as_without_masks(cohort: Emulation) -> None:
+@pytest.mark.parametrize("bits", [64, 32])
+def test_the_model_has_the_same_bits_as_without_masks(cohort: Emulation, bits: int) -> None:
     with cohort.pace() as pace:
         pace.hurry()
-        numbers = [cohort.submit(job(cohort, f"bits-{each}", each)) for each in ("", "cohort")]
+        numbers = [
+            cohort.submit(job(cohort, f"bits-{bits}-{each}", each, bits=bits)) for each in ("", "cohort")
+        ]
         ended = [cohort.wait_for_end(number) for number in numbers]
     for info, rounds in ended:
         assert info.state == "done", f"{info.error}\n{cohort.logs()}"

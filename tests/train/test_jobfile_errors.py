@@ -229,6 +229,10 @@ ERRORS += [
         f'aggregate = "csd0"{GOOD}[federated]\nsecure = "cohort"\n[limits]\nclip = 1.0',
         "job.toml: aggregate: with limits.clip the host has to add the updates",
     ),
+    (
+        f"{GOOD}[federated]\nsum_bits = 32",
+        "job.toml: federated: sum_bits: sums of 32 bits need a public bound: set limits.clip",
+    ),
     (f'{GOOD}[synchronous]\nsecure = "cohort"', "job.toml: synchronous: unknown key 'secure'"),
 ]
 ERRORS += [(f"{GOOD}[synchronous]\n{text}", f"job.toml: synchronous: {error}") for text, error in SYNCHRONOUS]

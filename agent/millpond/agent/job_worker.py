@@ -113,7 +113,7 @@ class JobWorker:
             from millpond.agent.node.masked_update import MaskedUpdates  # with numpy and cryptography
 
             self._masked = MaskedUpdates(config, request, size)
-            released = self._masked.bytes_of(size)
+            released = self._masked.bytes
         self._busy = threading.Lock()
         sandbox = showing_folders(bare_sandbox(config), config, request.folders, self._place)
         self._streams = _relay(config, request, self.gate)
@@ -267,12 +267,13 @@ class JobWorker:
         read from there. Returns its head with the bounds of what will be decoded.
         """
         if self._masked:
+            masked, values = self._masked, host.examined(self._values.data)
             try:
-                update, data = self._masked.masked(update, request, host.examined(self._values.data))
+                return self._release.fill(
+                    update.exchange, lambda out: masked.write(update, request, values, out)
+                )
             except Refused as error:
                 return Failure(error.code, error.text)
-            self._release.release(update.exchange, data)
-            return update
         if self._encoder is None:  # a node adds values as they are
             self._release.release(update.exchange, self._values.data)
             return update

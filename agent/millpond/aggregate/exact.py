@@ -32,7 +32,8 @@ from millpond.base.errors import RemoteError
 
 _SMALLEST, _MEAN_ERROR = float(np.finfo(np.float32).smallest_subnormal), 1e-6
 """The greatest error that rounding adds to a mean; the second is a share of the mean."""
-_BITS = 51
+BITS = 51
+"""Of the largest sum."""
 _MOST_BITS = 900
 """No float32 needs more, and with more than 1023 the scale would overflow."""
 
@@ -68,7 +69,7 @@ class ExactSum:
     def begin(self, scale: float) -> None:
         """Begin a new sum, of multiples of ``1 / scale``; see ``scale_of``."""
         self._totals[:] = 0.0
-        self._shift, self._bound = shift_of(scale), 2.0**_BITS / scale
+        self._shift, self._bound = shift_of(scale), 2.0**BITS / scale
 
     def add(self, vector: Vector, factor: float = 1.0, bound: float = LARGEST) -> None:
         """Add ``factor`` times a vector. Raises OutOfBounds for values beyond ``bound`` as a float32."""
@@ -90,16 +91,18 @@ class ExactSum:
         self._kernels.divide(out, self._totals[: len(out)], divisor)
 
 
-def scale_of(largest: float, terms: int) -> float:
-    """Return ``2**S`` of the module's derivation for ``terms`` vectors with values up to ``largest``."""
+def scale_of(largest: float, terms: int, bits: int = BITS) -> float:
+    """Return ``2**S`` of the module's derivation for ``terms`` vectors with values up to ``largest``, whose
+    sums have up to so many ``bits``.
+    """
     if not largest:
         return 1.0
-    return math.ldexp(1.0, min(_BITS - math.frexp(largest * terms)[1], _MOST_BITS))
+    return math.ldexp(1.0, min(bits - math.frexp(largest * terms)[1], _MOST_BITS))
 
 
 def shift_of(scale: float) -> float:
     """Return the number whose addition and subtraction round a value to a multiple of ``1 / scale``."""
-    return 3 * 2.0**_BITS / scale
+    return 3 * 2.0**BITS / scale
 
 
 def most_of_mean(bounds: Iterable[tuple[float, float]], divisor: float) -> float:

@@ -9,7 +9,7 @@
 
 #include "lanes.h"
 
-enum { ENGINE_VERSION = 2, LARGEST = 0x7f7fffff };
+enum { ENGINE_VERSION = 3, LARGEST = 0x7f7fffff };
 
 int engine_version(void) { return ENGINE_VERSION; }
 
@@ -65,4 +65,53 @@ void divide(float *restrict means, const double *restrict totals, size_t count, 
 {
     for (size_t i = 0; i < count; i++)
         means[i] = (float)(totals[i] / divisor);
+}
+
+// Writes whole numbers in words of 4 bytes, or of 8 if they are wide, in this unit and over the divisor.
+FOR_EACH_PROCESSOR
+void divide_words(float *restrict means, const void *restrict words, size_t count, int wide, double unit,
+                  double divisor)
+{
+    const int32_t *narrow = words;
+    const int64_t *whole = words;
+    if (wide)
+        for (size_t i = 0; i < count; i++)
+            means[i] = (float)((double)whole[i] * unit / divisor);
+    else
+        for (size_t i = 0; i < count; i++)
+            means[i] = (float)((double)narrow[i] * unit / divisor);
+}
+
+// Writes factor * values, rounded by the shift (see exact.py), as whole numbers modulo 2**32, or 2**64 if they are wide:
+// the last bit of a value plus the shift is worth 1. Returns 0, or -1 as add_rounded does.
+FOR_EACH_PROCESSOR
+int round_values(void *restrict words, const float *restrict values, size_t count, int wide, double factor,
+                 double shift, float bound)
+{
+    uint32_t most = 0, limit, *narrow = words;
+    uint64_t zero, *whole = words;
+    memcpy(&limit, &bound, 4);
+    memcpy(&zero, &shift, 8);
+    limit = limit < LARGEST ? limit : LARGEST;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], 4);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    if (wide)
+        for (size_t i = 0; i < count; i++) {
+            double rounded = (double)values[i] * factor + shift;
+            uint64_t bits;
+            memcpy(&bits, &rounded, 8);
+            whole[i] = bits - zero;
+        }
+    else
+        for (size_t i = 0; i < count; i++) {
+            double rounded = (double)values[i] * factor + shift;
+            uint64_t bits;
+            memcpy(&bits, &rounded, 8);
+            narrow[i] = (uint32_t)(bits - zero);
+        }
+    return most > limit ? -1 : 0;
 }

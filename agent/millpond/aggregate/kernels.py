@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millpond.base import shared_library
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
-_VERSION = 2
+_VERSION = 3
 _LANES = 8
 LARGEST = float(np.finfo(np.float32).max)
 """The largest finite float32."""
@@ -26,6 +26,7 @@ _BLOCK = 1 << 15  # of values, whose float64 copy stays in a processor's cache
 
 Vector = NDArray[np.float32]
 Totals = NDArray[np.float64]
+Words = NDArray[np.uint64] | NDArray[np.uint32]
 
 
 class Kernels(Protocol):
@@ -47,6 +48,17 @@ class Kernels(Protocol):
     def divide(self, means: Vector, totals: Totals, divisor: float) -> None:
         """Write ``totals`` over ``divisor`` to ``means``."""
 
+    def round_values(self, words: Words, values: Vector, factor: float, shift: float, bound: float) -> bool:
+        """Write ``factor`` times ``values``, rounded by ``shift``, to ``words``, in units of the last bit of
+        ``shift`` and modulo what words hold. Returns whether all values are finite, and within ``bound``, a
+        float32; ``words`` are of no use otherwise.
+        """
+
+    def divide_words(self, means: Vector, words: Words, unit: float, divisor: float) -> None:
+        """Write whole numbers, as ``words`` hold them with a sign, in this unit and over ``divisor`` to
+        ``means``.
+        """
+
 
 class NativeKernels:
     """The loops in C. Raises LocalError without the library."""
@@ -59,6 +71,11 @@ class NativeKernels:
         self._squares = library.squares
         self._squares.argtypes, self._squares.restype = (pointer, size), real
         self._add_totals.argtypes = (pointer, pointer, size, real, real)
+        self._round_values = library.round_values
+        self._round_values.argtypes = (pointer, pointer, size, ctypes.c_int, real, real, ctypes.c_float)
+        self._divide_words = library.divide_words
+        self._divide_words.argtypes = (pointer, pointer, size, ctypes.c_int, real, real)
+        self._divide_words.restype = None
         self._divide = library.divide
         self._divide.argtypes, self._divide.restype = (pointer, pointer, size, real), None
 
@@ -73,6 +90,15 @@ class NativeKernels:
 
     def divide(self, means: Vector, totals: Totals, divisor: float) -> None:
         self._divide(*_addresses(means, totals), len(means), divisor)
+
+    def round_values(self, words: Words, values: Vector, factor: float, shift: float, bound: float) -> bool:
+        wide = int(words.itemsize == 8)
+        addresses = _addresses(words, values)
+        return not self._round_values(*addresses, len(words), wide, factor, shift, bound)
+
+    def divide_words(self, means: Vector, words: Words, unit: float, divisor: float) -> None:
+        wide = int(words.itemsize == 8)
+        self._divide_words(*_addresses(means, words), len(words), wide, unit, divisor)
 
 
 class NumpyKernels:
@@ -110,8 +136,26 @@ class NumpyKernels:
     def divide(self, means: Vector, totals: Totals, divisor: float) -> None:
         np.divide(totals, divisor, out=means, casting="same_kind")
 
+    def round_values(self, words: Words, values: Vector, factor: float, shift: float, bound: float) -> bool:
+        zero = np.array([shift]).view(np.uint64)
+        for start in range(0, len(values), _BLOCK):
+            part = values[start : start + _BLOCK]
+            if not max(-part.min(), part.max()) <= min(bound, LARGEST):
+                return False
+            block = part.astype(np.float64)
+            block *= factor
+            block += shift
+            words[start : start + len(part)] = block.view(np.uint64) - zero
+        return True
 
-def _addresses(first: Vector | Totals, second: Vector | Totals) -> tuple[int, int]:
+    def divide_words(self, means: Vector, words: Words, unit: float, divisor: float) -> None:
+        signed = words.view(np.int64) if words.itemsize == 8 else words.view(np.int32)
+        for start in range(0, len(words), _BLOCK):
+            totals = np.multiply(signed[start : start + _BLOCK], unit, dtype=np.float64)
+            np.divide(totals, divisor, out=means[start : start + _BLOCK], casting="same_kind")
+
+
+def _addresses(first: Vector | Totals | Words, second: Vector | Totals | Words) -> tuple[int, int]:
     if len(first) != len(second) or not (first.flags.c_contiguous and second.flags.c_contiguous):
         raise ValueError("vectors of one length, contiguous, are added")
     return first.ctypes.data, second.ctypes.data

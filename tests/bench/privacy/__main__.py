@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: attacks on what leaves a device, level by level, ``make bench-privacy``: tables and
-``privacy.json``.
+"""Entry: attacks on what leaves a device, level by level, and what masks cost, ``make bench-privacy``: tables
+and ``privacy.json``.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 
 from bench import harness
-from bench.privacy import aimed, membership, property_inference, rebuilding
+from bench.privacy import aimed, masked, membership, property_inference, rebuilding
 
 EXPERIMENTS = (
     rebuilding.EXPERIMENT,
     membership.EXPERIMENT,
     property_inference.EXPERIMENT,
     aimed.EXPERIMENT,
+    masked.EXPERIMENT,
 )
 
 

@@ -30,7 +30,7 @@ from millpond.aggregate.exact import scale_of
 from millpond.aggregate.masking import fixed_point
 from millpond.aggregate.masking.exchange import MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
-from millpond.aggregate.masking.stream import Words, mask_add
+from millpond.aggregate.masking.stream import MaskedVector
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -148,8 +148,9 @@ class TargetDevice:
         answers = StateAnswers(policy.answers_per_state)
         self._guard = ExchangeGuard(policy, answers, (shown,), own.counts, own.held)
         self.masked = MaskedUpdates(config, request, len(model.first)) if work.secure else None
-        size = 4 * len(model.first)
-        released = self.masked.bytes_of(len(model.first)) if self.masked else size
+        self.size = len(model.first)
+        size = 4 * self.size
+        released = self.masked.bytes if self.masked else size
         self._release, self._sent = ReleaseBuffer(name, released), released
 
     def answer(self, request: Work, state: Vector) -> tuple[Update, memoryview]:
@@ -160,9 +161,12 @@ class TargetDevice:
         update = self._trainer.run(request, state.copy())
         assert not UpdateBounds().refusal(request, update)
         values = memoryview(self._parameters.sums.tobytes())
-        if self.masked:
-            update, values = self.masked.masked(update, request, values)
-        self._release.release(request.exchange, values)
+        if masked := self.masked:
+            update = self._release.fill(
+                request.exchange, lambda out: masked.write(update, request, values, out)
+            )
+        else:
+            self._release.release(request.exchange, values)
         return update, self._release.part(0, self._sent)
 
     def covered(self, request: Work) -> Digits:
@@ -189,11 +193,11 @@ def sum_of(
         return found
     host = _begun(devices)
     scale = _deal(host, devices)
-    total: Words | int = 0
+    total = MaskedVector(devices[0].size, 64)
     for device in devices:
         _, values = device.answer(requests[device.name], states[device.name])
-        total = total + np.frombuffer(bytes(values), np.uint64)
-    return _unmasked(host, devices, np.asarray(total, np.uint64), scale)
+        total.add(MaskedVector(devices[0].size, 64, values))
+    return _unmasked(host, devices, total, scale)
 
 
 def _begun(devices: Sequence[TargetDevice]) -> MaskedExchange:
@@ -220,7 +224,9 @@ def _deal(host: MaskedExchange, devices: Sequence[TargetDevice]) -> float:
     return scale
 
 
-def _unmasked(host: MaskedExchange, devices: Sequence[TargetDevice], total: Words, scale: float) -> Floats:
+def _unmasked(
+    host: MaskedExchange, devices: Sequence[TargetDevice], total: MaskedVector, scale: float
+) -> Floats:
     request = host.agreeing([device.name for device in devices])
     for device in devices:
         assert device.masked
@@ -232,8 +238,7 @@ def _unmasked(host: MaskedExchange, devices: Sequence[TargetDevice], total: Word
         assert device.masked
         shares = device.masked.answer(asked[device.name])
         assert isinstance(shares, Shares) and not host.shared(device.name, shares)
-    for mask in host.masks():
-        mask_add(total, mask.seed, subtract=mask.subtract)
-    found = np.empty(len(total) - fixed_point.FIGURES, np.float32)
+    total.add_masks(list(host.masks()))
+    found = np.empty(devices[0].size, np.float32)
     fixed_point.divide(total, scale, 1.0, found)
     return found.astype(float)

@@ -13,10 +13,11 @@ import numpy as np
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy.cohort_key import secret_key
 from millpond.aggregate.exact import OutOfBounds
-from millpond.aggregate.kernels import kernels
+from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.masking import fixed_point, keys
 from millpond.aggregate.masking.member import CohortMember, CohortRoster
 from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
+from millpond.aggregate.masking.stream import MaskedVector, MaskStream, mask_stream
 from millpond.aggregate.reduction import NORM_ERROR
 from millpond.base.errors import ProtocolError, Refused
 from millpond.train.protocol import PrepareWorker, Update, Work, state_digest
@@ -32,17 +33,18 @@ class MaskedUpdates:
     """
 
     def __init__(self, config: AgentConfig, prepared: PrepareWorker, size: int) -> None:
-        self._clip, self._size, policy = prepared.work.clip, size, config.policy
+        work, policy = prepared.work, config.policy
+        self._clip, self._size, self._bits = work.clip, size, work.sum_bits
         self._job, self._what = _job_of(prepared), b""
         secret = secret_key(Path(config.state), config.name)
         self.public = keys.public_of(secret)
         roster = CohortRoster(policy.least_devices, policy.pinned)
         self._member = CohortMember(config.name, secret, roster, os.urandom)
 
-    @staticmethod
-    def bytes_of(size: int) -> int:
-        """Return the bytes of a masked update of ``size`` values."""
-        return 8 * (size + fixed_point.FIGURES)
+    @property
+    def bytes(self) -> int:
+        """The bytes of a masked update."""
+        return MaskedVector.bytes_of(self._size, self._bits)
 
     def answer(self, request: Message) -> Message | None:
         """Answer a request about the present exchange, None for another one. Raises Refused."""
@@ -58,29 +60,42 @@ class MaskedUpdates:
         """Note what the next update is of: those of the other devices must be of the same."""
         self._what = keys.digest(self._job, str(request.epoch), state_digest(state))
 
-    def masked(self, update: Update, request: Work, values: Buffer) -> tuple[Update, memoryview]:
-        """Return the head of an update without what its values are like, and its masked bytes. Raises Refused
-        for an update that no sum can have.
+    def write(self, update: Update, request: Work, values: Buffer, out: memoryview) -> Update:
+        """Write the masked ``values`` of an update to ``out``. Returns its head without what its values are
+        like. Raises Refused for an update that no sum can have.
         """
-        scale, terms = self._member.rounding
         if fault := UpdateBounds(unit="round").refusal(request, update):
             raise Refused("", "model", fault)
-        own = np.frombuffer(bytes(values), np.float32)  # the worker may go on writing to its memory
-        if update.weight != update.samples or math.sqrt(kernels().squares(own)) > update.norm * (
-            1 + NORM_ERROR
-        ):
-            raise ProtocolError("the worker sent an update that is not what its head says")
-        words = np.empty(self._size + fixed_point.FIGURES, np.uint64)
+        scale, terms = self._member.rounding
         most = self._clip * update.samples
         factor = most / update.norm if update.norm > most else 1.0
+        words, stream = MaskedVector(self._size, self._bits, out), mask_stream(self._member.masks(self._what))
         try:
-            fixed_point.quantise(own, update.metrics[LOSS], words, scale, factor, update.largest, terms)
+            words.figures[:] = [fixed_point.whole_figure(each) for each in update.metrics[LOSS]]
+            stream.add(words.figures)
+            quantiser = fixed_point.Quantiser(self._bits, scale, factor, update.largest, terms)
+            squares = self._masked(quantiser, stream, np.frombuffer(values, np.float32), words)
         except OutOfBounds:
             text = f"its update or its loss is beyond what a sum of {terms} devices can have"
             raise Refused("", "model", text) from None
-        self._member.mask(words, self._what)
-        head = replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
-        return head, words.data.cast("B")
+        if update.weight != update.samples or math.sqrt(squares) > update.norm * (1 + NORM_ERROR):
+            raise ProtocolError("the worker sent an update that is not what its head says")
+        return replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
+
+    @staticmethod
+    def _masked(
+        quantiser: fixed_point.Quantiser, stream: MaskStream, values: Vector, words: MaskedVector
+    ) -> float:
+        """Write the masked words of values part by part, and return the sum of the values' squares."""
+        squares = 0.0
+        for place in words.parts():
+            part = values[place].copy()  # the worker may go on writing to its memory
+            squares += kernels().squares(part)
+            whole = np.empty(len(part), words.values.dtype)  # what leaves is never there without masks
+            quantiser.write(part, whole)
+            stream.add(whole)
+            words.values[place] = whole
+        return squares
 
 
 def _job_of(prepared: PrepareWorker) -> bytes:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
+from typing import TypeVar
 
 from millpond.agent.node.memory import NodeMemory, OfferedExchange
 from millpond.linux import memory
+
+R = TypeVar("R")
 
 
 class ReleaseBuffer:
@@ -47,9 +51,20 @@ class ReleaseBuffer:
 
     def release(self, exchange: int, values: memoryview) -> None:
         """Let the ``values`` of an exchange leave, as they are now."""
+
+        def copy(memory: memoryview) -> None:
+            memory[:] = values
+
+        self.fill(exchange, copy)
+
+    def fill(self, exchange: int, write: Callable[[memoryview], R]) -> R:
+        """Let the values of an exchange leave that ``write`` writes, and return its result. None leave if it
+        raises.
+        """
         self.withdraw()
-        self._values.data[:] = values
+        found = write(self._values.data)
         self._offered.offer(exchange)
+        return found
 
     def part(self, start: int, stop: int) -> memoryview:
         """Return the bytes from ``start`` to ``stop`` of the update."""

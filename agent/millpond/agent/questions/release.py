@@ -15,6 +15,7 @@ from millpond.agent.questions.counting import CountedSums
 from millpond.aggregate.masking import keys
 from millpond.aggregate.masking.member import CohortMember, CohortRoster
 from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
+from millpond.aggregate.masking.stream import mask_add
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.train.questions.messages import Answer, AskDevice, Counted, GetAnswer
@@ -76,7 +77,7 @@ class QuestionMember:
     def masked(self, sums: CountedSums) -> np.typing.NDArray[np.uint64]:
         """Return the sums with the masks of the present exchange. Raises Refused."""
         words = sums.words.astype(np.int64).view(np.uint64)
-        self._member.mask(words, self._what)
+        mask_add(words, self._member.masks(self._what))
         return words
 
     def answer(self, request: Message) -> Message | None:

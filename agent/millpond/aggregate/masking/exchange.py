@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from millpond.aggregate.masking import keys, shamir
+from millpond.aggregate.masking.keys import Mask
 from millpond.aggregate.masking.member import pair_seed, threshold_of
 from millpond.aggregate.masking.messages import (
     KEY_BYTES,
@@ -29,14 +29,6 @@ class CohortFailed(RemoteError):
     def __init__(self, text: str, wrong: Mapping[str, str] = {}) -> None:
         super().__init__(text)
         self.wrong = wrong
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """A mask in the sum of the survivors, to be subtracted from it, or else added."""
-
-    seed: bytes
-    subtract: bool
 
 
 class MaskedExchange:

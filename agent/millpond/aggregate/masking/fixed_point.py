@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (a shared library): updates as integers modulo 2**64, whose sums have the bits of ``exact``'s sums.
+"""Edge (a shared library): updates as integers modulo 2**64 or 2**32, whose sums have the bits of those of
+``exact``.
 
-Values are rounded as ``exact`` rounds them, to multiples of ``1 / scale``. Sums of theirs are within 2**53,
-so float64 and 64-bit integers have the same ones; integers modulo 2**64 also keep those that are masked.
-Behind the values lie the sum of the loss and its count, in units of 2**-20.
+Values are rounded as ``exact`` rounds them, to multiples of ``1 / scale``: a value plus ``shift_of(scale)``
+is a float64 whose last bit is worth ``1 / scale``, so its bits less those of the shift are the whole number.
+Sums of theirs are within half of the modulus, so the sums of the integers are those of the values, and those
+of masked integers, too. Two figures beside the values, the sum of the loss and its count, are in units of
+2**-20, modulo 2**64.
+
+*Error.* With 64 bits it is ``exact``'s. With 32 bits, the unit of ``terms`` values up to ``largest`` is at
+most ``terms * largest * 2**-29``, and each value is rounded by half of that.
 """
 
 from __future__ import annotations
@@ -12,47 +18,47 @@ import math
 
 import numpy as np
 
-from millpond.aggregate.exact import ExactSum, OutOfBounds
-from millpond.aggregate.kernels import Vector, kernels
-from millpond.aggregate.masking.stream import Words
+from millpond.aggregate.exact import BITS, OutOfBounds, shift_of
+from millpond.aggregate.kernels import LARGEST, Vector, Words, kernels
+from millpond.aggregate.masking.stream import MaskedVector
 
-FIGURES = 2
 _UNIT, _MOST_FIGURE = 2.0**20, 2.0**32
-_BLOCK, _MOST_SUM = 1 << 15, 2.0**52
+_MOST_OVER = 1.001
+"""Norms, by which values are scaled down to the clip, are rounded."""
 
 
-def quantise(
-    values: Vector,
-    figures: tuple[float, float],
-    out: Words,
-    scale: float,
-    factor: float,
-    bound: float,
-    terms: int,
-) -> None:
-    """Write ``factor`` times ``values``, none beyond ``bound``, and the two figures behind them to ``out``,
-    as one of ``terms`` terms of a sum. Raises OutOfBounds for values beyond that, or a sum that overflows.
+def bits_of_sum(bits: int) -> int:
+    """Return the bits of the largest sum of values of so many bits: terms are rounded, which adds to it."""
+    return BITS if bits == 64 else bits - 2
+
+
+class Quantiser:
+    """Rounds ``factor`` times values, none beyond ``bound``, as one of ``terms`` terms of a sum of words of
+    so many ``bits``. Raises OutOfBounds if the sum could overflow.
     """
-    if not 0 < scale < math.inf or not scale * bound * factor * terms <= _MOST_SUM:
-        raise OutOfBounds
-    if not all(abs(figure) <= _MOST_FIGURE for figure in figures):
-        raise OutOfBounds
-    block = ExactSum(_BLOCK)
-    for start in range(0, len(values), _BLOCK):
-        part = values[start : start + _BLOCK]
-        block.begin(scale)
-        block.add(part, factor, bound)
-        whole = block.totals(len(part)) * scale
-        out[start : start + len(part)] = whole.astype(np.int64).view(np.uint64)
-    whole_figures = [math.floor(figure * _UNIT + 0.5) % (1 << 64) for figure in figures]
-    out[len(values) :] = np.array(whole_figures, np.uint64)
+
+    def __init__(self, bits: int, scale: float, factor: float, bound: float, terms: int) -> None:
+        most = _MOST_OVER * 2.0 ** bits_of_sum(bits)
+        if not 0 < scale < math.inf or not scale * bound * factor * terms <= most:
+            raise OutOfBounds
+        self._bound, self._shift = min(float(np.float32(bound)), LARGEST), shift_of(scale)
+        self._factor = factor
+
+    def write(self, values: Vector, words: Words) -> None:
+        """Write values to ``words``. Raises OutOfBounds for one beyond the bound."""
+        if not kernels().round_values(words, values, self._factor, self._shift, self._bound):
+            raise OutOfBounds
 
 
-def divide(words: Words, scale: float, divisor: float, out: Vector) -> tuple[float, float]:
+def whole_figure(figure: float) -> int:
+    """Return a figure as a whole number, modulo 2**64. Raises OutOfBounds for one that no sum can have."""
+    if not abs(figure) <= _MOST_FIGURE:
+        raise OutOfBounds
+    return math.floor(figure * _UNIT + 0.5) % (1 << 64)
+
+
+def divide(words: MaskedVector, scale: float, divisor: float, out: Vector) -> tuple[float, float]:
     """Write the sums in ``words`` over ``divisor`` to ``out``. Returns the sums of the two figures."""
-    whole = words.view(np.int64)
-    for start in range(0, len(out), _BLOCK):
-        part = out[start : start + _BLOCK]
-        kernels().divide(part, whole[start : start + len(part)] / scale, divisor)
-    loss, count = (int(figure) / _UNIT for figure in whole[len(out) :])
+    kernels().divide_words(out, words.values, 1 / scale, divisor)
+    loss, count = (int(figure) / _UNIT for figure in words.figures.view(np.int64))
     return loss, count

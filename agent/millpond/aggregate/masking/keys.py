@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -21,23 +22,33 @@ from millpond.aggregate.masking.messages import KEY_BYTES
 _NONCE_BYTES = 12
 
 
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask to be subtracted, or else added. Its ``seed`` of 32 bytes is used for one mask alone."""
+
+    seed: bytes
+    subtract: bool = False
+
+
 def public_of(secret: bytes) -> bytes:
     """Return the public key of a secret one of KEY_BYTES."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def shared(secret: bytes, public: bytes, use: str, *about: bytes | str) -> bytes:
-    """Return the key of two members for one ``use``, ``about`` what it names. Raises ValueError for what is
-    no public key.
-    """
-    found = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
-    return HKDF(SHA256(), KEY_BYTES, None, digest(f"millpond {use}", *about)).derive(found)
+def in_common(secret: bytes, public: bytes) -> bytes:
+    """Return the secret of two members, by the key of either. Raises ValueError for what is no public key."""
+    return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+
+
+def derived(secret: bytes, use: str, *about: bytes | str) -> bytes:
+    """Return the key for one ``use``, ``about`` what it names, of two members with a ``secret`` in common."""
+    return HKDF(SHA256(), KEY_BYTES, None, digest(f"millpond {use}", *about)).derive(secret)
 
 
 def is_public(key: bytes) -> bool:
     """Return whether a key is a public one, with which secrets can be shared."""
     try:
-        shared(bytes(range(KEY_BYTES)), key, "trial")
+        in_common(bytes(range(KEY_BYTES)), key)
     except ValueError:
         return False
     return True

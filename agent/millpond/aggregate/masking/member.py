@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from millpond.aggregate.masking import keys, shamir
+from millpond.aggregate.masking.keys import Mask
 from millpond.aggregate.masking.messages import (
     KEY_BYTES,
     LEAST_COHORT,
@@ -32,7 +33,6 @@ from millpond.aggregate.masking.messages import (
     Unmask,
 )
 from millpond.aggregate.masking.shamir import SECRET_BYTES, SHARE_BYTES, Random
-from millpond.aggregate.masking.stream import Words, mask_add
 from millpond.base.errors import Refused
 
 
@@ -96,6 +96,7 @@ class CohortMember:
         self._name, self._secret, self._roster, self._random = name, secret, roster, random
         self._exchange: _Exchange | None = None
         self._next = ""
+        self._in_common: dict[bytes, bytes] = {}  # the secrets in common with lasting keys of others
 
     @property
     def rounding(self) -> tuple[float, int]:
@@ -132,10 +133,12 @@ class CohortMember:
     def _pair_key(self, use: str, exchange: _Exchange, sender: str, receiver: str) -> bytes:
         """Return the key for what one member, of whom the device is one, sends to another."""
         other = exchange.members[receiver if sender == self._name else sender]
-        try:
-            return keys.shared(self._secret, other, use, exchange.session, sender, receiver)
-        except ValueError:
-            refuse(f"cohort: a key of '{sender}' or '{receiver}' is none")
+        if other not in self._in_common:
+            try:
+                self._in_common[other] = keys.in_common(self._secret, other)
+            except ValueError:
+                refuse(f"cohort: a key of '{sender}' or '{receiver}' is none")
+        return keys.derived(self._in_common[other], use, exchange.session, sender, receiver)
 
     def _begun(self, step: str, following: str) -> _Exchange:
         """Return the exchange if ``step`` is its next one. Raises Refused."""
@@ -180,18 +183,17 @@ class CohortMember:
             return False
         return offer.digests == (keys.digest(found[0]), keys.digest(found[1]))
 
-    def mask(self, words: Words, what: bytes = b"") -> None:
-        """Add the device's masks to its update, once in an exchange; ``what`` it is of is the same for all
-        members. Raises Refused.
+    def masks(self, what: bytes = b"") -> list[Mask]:
+        """Return the device's masks for its update, once in an exchange; ``what`` it is of is the same for
+        all members. Raises Refused.
         """
         exchange = self._begun("mask", "agree")
         exchange.what = what
         if exchange.seeds.keys() != exchange.offers.keys():
             refuse("cohort: the host goes on with members whose shares are wrong")
-        mask_add(words, exchange.seed)
-        for name, seed in exchange.seeds.items():
-            if name != self._name:
-                mask_add(words, seed, subtract=self._name > name)
+        pairs = {name: seed for name, seed in exchange.seeds.items() if name != self._name}
+        masks = [Mask(seed, subtract=self._name > name) for name, seed in pairs.items()]
+        return [Mask(exchange.seed), *masks]
 
     def agree(self, request: Agree) -> Agreed:
         """Tell the other members who survives, by the host's word. Raises Refused for too few."""
@@ -234,4 +236,4 @@ def pair_seed(session: bytes, secret: bytes, public: bytes, one: str, other: str
     """Return the seed of the mask that two members have in common, by the key of either in the exchange.
     Raises ValueError for what is no public key.
     """
-    return keys.shared(secret, public, "mask", session, *sorted((one, other)))
+    return keys.derived(keys.in_common(secret, public), "mask", session, *sorted((one, other)))

@@ -7,6 +7,7 @@ modulo the Mersenne prime ``2**521 - 1``; share ``x`` is its value at ``x``, fro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 _PRIME = 2**521 - 1
@@ -34,14 +35,22 @@ def join(shares: Mapping[int, bytes]) -> bytes:
     """Return the secret of as many shares, by their numbers, as its threshold is. Raises ValueError for
     shares of none.
     """
-    secret = 0
-    for place, share in shares.items():
-        above, below = int.from_bytes(share), 1
-        for other in shares:
-            if other != place:
-                above, below = above * other % _PRIME, below * (other - place) % _PRIME
-        secret = (secret + above * pow(below, -1, _PRIME)) % _PRIME
+    weights = _weights(tuple(shares))
+    secret = sum(int.from_bytes(share) * weights[place] for place, share in shares.items()) % _PRIME
     try:
         return secret.to_bytes(SECRET_BYTES)
     except OverflowError:
         raise ValueError("the shares are of no secret") from None
+
+
+@functools.lru_cache(16)
+def _weights(places: tuple[int, ...]) -> dict[int, int]:
+    """Return by what each share is multiplied in the secret (Lagrange's polynomials at 0)."""
+    found = dict[int, int]()
+    for place in places:
+        above, below = 1, 1
+        for other in places:
+            if other != place:
+                above, below = above * other % _PRIME, below * (other - place) % _PRIME
+        found[place] = above * pow(below, -1, _PRIME) % _PRIME
+    return found

@@ -1,27 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: masks: the keystream of ChaCha20 (RFC 8439) as integers, added to values modulo 2**64."""
+"""Edge (a shared library): masks: the keystream of AES-128 in counter mode (NIST SP 800-38A) as integers,
+added to values modulo a power of two: in C where a compiler built it and the processor has vector AES
+instructions, else by OpenSSL's cipher. Both give the same words.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
-_BLOCK = 1 << 15  # values, which stay in a processor's cache with their mask
-_ZEROS = bytes(8 * _BLOCK)
+from millpond.aggregate.kernels import Words
+from millpond.aggregate.masking.keys import Mask
+from millpond.base import shared_library
+
+LIBRARY = Path(__file__).with_name("_masks.so")
+_VERSION, _MOST_MASKS = 1, 64
+_FIGURE_BYTES = 16
+_KEY_BYTES, _NONCE_BYTES, _COUNTED = 16, 8, 16
+_PART = 1 << 17  # bytes, which stay in a processor's cache
+_ZEROS = bytes(_PART)
 
 
-def mask_add(words: Words, seed: bytes, *, subtract: bool = False) -> None:
-    """Add the mask of a ``seed`` of 32 bytes, which is used for one mask alone, to ``words``, or subtract
-    it.
+class MaskedVector:
+    """Two ``figures``, modulo 2**64, and ``values`` [size] modulo 2**bits behind them, in one memory: that of
+    ``data``, or else its own, which begins with zeros.
     """
-    stream = Cipher(ChaCha20(seed, bytes(16)), None).encryptor()
-    mask = np.empty(_BLOCK, np.uint64)
-    change = np.subtract if subtract else np.add
-    for start in range(0, len(words), _BLOCK):
-        part = words[start : start + _BLOCK]
-        zeros = memoryview(_ZEROS)[: part.nbytes]
-        stream.update_into(zeros, mask.data.cast("B"))
-        change(part, mask[: len(part)].astype("<u8", copy=False), out=part)
+
+    def __init__(self, size: int, bits: int, data: memoryview | None = None) -> None:
+        self.data = np.zeros(self.bytes_of(size, bits), np.uint8) if data is None else np.asarray(data)
+        self.figures: NDArray[np.uint64] = self.data[:_FIGURE_BYTES].view(np.uint64)
+        values = self.data[_FIGURE_BYTES:]
+        self.values: Words = values.view(np.uint32) if bits == 32 else values.view(np.uint64)
+
+    @staticmethod
+    def bytes_of(size: int, bits: int) -> int:
+        """Return the bytes of such a vector."""
+        return _FIGURE_BYTES + size * bits // 8
+
+    def add(self, other: MaskedVector) -> None:
+        """Add another vector of the same size."""
+        self.figures += other.figures
+        self.values += other.values
+
+    def add_masks(self, masks: Sequence[Mask]) -> None:
+        """Add masks: their first words to the figures."""
+        stream = mask_stream(masks)
+        stream.add(self.figures)
+        _add_by_parts(stream, self.values)
+
+    def parts(self) -> Iterator[slice]:
+        """Yield the places of the values in parts of at most 128 KiB."""
+        step = _PART // self.values.itemsize
+        return (slice(start, start + step) for start in range(0, len(self.values), step))
+
+
+class MaskStream(Protocol):
+    """Masks that are added to the parts of one vector, one part after the other."""
+
+    def add(self, part: Words) -> None:
+        """Add the masks to the next part: at most 128 KiB and, but for the last, whole blocks of AES."""
+
+
+class OpensslStream:
+    """Masks by OpenSSL's cipher."""
+
+    def __init__(self, masks: Sequence[Mask]) -> None:
+        first = bytes(_COUNTED - _NONCE_BYTES)
+        self._streams = [
+            (
+                Cipher(
+                    AES(each.seed[:_KEY_BYTES]), CTR(each.seed[_KEY_BYTES:][:_NONCE_BYTES] + first)
+                ).encryptor(),
+                np.subtract if each.subtract else np.add,
+            )
+            for each in masks
+        ]
+        self._memory = np.empty(_PART, np.uint8)
+
+    def add(self, part: Words) -> None:
+        mask, zeros = self._memory[: part.nbytes], memoryview(_ZEROS)[: part.nbytes]
+        for stream, change in self._streams:
+            stream.update_into(zeros, mask.data)
+            change(part, mask.view(part.dtype), out=part)
+
+
+class NativeStream:
+    """Masks in C. Raises LocalError without the library."""
+
+    def __init__(self, masks: Sequence[Mask]) -> None:
+        self._add = shared_library.load(LIBRARY, _VERSION).add_masks
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._add.argtypes = (
+            pointer,
+            size,
+            number,
+            ctypes.c_uint64,
+            ctypes.c_char_p,
+            ctypes.c_char_p,
+            number,
+        )
+        self._add.restype, self._block = None, 0
+        groups = [masks[start : start + _MOST_MASKS] for start in range(0, len(masks), _MOST_MASKS)]
+        self._groups = [
+            (b"".join(each.seed for each in group), bytes(each.subtract for each in group), len(group))
+            for group in groups
+        ]
+
+    def add(self, part: Words) -> None:
+        for group in self._groups:
+            self._add(part.ctypes.data, part.nbytes, part.itemsize == 8, self._block, *group)
+        self._block += part.nbytes // _COUNTED
+
+
+@functools.cache
+def _is_native() -> bool:
+    return shared_library.is_usable(LIBRARY, _VERSION) and bool(
+        shared_library.load(LIBRARY, _VERSION).is_supported()
+    )
+
+
+def mask_stream(masks: Sequence[Mask]) -> MaskStream:
+    """Return what adds masks, in C where that can be."""
+    return NativeStream(masks) if _is_native() else OpensslStream(masks)
+
+
+def mask_add(words: Words, masks: Sequence[Mask]) -> None:
+    """Add masks to ``words``."""
+    _add_by_parts(mask_stream(masks), words)
+
+
+def _add_by_parts(stream: MaskStream, words: Words) -> None:
+    step = _PART // words.itemsize
+    for start in range(0, len(words), step):
+        stream.add(words[start : start + step])

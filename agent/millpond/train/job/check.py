@@ -44,7 +44,7 @@ def check(job: Job, where: str) -> Job:
         _check_steps(job.synchronous, f"{where}: synchronous")
     else:
         _check_lateness(job, f"{where}: federated")
-        _check_secure(job, f"{where}: federated: secure")
+        _check_secure(job, f"{where}: federated")
     if job.outer and (job.averaging.buffer or job.averaging.late == "carry"):
         key = "buffer" if job.averaging.buffer else "late"
         raise ConfigError(f"{where}: outer: an outer round ends with all its updates: remove federated.{key}")
@@ -183,8 +183,13 @@ def _check_lateness(job: Job, where: str) -> None:
 def _check_secure(job: Job, where: str) -> None:
     """Refuse what masks of a cohort do not go with. Raises ConfigError."""
     spec = job.averaging
+    if spec.sum_bits != 64 and job.limits.clip is None:
+        raise ConfigError(
+            f"{where}: sum_bits: sums of {spec.sum_bits} bits need a public bound: set limits.clip"
+        )
     if not spec.secure:
         return
+    where = f"{where}: secure"
     if job.limits.clip is None:
         raise ConfigError(f"{where}: sums of masked values need a public bound: set limits.clip")
     strategy = catalogue.check(job.strategy, where)

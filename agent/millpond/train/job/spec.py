@@ -226,6 +226,13 @@ class FederatedSpec:
         Literal["", "cohort"],
         Key('"cohort": updates leave their devices masked, and the host learns their sum; needs limits.clip'),
     ] = ""
+    sum_bits: Annotated[
+        Literal[64, 32],
+        Key(
+            "bits of the whole numbers to which clipped updates are rounded and added; 32: a masked update "
+            "has as many bytes as one without masks, and values are rounded to 2e-9 of the largest sum"
+        ),
+    ] = 64
     max_staleness: Annotated[
         int | None,
         Key(
@@ -290,7 +297,8 @@ class WorkSpec(WorkerKeys):
 
     ``model`` is a task if ``task``, else a model alone. The job has ``total`` rounds or epochs. A share
     ``held_out`` of each private folder is not trained on. Where updates are ``secure``, devices mask them,
-    and scale larger ones down to the norm ``clip`` per sample.
+    and scale larger ones down to the norm ``clip`` per sample. Clipped updates are rounded to whole numbers
+    whose sums have ``sum_bits``.
     """
 
     name: str
@@ -313,6 +321,7 @@ class WorkSpec(WorkerKeys):
     mini_epoch: Annotated[int, Key(least=0)] = 0
     repeat: RepeatSpec = field(default_factory=RepeatSpec)
     secure: Literal["", "cohort"] = ""
+    sum_bits: Literal[64, 32] = 64
     clip: Annotated[float, Key(least=0)] = 0.0
 
     def most_local_steps(self, samples: int) -> int:
@@ -425,6 +434,7 @@ class Job:
             encoding=encoding_of(train.encoding, "the job"),
             local_layers=() if synchronous else self.averaging.local,
             secure="" if synchronous else self.averaging.secure,
+            sum_bits=64 if synchronous else self.averaging.sum_bits,
             clip=(self.limits.clip or 0.0) if self.averaging.secure else 0.0,
             **local,
             **{key.name: getattr(train, key.name) for key in fields(WorkerKeys)},

@@ -19,7 +19,7 @@ from millpond.aggregate.kernels import Vector
 from millpond.aggregate.masking import fixed_point, keys
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
-from millpond.aggregate.masking.stream import mask_add
+from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
 from millpond.base.sizes import SLOWEST
@@ -38,12 +38,12 @@ Losses = dict[str, tuple[str, bool]]
 
 
 class MaskedReduction:
-    """Writes means of masked updates to ``mean``, float32 [size]."""
+    """Writes means of masked updates to ``mean``, float32 [size], from words of so many ``bits``."""
 
-    def __init__(self, mean: Vector) -> None:
-        self._mean, self._exchange = mean, MaskedExchange({}, b"")
+    def __init__(self, mean: Vector, bits: int) -> None:
+        self._mean, self._bits, self._exchange = mean, bits, MaskedExchange({}, b"")
         self._scale, self._adding = 1.0, threading.Lock()
-        self._sum = np.zeros(0, np.uint64)
+        self._sum, self._spare = self._made(), list[MaskedVector]()
 
     def begin(self, workers: Mapping[str, DeviceWorker], scale: float) -> tuple[Losses, str]:
         """Have these workers mask their next updates for each other, of values rounded to multiples of
@@ -73,17 +73,22 @@ class MaskedReduction:
         """Add up the masked updates of these workers. Returns those whose updates cannot be had, which are
         not in the sum.
         """
-        self._sum = np.zeros(len(self._mean) + fixed_point.FIGURES, np.uint64)
+        self._sum.data[:] = 0
         return _each(workers, lambda name: self._add(workers[name]), workers)[1]
 
+    def _made(self) -> MaskedVector:
+        return MaskedVector(len(self._mean), self._bits)
+
     def _add(self, worker: DeviceWorker) -> None:
-        words = np.empty_like(self._sum)
-        values = words.view(np.float32)  # a worker's parts are of 4 bytes
-        deadline = Deadline.after(ASK_SECONDS + words.nbytes / SLOWEST)
+        with self._adding:  # memory that is used again has its pages already
+            words = self._spare.pop() if self._spare else self._made()
+        values = words.data.view(np.float32)  # a worker's parts are of 4 bytes
+        deadline = Deadline.after(ASK_SECONDS + values.nbytes / SLOWEST)
         worker.fetch(len(values), deadline)
         worker.read(values, deadline)
         with self._adding:
-            self._sum += words
+            self._sum.add(words)
+            self._spare.append(words)
 
     def finish(
         self, workers: Mapping[str, DeviceWorker], divisor: float
@@ -100,8 +105,7 @@ class MaskedReduction:
             if fault := exchange.shared(name, shares):
                 wrong[name] = fault
         try:
-            for mask in exchange.masks():
-                mask_add(self._sum, mask.seed, subtract=mask.subtract)
+            self._sum.add_masks(list(exchange.masks()))
         except CohortFailed as error:
             raise CohortFailed(str(error), wrong | dict(error.wrong)) from None
         return wrong, *fixed_point.divide(self._sum, self._scale, divisor, self._mean)

@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from millpond.aggregate.kernels import Words
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
-from millpond.aggregate.masking.stream import Words, mask_add
+from millpond.aggregate.masking.stream import mask_add
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, ProtocolError, Refused, RemoteError
 from millpond.host.api.questions import AskFleet, FleetAnswer
@@ -142,8 +143,7 @@ class _Asked:
             if fault := exchange.shared(name, shares):
                 self._leave_out({name: fault})
         total = _added(masked)
-        for mask in exchange.masks():
-            mask_add(total, mask.seed, subtract=mask.subtract)
+        mask_add(total, list(exchange.masks()))
         return total, survivors
 
     def _call(self, requests: Mapping[str, Message], reply: type[R]) -> dict[str, R]:

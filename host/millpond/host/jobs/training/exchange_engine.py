@@ -17,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
+from millpond.aggregate.exact import BITS
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.masking.exchange import CohortFailed
 from millpond.aggregate.rules.mean import MEAN
@@ -125,6 +126,7 @@ class ExchangeEngine:
         *,
         late: LatePolicy = ALL_COUNT,
         clip: float | None = None,
+        bits: int = BITS,
         rule: CombinationRule = MEAN,
         nodes: NodeReduction | None = None,
         coming: Coming | None = None,
@@ -137,7 +139,7 @@ class ExchangeEngine:
             roster.size, np.nan
         )  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
-        self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes, late, parameters), nodes
+        self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes, late, parameters, bits), nodes
         self._late, self._masked = late, masked
         self._buffer = UpdateBuffer(mean, self._reduction, late.buffer) if late.buffer else None
         self._collection = Collection(late_counts=late.counts, buffer=late.buffer)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from millpond.aggregate.exact import ExactSum, RefusedUpdate, scale_of
+from millpond.aggregate.exact import BITS, ExactSum, RefusedUpdate, scale_of
 from millpond.aggregate.kernels import Totals, Vector
 from millpond.aggregate.reduction import Addend, Reduction
 from millpond.aggregate.rules.mean import MEAN, SortedSum
@@ -31,7 +31,7 @@ class UpdateReduction:
     """Writes means of updates to ``mean``, float32 [size], or combines them by another ``rule``, with one
     vote for each worker. Updates are scaled down to the norm ``clip`` per sample, and count as ``late`` says.
     Where there are ``nodes`` they add the updates, if they can. The first ``parameters`` values, by default
-    all, are of parameters, the others of buffers.
+    all, are of parameters, the others of buffers. Sums of clipped updates have up to so many ``bits``.
     """
 
     def __init__(
@@ -42,10 +42,11 @@ class UpdateReduction:
         nodes: NodeReduction | None = None,
         late: LatePolicy = ALL_COUNT,
         parameters: int | None = None,
+        bits: int = BITS,
     ) -> None:
         self._reduction, self._votes = Reduction(mean, 0, rule, parameters), rule.votes
         self._mean, self._nodes, self._late = mean, nodes, late
-        self._clip, self.unit = math.inf if clip is None else clip, math.inf
+        self._clip, self.unit, self._bits = math.inf if clip is None else clip, math.inf, bits
         self.buffers = mean[parameters:] if parameters is not None else mean[len(mean) :]
         self._begun: dict[int, Vector] = {}  # the buffers that exchanges began from
 
@@ -60,7 +61,7 @@ class UpdateReduction:
         of a unit that follows from that alone, whoever is lost.
         """
         if self._clip < math.inf and self.unit == math.inf:
-            self.unit = scale_of(self._clip * max(samples), len(samples))
+            self.unit = scale_of(self._clip * max(samples), len(samples), self._bits)
 
     def keep(self, exchanges: Collection[int]) -> None:
         """Forget the states of all but these exchanges."""

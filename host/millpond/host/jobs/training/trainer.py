@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from millpond.aggregate.exact import all_finite
+from millpond.aggregate.masking.fixed_point import bits_of_sum
 from millpond.aggregate.rules.catalogue import rule_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused, RemoteError
@@ -171,6 +172,7 @@ class Trainer:
             self._check_while_waiting,
             late=self._late,
             clip=self._job.limits.clip,
+            bits=bits_of_sum(self._job.work.sum_bits),
             rule=rule_of(combine.rule, combine.share, self._job.work.encoding.block),
             nodes=nodes,
             coming=self._shards.coming if self._job.data.is_streamed else None,
