@@ -23,7 +23,7 @@ import torch
 from bench.experiment import Experiment, Run
 from bench.privacy import inversion
 from bench.privacy.federation import whole
-from bench.privacy.levels import HIDDEN, ROUND_LEVELS, SUMS, Level, fleet, mlp, public_part
+from bench.privacy.levels import HIDDEN, ROUND_LEVELS, Level, fleet, mlp, one_step, public_part
 from bench.privacy.measures import Floats, rebuilt, told
 from bench.privacy.target import PIXELS, Digits, Model, TargetDevice, Vector, digits, rounds_work, sum_of
 from bench.rows import Row, summary
@@ -41,12 +41,12 @@ def measure(run: Run) -> list[Row]:
     torch.set_num_threads(1)
     seen: Seen = defaultdict(list)
     like: dict[str, list[float]] = defaultdict(list)
-    levels = ROUND_LEVELS[:2] if run.quick else ROUND_LEVELS
+    levels = (*ROUND_LEVELS[:2], ROUND_LEVELS[-1]) if run.quick else ROUND_LEVELS
     for seed in range(run.repeats):
         for level in levels:
             with tempfile.TemporaryDirectory() as folder:
                 _imprint(level, seed, Path(folder) / "imprint", seen)
-                if level in SUMS:
+                if level.secure:
                     _minus(level, seed, Path(folder) / "minus", seen, like)
                     _states(level, seed, Path(folder) / "states", seen)
         run.say(f"seed {seed}: " + ", ".join(f"{name[6:]} {seen[name][-1][0]}" for name in seen))
@@ -75,11 +75,11 @@ def _rows(level: Level, seen: Seen, like: dict[str, list[float]]) -> list[Row]:
     return rows
 
 
-def _fleet(
-    level: Level, seed: int, folder: Path, *, one_step: bool = True
-) -> tuple[Digits, Model, list[TargetDevice]]:
+def _fleet(level: Level, seed: int, folder: Path) -> tuple[Digits, Model, list[TargetDevice]]:
     data, model = digits(seed), Model(mlp, seed)
-    work = rounds_work(secure=level.secure) if one_step else rounds_work(3, 8, secure=level.secure)
+    work, _ = one_step(level)
+    if not level.secure:  # an answer about a whole folder
+        work = rounds_work()
     return data, model, fleet(level, data, EACH, model, work, folder)
 
 
@@ -91,7 +91,7 @@ def _imprint(level: Level, seed: int, folder: Path, seen: Seen) -> None:
     def guesses(low: float, high: float) -> Floats:
         state = imprinted(model.first, known, low, high)
         requests = {device.name: whole(device, 0) for device in devices}
-        found = sum_of(devices, requests, dict.fromkeys(requests, state))
+        found = sum_of(devices, requests, dict.fromkeys(requests, state), level.rho)
         return between(found[:_WEIGHT].reshape(HIDDEN, PIXELS), found[_WEIGHT:][:HIDDEN])
 
     seen[f"aimed.imprint.{level.name}"].append((rebuilt(guesses(0, 1), truth), len(truth)))
@@ -129,11 +129,11 @@ def _minus(level: Level, seed: int, folder: Path, seen: Seen, like: dict[str, li
     requests = {device.name: whole(device, 0) for device in devices}
     state = model.first
     with_one, without = (
-        sum_of(each, requests, dict.fromkeys(requests, state)) for each in (devices, devices[1:])
+        sum_of(each, requests, dict.fromkeys(requests, state), level.rho) for each in (devices, devices[1:])
     )
     samples = sum(len(device.data) for device in devices)
     later = (state - with_one / samples).astype(np.float32)
-    following = sum_of(devices[1:], requests, dict.fromkeys(requests, later))
+    following = sum_of(devices[1:], requests, dict.fromkeys(requests, later), level.rho)
     own = _own(devices[0], model, state)
     like[f"aimed.minus_same.{level.name}"].append(_cosine(with_one - without, own))
     like[f"aimed.minus_next.{level.name}"].append(_cosine(with_one - following, own))
@@ -166,7 +166,7 @@ def _states(level: Level, seed: int, folder: Path, seen: Seen) -> None:
     requests = {device.name: whole(device, 0) for device in devices}
     states = dict.fromkeys(requests, dead) | {devices[0].name: model.first}
     try:
-        found = sum_of(devices, requests, states)
+        found = sum_of(devices, requests, states, level.rho)
     except Refused:
         seen[f"aimed.states.{level.name}"].append((0, 1))
         return

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from bench.privacy.levels import ROUNDS, Level
 from bench.privacy.measures import Floats
 from bench.privacy.target import Digits, Model, TargetDevice, Vector, request_of, sum_of
 from millpond.train.protocol import Work
@@ -24,20 +25,34 @@ class Trained:
     own: list[Vector]
 
 
-def train(devices: Sequence[TargetDevice], model: Model, rounds: int) -> Trained:
-    """Average the updates of the devices in so many rounds."""
-    samples = sum(len(device.data) for device in devices)
+def train(devices: Sequence[TargetDevice], model: Model, level: Level, seed: int) -> Trained:
+    """Average the updates of the devices in ROUNDS rounds at a level. Devices without masks are an attacker's
+    own: it clips and adds noise itself.
+    """
+    samples, rng = sum(len(device.data) for device in devices), np.random.default_rng(seed)
     state, states, own = model.first.copy(), [model.first.copy()], list[Vector]()
-    for number in range(rounds):
+    for number in range(ROUNDS):
         requests = {device.name: whole(device, number) for device in devices}
-        if not devices[0].masked:
-            own = [_alone(device, requests[device.name], state) for device in devices]
-            state = np.mean(own, 0).astype(np.float32)  # of as many samples each
+        if devices[0].masked:
+            mean = sum_of(devices, requests, dict.fromkeys(requests, state), level.rho) / samples
         else:
-            mean = sum_of(devices, requests, dict.fromkeys(requests, state)) / samples
-            state = (state - mean).astype(np.float32)
+            own = [_alone(device, requests[device.name], state) for device in devices]
+            mean = noisy(np.array([state - each for each in own]).astype(float), level, rng).mean(0)
+        state = (state - mean).astype(np.float32)
         states.append(state)
     return Trained(states, own)
+
+
+def noisy(updates: Floats, level: Level, rng: np.random.Generator) -> Floats:
+    """Return updates per sample [n, size] of as many samples each, clipped and with their shares of the noise
+    of a level.
+    """
+    if not level.epsilon:
+        return updates
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    deviation = level.clip / np.sqrt(2 * level.rho * level.devices)
+    found: Floats = updates * np.minimum(1, level.clip / norms) + rng.normal(0, deviation, updates.shape)
+    return found
 
 
 def whole(device: TargetDevice, epoch: int) -> Work:

@@ -10,22 +10,29 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from bench.privacy.target import PIXELS, RATE, Digits, Model, TargetDevice, rounds_work, steps_work
+from bench.privacy.target import CLIP, PIXELS, RATE, Digits, Model, TargetDevice, rounds_work, steps_work
 from millpond.agent.policy.settings import Policy
+from millpond.privacy.accounting import rho_of
 from millpond.train.job.spec import WorkSpec
 
 HIDDEN = 128
+ROUNDS, DELTA = 8, 1e-5
+NOISY_CLIP, NOISY_RATE = 0.3, 1.0
+"""With noise an attacker takes a rate by which updates reach the clip."""
 PUBLIC = 300
 """Digits that are nobody's: what an attacker knows of their kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Sums of ``devices`` devices, masked if more than one, each answer about ``group`` samples or more."""
+    """Sums of ``devices`` devices, masked if more than one, each answer about ``group`` samples or more; with
+    noise by which ROUNDS sums are (``epsilon``, DELTA)-private, and a device is the unit.
+    """
 
     name: str
     devices: int = 1
     group: int = Policy().least_samples
+    epsilon: float = 0.0
 
     @property
     def secure(self) -> bool:
@@ -38,8 +45,20 @@ class Level:
         return self.devices if self.secure else 16
 
     @property
+    def rho(self) -> float:
+        """What one sum may cost, 0 without noise."""
+        return rho_of(self.epsilon, DELTA) / ROUNDS if self.epsilon else 0.0
+
+    @property
+    def clip(self) -> float:
+        """The largest norm of an update per sample: half of them are larger where there is noise."""
+        return NOISY_CLIP if self.epsilon else CLIP
+
+    @property
     def told(self) -> str:
         """What a person calls it."""
+        if self.epsilon:
+            return f"masked sums of {self.devices} devices, epsilon {self.epsilon:g} of a device"
         if not self.secure:
             return f"policy alone, least_samples {self.group}"
         return f"masked sums of {self.devices} devices, least_samples {self.group}"
@@ -47,8 +66,9 @@ class Level:
 
 ALONE, GROUPS = Level("policy"), Level("policy64", group=64)
 SUMS = tuple(Level(f"sum{count}", count) for count in (3, 8, 16))
-LEVELS = (ALONE, GROUPS, *SUMS)
-ROUND_LEVELS = (ALONE, *SUMS)
+NOISY = tuple(Level(f"epsilon{epsilon}", 16, epsilon=epsilon) for epsilon in (8, 3, 1))
+ROUND_LEVELS = (ALONE, *SUMS, *NOISY)
+LEVELS = (ALONE, GROUPS, *SUMS, *NOISY)
 PASSES, BATCH = 3, 8
 """The local training of a round."""
 
@@ -60,9 +80,10 @@ def mlp() -> nn.Module:
 
 def one_step(level: Level) -> tuple[WorkSpec, float]:
     """Return the work by which a host has gradients at a level, and what an answer is times a gradient."""
-    if level.secure:
-        return rounds_work(secure=True), RATE
-    return steps_work(), 1.0
+    if not level.secure:
+        return steps_work(), 1.0
+    rate = NOISY_RATE if level.epsilon else RATE
+    return rounds_work(secure=True, rate=rate, clip=level.clip), rate
 
 
 def fleet(
@@ -80,7 +101,7 @@ def round_devices(
     level: Level, data: Digits, each: int, model: Model, folder: Path, *, secure: bool = False
 ) -> list[TargetDevice]:
     """Return the devices of a job of rounds at a level, with ``each`` samples of ``data``."""
-    work = rounds_work(PASSES, BATCH, secure=secure)
+    work = rounds_work(PASSES, BATCH, secure=secure, clip=level.clip)
     policy = Policy(least_samples=level.group, answers_per_state=0)
     return [
         TargetDevice(f"csd{rank:02}", part, model, work, folder, policy)

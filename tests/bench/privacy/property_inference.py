@@ -18,6 +18,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 
 from bench.experiment import Experiment, Run
+from bench.privacy.federation import noisy
 from bench.privacy.levels import BATCH, PASSES, ROUND_LEVELS, Level, mlp
 from bench.privacy.measures import Floats, auc
 from bench.privacy.target import Digits, Model, TargetDevice, digits, request_of, rounds_work
@@ -67,7 +68,7 @@ def _updates(data: Digits, model: Model, pool: int, seed: int, folder: Path) -> 
             own.images[: EACH // 2] *= DIM
         device = TargetDevice(f"csd{number}", own, model, work, folder)
         _, values = device.answer(request_of((0, EACH)), model.first)
-        found[has].append(np.frombuffer(bytes(values), np.float32).astype(float))
+        found[has].append(np.frombuffer(bytes(values), np.float32).astype(float) / EACH)
     return np.array(found[0]), np.array(found[1])
 
 
@@ -88,9 +89,10 @@ def _sums(level: Level, updates: tuple[Floats, Floats], rng: np.random.Generator
     count, every = SUMS, np.concatenate(updates)
     has = np.arange(count) % 2
     first = np.array([updates[each][rng.integers(len(updates[each]))] for each in has])
+    found = noisy(first, level, rng)
     for _ in range(level.devices - 1):
-        first += every[rng.integers(len(every), size=count)]
-    return first, has.astype(float)
+        found = found + noisy(every[rng.integers(len(every), size=count)], level, rng)
+    return found, has.astype(float)
 
 
 EXPERIMENT = Experiment("property", "Whether a device's data have a property", measure)

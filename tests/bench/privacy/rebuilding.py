@@ -82,7 +82,7 @@ def _seen(level: Level, make: Maker, seed: int, folder: Path) -> tuple[Floats, M
     devices = fleet(level, data, max(2 * level.group, 40), model, work, folder)
     request = request_of((0, level.group))
     requests = {device.name: request for device in devices}
-    seen = sum_of(devices, requests, {device.name: model.first for device in devices}) / factor
+    seen = sum_of(devices, requests, dict.fromkeys(requests, model.first), level.rho) / factor
     parts = [device.covered(request) for device in devices]
     truth = Digits(
         np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])

@@ -31,6 +31,8 @@ from millpond.aggregate.masking import fixed_point
 from millpond.aggregate.masking.exchange import MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.aggregate.masking.stream import MaskedVector
+from millpond.privacy.accounting import sigma_of_sum
+from millpond.privacy.discrete_gaussian import discrete_gaussian
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -46,6 +48,8 @@ Maker = Callable[[], nn.Module]
 
 PIXELS, CLASSES, GROUP = 64, 10, Policy().least_samples
 CLIP, RATE = 1.0, 0.1
+_NOISY_BITS = 21
+"""By so many bits less are values rounded that get noise: the units of the noise are whole."""
 IMAGES_FOLDER = "private/digits"
 
 
@@ -108,9 +112,13 @@ def steps_work() -> WorkSpec:
     return WorkSpec("attack", ModelSpec("net"))
 
 
-def rounds_work(passes: int = 1, batch: int = 0, *, secure: bool = False) -> WorkSpec:
-    """Return the work of a round: answers are differences, of one step with a ``batch`` of 0."""
-    own = OptimizerSpec("sgd", RATE)
+def rounds_work(
+    passes: int = 1, batch: int = 0, *, secure: bool = False, rate: float = RATE, clip: float = CLIP
+) -> WorkSpec:
+    """Return the work of a round: answers are differences, of one step with a ``batch`` of 0. Those that are
+    ``secure`` are clipped.
+    """
+    own = OptimizerSpec("sgd", rate)
     return WorkSpec(
         "attack",
         ModelSpec("net"),
@@ -118,7 +126,7 @@ def rounds_work(passes: int = 1, batch: int = 0, *, secure: bool = False) -> Wor
         passes=passes,
         batch=batch,
         secure="cohort" if secure else "",
-        clip=CLIP if secure else 0.0,
+        clip=clip if secure else 0.0,
     )
 
 
@@ -136,6 +144,7 @@ class TargetDevice:
     ) -> None:
         policy = policy or Policy()
         self.name, self.data, self._parameters = name, data, model.parameters
+        self.clip = work.clip
         state = folder / name
         state.mkdir(parents=True, exist_ok=True)
         config = AgentConfig(name, LinkConfig("10.77.0.2/30", "socket"), state=str(state), policy=policy)
@@ -182,21 +191,29 @@ def request_of(*ranges: tuple[int, int], epoch: int = 0, exchange: int = 1) -> W
 
 
 def sum_of(
-    devices: Sequence[TargetDevice], requests: Mapping[str, Work], states: Mapping[str, Vector]
+    devices: Sequence[TargetDevice],
+    requests: Mapping[str, Work],
+    states: Mapping[str, Vector],
+    rho: float = 0.0,
 ) -> Floats:
     """Return what a host has of an exchange with ``devices``: in a job with masks their sum, else the sum of
-    the updates that it has one by one. Raises what a device refuses.
+    the updates that it has one by one. With ``rho`` each device adds its share of noise (Kairouz et al. 2021,
+    arXiv:2102.06387), so that the sum costs so much about each device. Raises what a device refuses.
     """
     if not devices[0].masked:
         answers = (device.answer(requests[device.name], states[device.name]) for device in devices)
         found: Floats = np.sum([np.frombuffer(values, np.float32).astype(float) for _, values in answers], 0)
         return found
-    host = _begun(devices)
-    scale = _deal(host, devices)
-    total = MaskedVector(devices[0].size, 64)
+    host, most = _begun(devices), devices[0].clip * max(request.samples for request in requests.values())
+    scale = scale_of(most, len(devices)) / (2.0**_NOISY_BITS if rho else 1.0)
+    _deal(host, devices, scale)
+    total = MaskedVector(size := devices[0].size, 64)
     for device in devices:
         _, values = device.answer(requests[device.name], states[device.name])
-        total.add(MaskedVector(devices[0].size, 64, values))
+        total.add(MaskedVector(size, 64, values))
+        if rho:  # masked words and noise add up in any order
+            sigma = sigma_of_sum(rho, most * scale, len(devices), size)
+            total.values += discrete_gaussian(sigma, size, os.urandom).view(np.uint64)
     return _unmasked(host, devices, total, scale)
 
 
@@ -210,10 +227,8 @@ def _begun(devices: Sequence[TargetDevice]) -> MaskedExchange:
     return host
 
 
-def _deal(host: MaskedExchange, devices: Sequence[TargetDevice]) -> float:
-    """Give each device the offers of all, and return the scale of the values."""
-    most = CLIP * max(len(device.data) for device in devices)
-    scale = scale_of(most, len(devices))
+def _deal(host: MaskedExchange, devices: Sequence[TargetDevice], scale: float) -> None:
+    """Give each device the offers of all, and the scale of the values."""
     dealing = host.dealing(scale)
     for device in devices:
         assert device.masked
@@ -221,7 +236,6 @@ def _deal(host: MaskedExchange, devices: Sequence[TargetDevice]) -> float:
         assert isinstance(taken, OffersTaken)
         host.taken(device.name, taken)
     host.check_taken()
-    return scale
 
 
 def _unmasked(
