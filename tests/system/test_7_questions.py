@@ -35,6 +35,11 @@ def test_the_host_learns_masked_sums_over_private_folders(fleet: Emulation) -> N
     assert (mean["count"], mean["missing"]) == (len(known), 0)
     assert mean["mean"] == pytest.approx(known.mean(), abs=1e-5)
     assert mean["deviation"] == pytest.approx(known.std(), abs=1e-3)
+    asked = ("quantiles", "private/digits", "--column", "label", "--bounds", "0", "9", "--shares", "0.5,0.9")
+    found = json.loads(fleet.millpond("ask", *asked, "--rounds", "2", "--format", "json").out)
+    for each in found["figures"]["quantiles"]:
+        assert each["low"] <= np.quantile(known, each["share"], method="inverted_cdf") <= each["high"]
+        assert each["high"] - each["low"] == pytest.approx(0.09)
     log = json.loads(fleet.millpond("audit", "csd1", "--format", "json").out)
     row = next(row for row in log["summary"]["rows"] if row["answers"]["role"] == "question")
     assert row["answers"]["name"] == "histogram of 'label' from -0.5 to 9.5, 10 bins"
@@ -66,7 +71,7 @@ def test_devices_tell_their_own_sums_of_public_folders_alone(fleet: Emulation) -
         (
             ("mean", "private/digits", "--column", "label"),
             2,
-            "--bounds: a mean needs the range of its values",
+            "--bounds: mean of values need their range",
         ),
     ],
     ids=str,

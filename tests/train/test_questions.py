@@ -18,6 +18,7 @@ from millpond.base.errors import ConfigError
 from millpond.train.data.errors import DataError
 from millpond.train.questions import columns
 from millpond.train.questions.answers import figures
+from millpond.train.questions.quantiles import quantiles, refined
 from millpond.train.questions.question import UNIT, DataQuestion, check
 from millpond.train.questions.sums import fault, sums
 
@@ -58,6 +59,25 @@ def test_a_histogram_over_devices_has_all_values_once(one: list[float], other: l
     assert found["count"] == len(values) - found["missing"]
 
 
+@given(VALUES, VALUES, st.lists(st.floats(0, 1), min_size=1, max_size=3), st.integers(1, 4))
+def test_quantiles_lie_in_bins_that_each_round_makes_smaller(
+    one: list[float], other: list[float], shares: list[float], rounds: int
+) -> None:
+    question = asked_one = DataQuestion("histogram", "x", -10, 30, 6)
+    values = np.array(one + other)
+    known = np.clip(values[~np.isnan(values)], -10, 30)
+    for _ in range(rounds):
+        words = sums(asked_one, np.array(one)) + sums(asked_one, np.array(other))
+        found = quantiles(asked_one, words.tolist(), shares)
+        asked_one = refined(question, found)
+        check(asked_one)
+    assert bool(found) == bool(len(known))
+    for each in found:
+        true = np.quantile(known, each.share, method="inverted_cdf")
+        assert each.low <= true <= each.high
+        assert each.high - each.low <= 40 / 6**rounds + 1e-9
+
+
 @given(VALUES, st.sampled_from(["count", "mean", "histogram"]))
 def test_a_sample_more_adds_no_more_than_the_sensitivity(values: list[float], kind: Any) -> None:
     question = DataQuestion(kind, "x", -10, 30, 5)
@@ -83,6 +103,8 @@ def test_sums_that_no_samples_have_are_known(change: Callable[[Any], Any]) -> No
         (DataQuestion("mean", "x", 0.0, math.inf), "bounds"),
         (DataQuestion("mean", "x", math.nan, 1.0), "bounds"),
         (DataQuestion("mean", "x", -1.7e308, 1.7e308), "too large"),
+        (DataQuestion("histogram", "x", 0, 1, 2, edges=(0.0, 0.5)), "edges: they are those of"),
+        (DataQuestion("histogram", "x", 0, 1, 2, edges=(0.0, 0.5, 0.5, 1.0)), "edges: each is greater"),
         (DataQuestion("histogram", "", 0, 1, 4), "column: a histogram is of the values of a column"),
         (
             DataQuestion("histogram", "x", 0, 1, 1 << 17),

@@ -26,21 +26,23 @@ def figures(question: DataQuestion, words: Sequence[int]) -> dict[str, Any]:
     if question.kind == "mean":
         return _mean(question, words)
     if question.kind == "count":
-        return {"count": words[0], "missing": words[1]}
-    missing, below, above, *counts = words
+        return {"count": samples(words[0]), "missing": samples(words[1])}
+    missing, below, above, *counts = map(samples, words)
     ends = edges(question).tolist()
     bins = [Bin(*each) for each in zip(ends, ends[1:], counts, strict=False)]
-    return {"count": sum(words) - missing, "missing": missing, "below": below, "above": above, "bins": bins}
+    count = below + above + sum(counts)
+    return {"count": count, "missing": missing, "below": below, "above": above, "bins": bins}
+
+
+def samples(word: int) -> int:
+    """Return the number of samples that a sum counts, to the nearest one."""
+    return (word + UNIT // 2) // UNIT
 
 
 def _mean(question: DataQuestion, words: Sequence[int]) -> dict[str, Any]:
-    count, missing, total, squares = (word / UNIT for word in words)
-    found: dict[str, Any] = {
-        "count": round(count),
-        "missing": round(missing),
-        "mean": None,
-        "deviation": None,
-    }
+    count, missing, total, squares = words
+    found: dict[str, Any] = {"count": samples(count), "missing": samples(missing)}
+    found |= {"mean": None, "deviation": None}
     if count > 0:
         width, mean = question.high - question.low, total / count
         found["mean"] = question.low + width * mean

@@ -14,6 +14,8 @@ Values = NDArray[np.float64]
 
 def edges(question: DataQuestion) -> Values:
     """Return the edges of the bins of a histogram; the last bin has its upper edge, too."""
+    if question.edges:
+        return np.array(question.edges, np.float64)
     return np.linspace(question.low, question.high, question.bins + 1)
 
 
@@ -22,15 +24,15 @@ def sums(question: DataQuestion, values: Values) -> Words:
     known = values[~np.isnan(values)]
     missing = len(values) - len(known)
     if question.kind == "count":
-        return np.array([len(known), missing], np.int64)
+        return np.array([len(known), missing], np.int64) * UNIT
     if question.kind == "mean":
         part = (np.clip(known, question.low, question.high) - question.low) / (question.high - question.low)
         scaled = np.rint(part * UNIT).astype(np.int64)
         squares = np.rint(part * part * UNIT).astype(np.int64)
         return np.array([len(known) * UNIT, missing * UNIT, scaled.sum(), squares.sum()], np.int64)
-    below, above = int((known < question.low).sum()), int((known > question.high).sum())
+    beside = missing, int((known < question.low).sum()), int((known > question.high).sum())
     counted = np.histogram(known[np.isfinite(known)], edges(question))[0]
-    return np.concatenate([np.array([missing, below, above]), counted]).astype(np.int64)
+    return np.concatenate([np.array(beside), counted]).astype(np.int64) * UNIT
 
 
 def fault(question: DataQuestion, words: Words, samples: int) -> str:
@@ -40,6 +42,6 @@ def fault(question: DataQuestion, words: Words, samples: int) -> str:
     if not 0 <= samples <= MOST_SAMPLES:
         return f"{samples} samples"
     counted = words[:2] if question.kind == "mean" else words
-    if (words < 0).any() or (words > samples * question.unit).any():
+    if (words < 0).any() or (words > samples * UNIT).any():
         return "a sum that is beyond its bound"
-    return "" if sum(counted.tolist()) == samples * question.unit else "sums that are not of its samples"
+    return "" if sum(counted.tolist()) == samples * UNIT else "sums that are not of its samples"

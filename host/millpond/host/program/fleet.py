@@ -21,12 +21,12 @@ from millpond.host.api.daemon import DeviceInfo, JobInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.program.job import RunningJob
-from millpond.host.program.questions import ask
+from millpond.host.program.questions import AskedDevices
 from millpond.host.program.task_source import source_of
 from millpond.host.records.questions import AnsweredQuestion
 from millpond.images.boards import EMULATED
 from millpond.train.job import file
-from millpond.train.questions.question import DataQuestion, Kind
+from millpond.train.questions.question import AskedKind, DataQuestion
 
 
 class FleetProgram:
@@ -99,26 +99,32 @@ class FleetProgram:
 
     def ask(
         self,
-        kind: Kind,
+        kind: AskedKind,
         folders: str | Sequence[str],
         *,
         column: str = "",
         low: float = 0.0,
         high: float = 1.0,
         bins: int = 10,
+        shares: Sequence[float] = (0.25, 0.5, 0.75),
+        rounds: int = 4,
         classes: Sequence[str] = (),
         devices: str = "",
         secure: bool = True,
     ) -> AnsweredQuestion:
         """Ask the devices, or those of a text such as "csd[0-2]", a question about ``folders`` of each, such
-        as "private/digits": their "count", the "mean" of a ``column`` within ``low`` and ``high``, or its
-        "histogram" of so many ``bins``. Without ``secure`` each device tells its own sums. Raises
-        ConfigError, RemoteError if too few devices answer.
+        as "private/digits": their "count", the "mean" of a ``column`` within ``low`` and ``high``, its
+        "histogram" of so many ``bins``, or the "quantiles" of ``shares`` of its values, by ``rounds`` of
+        histograms. Without ``secure`` each device tells its own sums. Raises ConfigError, RemoteError if too
+        few devices answer.
         """
-        question = DataQuestion(kind, column, low, high, bins, tuple(classes))
-        names = [folders] if isinstance(folders, str) else folders
+        names = (folders,) if isinstance(folders, str) else tuple(folders)
         with DaemonClient(self.directory) as client:
-            return ask(client, question, names, devices, masked=secure)
+            asked = AskedDevices(client, names, devices, secure)
+            if kind == "quantiles":
+                question = DataQuestion("histogram", column, low, high, bins, tuple(classes))
+                return asked.ask_quantiles(question, shares, rounds)
+            return asked.ask(DataQuestion(kind, column, low, high, bins, tuple(classes)))
 
     def devices(self) -> list[DeviceInfo]:
         """Return the devices now."""

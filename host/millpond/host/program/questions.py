@@ -4,29 +4,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from millpond.host.api.questions import AskFleet
+from millpond.base.errors import ConfigError
+from millpond.host.api.questions import AskFleet, FleetAnswer
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.records.questions import AnsweredQuestion
 from millpond.train.questions.answers import figures
-from millpond.train.questions.question import DataQuestion, check
+from millpond.train.questions.quantiles import check_shares, quantiles, refined
+from millpond.train.questions.question import MOST_ROUNDS, AskedKind, DataQuestion, check
 
 
-def ask(
-    client: DaemonClient, question: DataQuestion, folders: Sequence[str], devices: str, *, masked: bool
-) -> AnsweredQuestion:
-    """Ask a question about folders of the ``devices`` that a text names, "" for all. Raises ConfigError,
-    LocalError, RemoteError.
-    """
-    check(question)
-    names = client.fleet.named(devices) if devices else ()
-    found = client.ask(AskFleet(question, tuple(folders), names, masked))
-    return AnsweredQuestion(
-        question,
-        tuple(folders),
-        masked,
-        found.devices,
-        found.left_out,
-        figures(question, found.words),
-        {name: figures(question, words) for name, words in found.by_device.items()},
-    )
+@dataclass(frozen=True, slots=True)
+class AskedDevices:
+    """The devices that questions are for, as a text names them, "" for all, and the folders of each."""
+
+    client: DaemonClient
+    folders: tuple[str, ...]
+    devices: str = ""
+    masked: bool = True
+
+    def ask(self, question: DataQuestion) -> AnsweredQuestion:
+        """Ask them a question. Raises ConfigError, LocalError, RemoteError."""
+        found = self._ask(question)
+        told = {name: figures(question, words) for name, words in found.by_device.items()}
+        return self._answered(question.kind, question, found, figures(question, found.words), told)
+
+    def ask_quantiles(self, question: DataQuestion, shares: Sequence[float], rounds: int) -> AnsweredQuestion:
+        """Ask them for the quantiles of these shares, by so many histograms, each with the bins of
+        ``question`` where a quantile lies. Raises as ``ask`` does, also if other devices answer meanwhile.
+        """
+        check_shares(shares, question.bins)
+        if not 1 <= rounds <= MOST_ROUNDS:
+            raise ConfigError(f"rounds: {rounds} is not between 1 and {MOST_ROUNDS}")
+        asked = question
+        for number in range(rounds):
+            found = self._ask(asked)
+            located = quantiles(asked, found.words, shares)
+            if number + 1 < rounds and located:
+                asked = refined(question, located)
+        known = figures(asked, found.words)
+        told = {name: known[name] for name in ("count", "missing")} | {"quantiles": located}
+        return self._answered("quantiles", question, found, told, {})
+
+    def _ask(self, question: DataQuestion) -> FleetAnswer:
+        check(question)
+        names = self.client.fleet.named(self.devices) if self.devices else ()
+        return self.client.ask(AskFleet(question, self.folders, names, self.masked))
+
+    def _answered(
+        self,
+        kind: AskedKind,
+        question: DataQuestion,
+        found: FleetAnswer,
+        told: dict[str, Any],
+        by_device: dict[str, dict[str, Any]],
+    ) -> AnsweredQuestion:
+        return AnsweredQuestion(
+            kind,
+            question,
+            self.folders,
+            self.masked,
+            found.devices,
+            found.left_out,
+            told,
+            by_device,
+        )

@@ -12,9 +12,10 @@ from millpond.train.questions.question import DataQuestion
 @dataclass(frozen=True, slots=True)
 class AnsweredQuestion:
     """The answer of ``devices`` to a question about folders: its ``figures`` by name, for each device too if
-    it was not ``masked``, and why others are ``left_out``.
+    it was not ``masked``, and why others are ``left_out``. Quantiles are asked for by histograms.
     """
 
+    kind: str
     question: DataQuestion
     folders: tuple[str, ...]
     masked: bool

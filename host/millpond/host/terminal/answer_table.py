@@ -14,13 +14,13 @@ from millpond.base.text import counted
 from millpond.host.records.failures import listed
 from millpond.host.records.questions import AnsweredQuestion
 
-_BINS = "bins"
+_BINS, _QUANTILES = "bins", "quantiles"
 _BAR = 40
 
 
 def show(found: AnsweredQuestion) -> Group:
     """Return the figures of an answer, a line for each device too if it was not masked, and the bins."""
-    names = [name for name in found.figures if name != _BINS]
+    names = [name for name in found.figures if name not in (_BINS, _QUANTILES)]
     table = Table("devices", *names, box=None)
     for name, each in found.by_device.items():
         table.add_row(name, *_cells(each, names))
@@ -29,6 +29,8 @@ def show(found: AnsweredQuestion) -> Group:
     shown: list[Table | Text] = [table]
     if _BINS in found.figures:
         shown += [Text(""), _bins(found.figures[_BINS])]
+    if _QUANTILES in found.figures:
+        shown += [Text(""), _quantiles(found.figures[_QUANTILES])]
     if found.left_out:
         shown.append(Text(f"left out: {listed(found.left_out.items())}"))
     return Group(*shown)
@@ -36,6 +38,13 @@ def show(found: AnsweredQuestion) -> Group:
 
 def _cells(figures: Mapping[str, Any], names: list[str]) -> list[str]:
     return ["-" if figures[name] is None else f"{figures[name]:.6g}" for name in names]
+
+
+def _quantiles(quantiles: Any) -> Table:
+    table = Table("share", "value", "from", "to", box=None)
+    for each in quantiles:
+        table.add_row(f"{each.share:g}", *(f"{value:.6g}" for value in (each.value, each.low, each.high)))
+    return table
 
 
 def _bins(bins: Any) -> Table:

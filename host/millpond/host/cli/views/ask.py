@@ -12,7 +12,7 @@ from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption,
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
-from millpond.train.questions.question import MOST_BINS, DataQuestion, Kind
+from millpond.train.questions.question import MOST_BINS, MOST_ROUNDS, AskedKind, DataQuestion, Kind
 
 app = new_app()
 _INCOMPLETE = 1
@@ -20,7 +20,10 @@ _INCOMPLETE = 1
 
 @app.command()
 def ask(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to ask for: count, mean or histogram.")],
+    kind: Annotated[
+        AskedKind,
+        typer.Argument(metavar="KIND", help="What to ask for: count, mean, histogram or quantiles."),
+    ],
     folders: Annotated[
         list[str], typer.Argument(metavar="FOLDER...", help="Folders of each device, such as private/digits.")
     ],
@@ -38,6 +41,18 @@ def ask(
     bins: Annotated[
         int, typer.Option(metavar="N", min=1, max=MOST_BINS, help="Bins of a histogram, of equal width.")
     ] = 10,
+    shares: Annotated[
+        str, typer.Option(metavar="SHARE,...", help="The quantiles to ask for: shares of the values.")
+    ] = "0.25,0.5,0.75",
+    rounds: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MOST_ROUNDS,
+            help="Histograms by which quantiles are found, each within bins of the one before.",
+        ),
+    ] = 4,
     classes: Annotated[
         str,
         typer.Option(metavar="A,B,...", help="Texts that count as 0, 1, ...; also the folders of classes."),
@@ -56,17 +71,19 @@ def ask(
     its own policy.questions. Values beyond the bounds are clipped, or counted apart in a histogram.
     Exit code 1 also says that a device is left out of the answer.
     """
-    from millpond.host.program import questions  # loads numpy
+    from millpond.host.program.questions import AskedDevices  # loads numpy
 
     if bounds is None and kind != "count":
-        raise LocalError(
-            f"--bounds: a {kind} needs the range of its values, which is not taken from the data"
-        )
-    question = DataQuestion(
-        kind, column, *(bounds or (0.0, 1.0)), bins, tuple(filter(None, classes.split(",")))
-    )
+        raise LocalError(f"--bounds: {kind} of values need their range, which is not taken from the data")
+    device_kind: Kind = "histogram" if kind == "quantiles" else kind
+    names = tuple(filter(None, classes.split(",")))
+    question = DataQuestion(device_kind, column, *(bounds or (0.0, 1.0)), bins, names)
     with DaemonClient(fleet_directory) as client:
-        found = questions.ask(client, question, folders, devices, masked=secure)
+        asked = AskedDevices(client, tuple(folders), devices, secure)
+        if kind == "quantiles":
+            found = asked.ask_quantiles(question, _shares(shares), rounds)
+        else:
+            found = asked.ask(question)
 
     def table() -> object:
         from millpond.host.terminal import answer_table  # loads rich
@@ -75,3 +92,10 @@ def ask(
 
     printing.show(output, found, table)
     return _INCOMPLETE if found.left_out else 0
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise LocalError(f"--shares: '{text}' are no numbers, such as 0.25,0.5,0.75") from None
