@@ -14,13 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.agent.config import read
-from millpond.agent.policy.rules import (
-    ExchangeGuard,
-    StateAnswers,
-    check_counted,
-    check_job,
-    check_question,
-)
+from millpond.agent.policy.questions import check_counted, check_question
+from millpond.agent.policy.rules import ExchangeGuard, StateAnswers, check_job
 from millpond.agent.policy.settings import Policy
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError, Refused

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from millpond import Fleet
 
-from .support import Emulation
+from .support import EXAMPLES, Emulation
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = ("csd0", "csd1", "csd2")
@@ -46,6 +49,34 @@ def test_the_host_learns_masked_sums_over_private_folders(fleet: Emulation) -> N
     assert row["answers"]["samples"] == {"private/digits": len(labels(fleet, "private/digits", "csd1"))}
 
 
+def test_a_model_is_scored_on_private_folders(fleet: Emulation) -> None:
+    code = (EXAMPLES / "mymodel.py").read_text().replace("width: int", "width: int = 4")
+    number = fleet.submit(fleet.write_job("asked", rounds=1, code=code))
+    info, _ = fleet.wait_for_end(number)
+    assert info.state == "done", f"{info.error}\n{fleet.logs()}"
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102
+    model = names["build"]()
+    model.load_state_dict(load_file(fleet.directory / "jobs" / str(number) / "model.safetensors"))
+    places = [fleet.fleet.device_directory(name) / "flash/private/digits/images.npy" for name in NAMES]
+    images = np.concatenate([np.load(place) for place in places])[:, None].astype(np.float32) / 255
+    with torch.no_grad():
+        outputs = model.eval()(torch.from_numpy(images)).numpy()
+    known, wanted = labels(fleet, "private/digits"), np.zeros((10, 10), int)
+    np.add.at(wanted, (known, outputs.argmax(axis=1)), 1)
+    asked = ("private/digits", "--job", str(number), "--format", "json")
+    result = fleet.millpond("ask", "confusion", *asked, "--labels", "10")
+    assert result.code == 0, f"{result}\n{fleet.logs()}"
+    assert json.loads(result.out)["figures"]["matrix"] == wanted.tolist()
+    found = Fleet(fleet.directory).ask("auc", "private/digits", job=number, positive=3, bins=4096).figures
+    positive, negative = outputs[known == 3], outputs[known != 3]
+    scores = [np.exp(each[:, 3]) / np.exp(each).sum(axis=1) for each in (positive, negative)]
+    pairs = scores[0][:, None] - scores[1]
+    true = (pairs > 0).mean() + (pairs == 0).mean() / 2
+    assert found["auc"] == pytest.approx(true, abs=1e-3)
+    assert found["low"] - 1e-6 <= true <= found["high"] + 1e-6
+
+
 def test_devices_tell_their_own_sums_of_public_folders_alone(fleet: Emulation) -> None:
     refused = fleet.millpond("ask", "count", "private/digits", "--plain")
     assert refused.code == 1
@@ -68,6 +99,12 @@ def test_devices_tell_their_own_sums_of_public_folders_alone(fleet: Emulation) -
             "a masked sum is of 3 devices; 2 can answer",
         ),
         (("mean", "private/digits", "--column", "label", "--bounds", "9", "0"), 2, "no range of numbers"),
+        (
+            ("confusion", "private/digits", "--labels", "10"),
+            2,
+            "job: confusion is about a model: name its job",
+        ),
+        (("auc", "private/digits", "--job", "999"), 2, "there is no job 999"),
         (
             ("mean", "private/digits", "--column", "label"),
             2,

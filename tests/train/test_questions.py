@@ -20,6 +20,7 @@ from millpond.train.questions import columns
 from millpond.train.questions.answers import figures
 from millpond.train.questions.quantiles import quantiles, refined
 from millpond.train.questions.question import UNIT, DataQuestion, check
+from millpond.train.questions.scores import score_sums
 from millpond.train.questions.sums import fault, sums
 
 VALUES = st.lists(st.one_of(st.floats(-50, 50), st.sampled_from([math.nan, math.inf, -math.inf])), min_size=1)
@@ -85,6 +86,55 @@ def test_a_sample_more_adds_no_more_than_the_sensitivity(values: list[float], ki
     assert np.linalg.norm(more.astype(float)) <= question.sensitivity
 
 
+Scored = tuple[float, tuple[float, ...]]
+SAMPLES = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 2, 5, -1, math.nan]), st.lists(st.floats(-9, 9), min_size=3, max_size=3)
+    ),
+    min_size=1,
+)
+
+
+@given(SAMPLES)
+def test_a_confusion_counts_each_label_by_what_is_predicted(
+    samples: list[Scored],
+) -> None:
+    labels, outputs = np.array([one[0] for one in samples]), np.array([one[1] for one in samples])
+    question = DataQuestion("confusion", labels=3)
+    words = score_sums(question, labels, outputs)
+    assert fault(question, words, len(samples)) == ""
+    found, wanted = figures(question, words.tolist()), np.zeros((3, 3), int)
+    for label, scores in samples:
+        if label in (0, 1, 2):
+            wanted[int(label), int(np.argmax(scores))] += 1
+    assert found["matrix"] == wanted.tolist()
+    assert found["other"] == len(samples) - wanted.sum()
+    assert found["accuracy"] == (pytest.approx(np.trace(wanted) / wanted.sum()) if wanted.any() else None)
+    for label in range(3):
+        of_label, as_label = wanted[label].sum(), wanted[:, label].sum()
+        assert found["recall"][label] == (wanted[label, label] / of_label if of_label else None)
+        assert found["precision"][label] == (wanted[label, label] / as_label if as_label else None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(-20, 20)), min_size=1, max_size=40))
+def test_an_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, int]]) -> None:
+    labels, outputs = np.array(samples, float).T
+    question = DataQuestion("auc", bins=5000)
+    words = score_sums(question, labels, outputs[:, None] / 4)
+    assert fault(question, words, len(samples)) == ""
+    found = figures(question, words.tolist())
+    positive, negative = outputs[labels == 1][:, None], outputs[labels == 0]
+    if positive.size * negative.size:
+        true = (positive > negative).mean() + (positive == negative).mean() / 2
+        assert found["low"] <= true + 1e-9 and true - 1e-9 <= found["high"]
+        coarse = figures(
+            question := DataQuestion("auc", bins=3), score_sums(question, labels, outputs[:, None]).tolist()
+        )
+        assert coarse["low"] <= true + 1e-9 and true - 1e-9 <= coarse["high"]
+    else:
+        assert found["auc"] is None
+
+
 @pytest.mark.parametrize(
     "change",
     [lambda words: words[:-1], lambda words: words + 1, lambda words: -words, lambda words: words * 0],
@@ -119,7 +169,8 @@ def test_a_question_without_sense_is_refused(question: DataQuestion, words: str)
 
 
 def column(folder: Path, name: str, classes: tuple[str, ...] = ()) -> list[float]:
-    return np.concatenate(list(columns.values(folder.parent, folder.name, name, classes))).tolist()
+    found: list[float] = np.concatenate([*columns.values(folder.parent, folder.name, name, classes)]).tolist()
+    return found
 
 
 def test_columns_of_images(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from millpond.agent.node.memory import NodeMemory
 from millpond.agent.policy import signatures
 from millpond.agent.policy.cohort_key import make_key
 from millpond.agent.policy.draws import SecretDraws
-from millpond.agent.policy.rules import StateAnswers, check_job, check_question
+from millpond.agent.policy.questions import check_question
+from millpond.agent.policy.rules import StateAnswers, check_job
 from millpond.agent.supervision import SelfCheck
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
@@ -325,17 +326,24 @@ class AgentService:
     def _ask(self, request: AskDevice, host: Channel) -> None:
         """Answer a question, on the connection on which it has come."""
         with self._telling(f"question: {request.question}", host):
-            check_question(self.config.policy, self.config.name, request)
             question.check(request.question)
+            signer, code = "", ""
+            if request.work:
+                check_work(request.work, "the question")
+                check_job_files(request.needed, "the question: files")
+                code = signed_code.digest(request.work, request.files)
+            check_question(self.config.policy, self.config.name, request)
+            if request.work and self.config.policy.code == "signed":
+                signer = signatures.check_digest(self.config.policy.owners, code, request.signature)
             about = Answered("question", f"{request.question}", peer=tls.peer_of(host.sock), run=request.name)
-            with self.audit.session(about) as session:
+            with self.audit.session(replace(about, code=code, signer=signer)) as session:
                 gates.charge(host, session.counters)
                 self._answer_question(request, host, session)
 
     def _answer_question(self, request: AskDevice, host: Channel, session: AuditSession) -> None:
         from millpond.agent.questions import counting, release  # with numpy and cryptography
 
-        with self._files.laid_out({}, host) as files:
+        with self._files.laid_out(request.needed, host) as files:
             sums = counting.count(self.config, request, files, self.zygote, host)
         release.release(self.config, request, sums, host, session)
 

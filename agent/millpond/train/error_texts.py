@@ -57,6 +57,7 @@ HOLDS_NO_SAMPLES = ErrorText("missing data: {name} holds no samples")
 NO_SUCH_FILE = ErrorText("missing data: {name} has no {file}")
 NO_COLUMN = ErrorText("missing data: {name} has no column {name}")
 NOT_WHOLE_CSV = ErrorText("{name} has a CSV file that cannot be read")
+NO_LABELS = ErrorText("a model is scored on batches of two tensors, inputs and labels")
 NO_IMAGES = ErrorText(
     "missing data: {name} has no images.npy, no *-images-idx3-ubyte and no sub-folder per class"
 )

@@ -16,10 +16,10 @@ from millpond.agent.policy.settings import Policy
 from millpond.aggregate.encoding.layout import PLAIN
 from millpond.base.errors import Refused
 from millpond.train.balance.ranges import Ranges
-from millpond.train.job.files import total_size
+from millpond.train.job.files import JobFile, total_size
 from millpond.train.job.signed_code import digest
+from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import FIRST_VALUES, Folder, PrepareWorker, Work
-from millpond.train.questions.messages import AskDevice
 from millpond.train.state import layout
 
 PUBLIC, PRIVATE = "public", "private"  # the two parts of every volume, see fs.store.layout
@@ -58,9 +58,14 @@ def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
     if FIRST_VALUES in request.files:  # in the place of which the host's file would lie
         text = f"the job's file '{FIRST_VALUES}' has a name that is the host's: rename it"
         raise Refused("", "model", text)
-    if (size := total_size(request.files)) > policy.largest_files:
+    check_code(policy, request.work, request.files)
+
+
+def check_code(policy: Policy, work: WorkSpec, files: Mapping[str, JobFile]) -> None:
+    """Raise Refused for the code of a job that the policy forbids, whoever has signed it."""
+    if (size := total_size(files)) > policy.largest_files:
         raise refused("largest_files", f"files of {size} bytes; at most {policy.largest_files} are allowed")
-    found = digest(request.work, request.files) if policy.code == "listed" else ""
+    found = digest(work, files) if policy.code == "listed" else ""
     if found and found not in policy.listed:
         raise refused("code", f"the job's code is not listed; its digest is {found}")
 
@@ -110,33 +115,6 @@ def check_masks(policy: Policy, request: PrepareWorker) -> None:
     if layout.parameters_end(request.tensors) < layout.size(request.tensors):
         text = "secure: the model exchanges buffers, which no clip bounds: keep them by federated.local"
         raise Refused("", "model", text)
-
-
-def check_question(policy: Policy, device: str, request: AskDevice) -> None:
-    """Raise Refused for a question that the policy forbids."""
-    for folder in request.folders:
-        check_folder(policy, device, folder)
-        if folder.streamed:
-            raise Refused("", "data", f"'{folder.path}' is of another device")
-    if len({folder.path for folder in request.folders}) != len(request.folders) or not request.folders:
-        raise Refused("", "data", "a question is about folders, each named once")
-    if all(folder.public for folder in request.folders):
-        return
-    if policy.questions == "none":
-        raise refused("questions", "the device answers no questions about private folders")
-    if not request.masked and policy.questions != "plain":
-        raise refused("questions", "private folders are for masked questions alone (--secure)")
-    if not request.masked and policy.cohort:
-        raise refused("cohort", "private folders are for masked questions alone (--secure)")
-
-
-def check_counted(policy: Policy, folders: Sequence[Folder], samples: Mapping[str, int]) -> None:
-    """Raise Refused for a question about a private folder of too few ``samples``."""
-    for folder in folders:
-        found, least = samples[folder.path], policy.least_samples
-        if not folder.public and found < least:
-            text = f"'{folder.path}' has {found} samples; an answer covers {least} or more"
-            raise refused("least_samples", text)
 
 
 class StateAnswers:

@@ -19,7 +19,7 @@ from millpond.agent.config import AgentConfig
 from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.job_worker import bare_sandbox
 from millpond.agent.policy import error_reports
-from millpond.agent.policy.rules import check_counted
+from millpond.agent.policy.questions import check_counted
 from millpond.agent.policy.shown_volume import showing_folders
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
@@ -70,7 +70,8 @@ def count(
             found = Failure("worker", _STRANGE)
         except Refused as error:
             report = Failure(error.code, error.text.replace(f"{place}/", ""))
-            found = worker.of_error(report) or worker.hinted(_discreet(config, request, report))
+            discreet = _discreet(config, request, files, report)
+            found = worker.of_error(report) or worker.hinted(discreet)
     raise Refused("", found.code, found.text)
 
 
@@ -79,7 +80,9 @@ def _counted(
 ) -> CountedSums:
     placed = (f if f.public else replace(f, path=str(place / f.path)) for f in request.folders)
     worker.begin()
-    worker.channel.send(replace(request, folders=tuple(placed)), Deadline.after(_SECONDS))
+    worker.channel.send(
+        replace(request, folders=tuple(placed), files={}, model=None), Deadline.after(_SECONDS)
+    )
     worker.wait(NEVER, host)
     size = 8 * request.question.words
     reply = worker.channel.expect(Counted, Deadline.after(_SECONDS), payload=size)
@@ -91,10 +94,12 @@ def _counted(
     return CountedSums(words, samples)
 
 
-def _discreet(config: AgentConfig, request: AskDevice, failure: Failure) -> Failure:
+def _discreet(config: AgentConfig, request: AskDevice, files: LaidOutFiles, failure: Failure) -> Failure:
     """Return the part of the worker's report that may leave."""
     if config.privacy.errors == "full":
         return failure
     asked = request.question
     names = {config.name, asked.column, *asked.classes, *(folder.path for folder in request.folders)}
-    return error_reports.rebuilt(failure, names, {})
+    if request.work:
+        names.add(request.work.model.factory)
+    return error_reports.rebuilt(failure, names, files.sources())

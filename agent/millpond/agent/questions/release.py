@@ -63,7 +63,8 @@ class QuestionMember:
 
     def __init__(self, config: AgentConfig, request: AskDevice) -> None:
         folders = [(folder.path, folder.public) for folder in request.folders]
-        self._what = keys.digest("question", repr((request.question, folders)))
+        code = request.work, sorted(request.needed.items())
+        self._what = keys.digest("question", repr((request.question, folders, code)))
         policy, secret = config.policy, secret_key(Path(config.state), config.name)
         self._public, self._policy, self._has_unmasked = keys.public_of(secret), policy, False
         roster = CohortRoster(policy.least_devices, policy.pinned)

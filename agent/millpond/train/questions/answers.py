@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millpond.train.questions.question import UNIT, DataQuestion
+from millpond.train.questions.question import SCORING, UNIT, DataQuestion
+from millpond.train.questions.scores import auc, confusion
 from millpond.train.questions.sums import edges
 
 
@@ -27,6 +28,9 @@ def figures(question: DataQuestion, words: Sequence[int]) -> dict[str, Any]:
         return _mean(question, words)
     if question.kind == "count":
         return {"count": samples(words[0]), "missing": samples(words[1])}
+    if question.kind in SCORING:
+        told = confusion if question.kind == "confusion" else auc
+        return told(question, [samples(word) for word in words])
     missing, below, above, *counts = map(samples, words)
     ends = edges(question).tolist()
     bins = [Bin(*each) for each in zip(ends, ends[1:], counts, strict=False)]

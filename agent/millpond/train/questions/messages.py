@@ -8,24 +8,40 @@ of Work. Answer has the sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
+from millpond.train.job.files import JobFile
+from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import Folder
 from millpond.train.questions.question import DataQuestion
 from millpond.wire.messages import Kind, Message, message
+
+MODEL: Final = "asked-model.safetensors"
 
 
 @message("question")
 @dataclass(frozen=True, slots=True)
 class AskDevice(Message):
     """Answer a question about the samples of ``folders``. The ``name`` is for the audit log. If ``masked``,
-    the sums leave with the masks of a cohort alone.
+    the sums leave with the masks of a cohort alone. A question about a model comes with the ``work`` that
+    builds it, which needs ``files`` and for some agents a ``signature`` as in a job, and with the file of its
+    values, ``model``, which lies there as MODEL.
     """
 
     name: str
     question: DataQuestion
     folders: tuple[Folder, ...]
     masked: bool = True
+    work: WorkSpec | None = None
+    files: dict[str, JobFile] = field(default_factory=dict)
+    signature: str = ""
+    model: JobFile | None = None
+
+    @property
+    def needed(self) -> dict[str, JobFile]:
+        """All files that the worker finds, by name."""
+        return {**self.files, MODEL: self.model} if self.model else self.files
 
 
 @message("question.counted", Kind.METRICS)

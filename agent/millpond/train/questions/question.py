@@ -9,6 +9,8 @@ the sums by its one value of a column; those of an answer are
 | count     | samples with a value, and without                                               |
 | mean      | samples with a value, and without; values of the range 0 to 1, and their squares |
 | histogram | samples without a value, below the bins, above them, and in each bin            |
+| confusion | samples beyond the ``labels``, and by label and predicted label                 |
+| auc       | samples without a label or score; by bin of their scores the others, the positive ones |
 
 in UNITs: a sample counts one UNIT.
 """
@@ -23,14 +25,17 @@ from typing import Annotated, Literal
 from millpond.base.errors import ConfigError
 from millpond.base.keys import Key, check_keys
 
-Kind = Literal["count", "mean", "histogram"]
-AskedKind = Kind | Literal["quantiles"]
+Kind = Literal["count", "mean", "histogram", "confusion", "auc"]
+SCORING: tuple[Kind, ...] = ("confusion", "auc")
+"""The questions about what a model predicts of samples."""
+AskedKind = Literal["count", "mean", "histogram", "quantiles", "confusion", "auc"]
 """What a user asks for: quantiles are found by histograms."""
 MOST_ROUNDS = 32
 """Histograms for quantiles."""
 UNIT = 1 << 20
 """The whole number that stands for 1 in sums: noise of whole numbers is much finer than a sample."""
 MOST_BINS = 1 << 16
+MOST_LABELS = 1 << 8
 MOST_SAMPLES = 1 << 32
 """The most samples of one device: the sums of 1024 devices are within 2**62."""
 _BESIDE = 3  # the sums before those of bins
@@ -40,7 +45,8 @@ _BESIDE = 3  # the sums before those of bins
 class DataQuestion:
     """A question about the values of a ``column``, "" for the samples themselves. Values are clipped to
     ``low`` and ``high``; a histogram divides that range into ``bins`` of equal width, or at ``edges`` that
-    are given. ``classes`` are the names of labels in order, where labels have names.
+    are given. ``classes`` are the names of labels in order, where labels have names. What a model predicts is
+    compared with ``labels`` labels from 0 on, or its scores, 0 to 1, of the ``positive`` label are in bins.
     """
 
     kind: Kind
@@ -50,8 +56,14 @@ class DataQuestion:
     bins: Annotated[int, Key(least=1, most=MOST_BINS)] = 1
     classes: tuple[str, ...] = ()
     edges: tuple[float, ...] = ()
+    labels: Annotated[int, Key(least=2, most=MOST_LABELS)] = 2
+    positive: Annotated[int, Key(least=0, most=MOST_LABELS)] = 1
 
     def __str__(self) -> str:
+        if self.kind == "confusion":
+            return f"confusion of {self.labels} labels"
+        if self.kind == "auc":
+            return f"auc of label {self.positive}, {self.bins} bins"
         if self.kind == "count":
             return f"count of '{self.column}'" if self.column else "count"
         bins = f", {self.bin_count} bins" if self.kind == "histogram" else ""
@@ -65,7 +77,8 @@ class DataQuestion:
     @property
     def words(self) -> int:
         """The number of sums."""
-        return {"count": 2, "mean": 4}.get(self.kind, _BESIDE + self.bin_count)
+        scored = {"confusion": 1 + self.labels**2, "auc": 1 + 2 * self.bins}
+        return ({"count": 2, "mean": 4} | scored).get(self.kind, _BESIDE + self.bin_count)
 
     @property
     def sensitivity(self) -> float:
@@ -86,5 +99,5 @@ def check(question: DataQuestion) -> None:
             raise ConfigError("edges: they are those of 1 to 65536 bins between the bounds")
         if not all(one < other for one, other in pairwise(edges)):
             raise ConfigError("edges: each is greater than the one before")
-    if question.kind != "count" and not question.column:
+    if question.kind in ("mean", "histogram") and not question.column:
         raise ConfigError(f"column: a {question.kind} is of the values of a column")

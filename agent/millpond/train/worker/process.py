@@ -96,7 +96,8 @@ class WorkerProcess:
         if isinstance(message, AskDevice):
             from millpond.train.worker.counting import counted  # numpy takes long to load
 
-            return counted(message, self._root)
+            self._factory = message.work.model.factory if message.work else ""
+            return counted(message, self._root, self._code_dir)
         if self._session is None:
             return Failure("protocol", f"'{type(message).NAME}' came before 'prepare'"), b""
         answer = self._session.answer(message)

@@ -13,13 +13,16 @@ from millpond.wire.messages import Message, message
 @dataclass(frozen=True, slots=True)
 class AskFleet(Message):
     """Ask a question about ``folders`` of these devices, of all without any; answered by FleetAnswer. Without
-    ``masked`` each device tells the host its own sums.
+    ``masked`` each device tells the host its own sums. A question about a model is about that of a
+    ``job``, or of its ``best`` score.
     """
 
     question: DataQuestion
     folders: tuple[str, ...]
     devices: tuple[str, ...] = ()
     masked: bool = True
+    job: int = 0
+    best: bool = False
 
 
 @message("api.ask.answer")

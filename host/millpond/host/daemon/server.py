@@ -35,6 +35,7 @@ from millpond.host.api.launch import StartLaunch
 from millpond.host.api.outer import GetOuterModel, OuterOrder
 from millpond.host.api.questions import AskFleet
 from millpond.host.api.topology import GetTopology
+from millpond.host.daemon import question_requests
 from millpond.host.daemon.outer_requests import OuterRequests
 from millpond.host.daemon.places import UserPlace, UserPlaces, most_places
 from millpond.host.fleet import expiry, worker_user
@@ -45,7 +46,7 @@ from millpond.host.fleet.registry import DeviceRegistry
 from millpond.host.jobs.handed_folders import HandedFolders
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
-from millpond.host.workers import questions, topology_report
+from millpond.host.workers import topology_report
 from millpond.linux import sockets
 from millpond.train.job import signed_code
 from millpond.train.job.check import check
@@ -232,7 +233,8 @@ class DaemonServer:
             return topology_report.report(ready, request)
 
     def _ask(self, _client: Channel, request: AskFleet) -> Message:
-        return questions.ask({name: self._device(name) for name in request.devices or self._devices}, request)
+        devices = {name: self._device(name) for name in request.devices or self._devices}
+        return question_requests.answer(devices, self._jobs, self._files, request)
 
     def _dial(self, client: Channel, request: daemon.Dial) -> None:
         with self._device(request.device).dial(request.port, Deadline.after(REPLY_SECONDS)) as sock:

@@ -90,7 +90,7 @@ class JobService:
         self._context = make_context(self._following.changed)
         self._lock = threading.Lock()
         self._running: dict[int, _Running] = {}
-        self.outer = OuterMailboxes(self._row)
+        self.outer = OuterMailboxes(self.row)
         self._logs: dict[int, JobLog] = {}  # of jobs that have ended
         self._summaries: dict[int, tuple[int, int, dict[str, float]]] = {}
         self._queue = threading.RLock()  # held while a queued job begins or is stopped
@@ -111,7 +111,7 @@ class JobService:
             if row.state is not JobState.RUNNING or row.id in self._running:
                 continue
             # a job of this daemon that has just ended is stored so before it is among the running no more
-            if self._row(row.id).state is JobState.RUNNING:
+            if self.row(row.id).state is JobState.RUNNING:
                 log.info("job %d (%s) goes on", row.id, row.job.name)
                 with contextlib.suppress(JobNotStarted):
                     self._start(row)
@@ -123,7 +123,7 @@ class JobService:
         self._check_devices(job)
         number = self._store.add_job(job, files, owner)
         self._begin_queued()
-        if (row := self._row(number)).state is JobState.FAILED:
+        if (row := self.row(number)).state is JobState.FAILED:
             raise LocalError(row.error)
         return number
 
@@ -151,7 +151,7 @@ class JobService:
                 while not self._closing and (begin := self._decide().begin):
                     for number in begin:
                         with contextlib.suppress(JobNotStarted):
-                            self._start(self._row(number))
+                            self._start(self.row(number))
             except MillpondError as error:  # a full disk, most likely
                 log.error("queued jobs cannot begin: %s", error)
                 self._begin_later()
@@ -252,7 +252,7 @@ class JobService:
         while True:
             try:
                 if running.waits:
-                    running.begin(self._row(number))
+                    running.begin(self.row(number))
                 return JobState.DONE, "", str(running.runner.run() or "")
             except Exception as error:
                 lacking = not running.stop.is_set() and is_lack(error)
@@ -279,7 +279,7 @@ class JobService:
     def stop(self, number: int) -> None:
         """Stop a running or a queued job. Raises Refused for a job that has ended."""
         with self._queue:  # no job begins meanwhile
-            state, running = self._row(number).state, self._running.get(number)
+            state, running = self.row(number).state, self._running.get(number)
             if waits := state in ACTIVE and running is None:
                 self._store.end_job(number, JobState.STOPPED)
         if waits:
@@ -295,7 +295,7 @@ class JobService:
         more, and for one whose files or devices are gone.
         """
         with self._queue:  # of two resumptions at once the second finds the job queued
-            row, last = self._row(number), self._store.last_rounds(number, 1)
+            row, last = self.row(number), self._store.last_rounds(number, 1)
             if row.state in ACTIVE:
                 raise Refused("", "state", f"job {number} is {row.state}")
             if row.state is JobState.DONE and rounds is None:
@@ -349,7 +349,7 @@ class JobService:
         """Return a job with its definition and the first finished rounds behind ``after``. Raises Refused for
         an unknown one.
         """
-        row = self._row(number)
+        row = self.row(number)
         code = signed_code.digest(row.job.work, row.files)
         info, rounds = self._info(row), self._store.stored_rounds(number, after, PART_SIZE)
         return StoredJob(info, row.job, code, tuple(rounds), _is_more(info, rounds))
@@ -361,7 +361,7 @@ class JobService:
         return self._following.follow(number, has_left)
 
     def _progress(self, number: int, after: int) -> StoredProgress:
-        row = self._row(number)
+        row = self.row(number)
         info, rounds = self._info(row), self._store.stored_rounds(number, after, PART_SIZE)
         return StoredProgress(info, tuple(rounds), more=_is_more(info, rounds))
 
@@ -373,7 +373,7 @@ class JobService:
 
     def new_log(self, number: int, lines: int, after: int | None) -> NewLog:
         """Return lines of a job's log as ``job_log.read`` does. Raises Refused, LocalError."""
-        row = _check_kept(self._row(number))  # before its log is read: a job that has ended writes no more
+        row = _check_kept(self.row(number))  # before its log is read: a job that has ended writes no more
         path = self._context.fleet.job_directory(row.id) / LOG
         found, position, more = job_log.read(path, lines, after)
         return NewLog(found, LogPosition("", position), ended=row.state not in ACTIVE and not more)
@@ -382,7 +382,7 @@ class JobService:
         """Return the path of a job's model, or of that of the best score so far. Raises Refused without
         one.
         """
-        row = _check_kept(self._row(number))
+        row = _check_kept(self.row(number))
         if best and (found := self._folder(number) / BEST).exists():
             return found
         if best or not row.model:
@@ -405,9 +405,10 @@ class JobService:
         return found
 
     def _folder(self, number: int) -> Path:
-        return self._context.fleet.job_directory(_check_kept(self._row(number)).id)
+        return self._context.fleet.job_directory(_check_kept(self.row(number)).id)
 
-    def _row(self, number: int) -> JobRow:
+    def row(self, number: int) -> JobRow:
+        """Return a job as it is stored. Raises Refused for an unknown one."""
         row = self._store.job(number) if 0 < number <= LARGEST_NUMBER else None
         if row is None:
             raise Refused("", "unknown", f"there is no job {number}")

@@ -26,7 +26,7 @@ from millpond.host.program.task_source import source_of
 from millpond.host.records.questions import AnsweredQuestion
 from millpond.images.boards import EMULATED
 from millpond.train.job import file
-from millpond.train.questions.question import AskedKind, DataQuestion
+from millpond.train.questions.question import AskedKind, DataQuestion, Kind
 
 
 class FleetProgram:
@@ -109,22 +109,30 @@ class FleetProgram:
         shares: Sequence[float] = (0.25, 0.5, 0.75),
         rounds: int = 4,
         classes: Sequence[str] = (),
+        job: int = 0,
+        best: bool = False,
+        labels: int = 2,
+        positive: int = 1,
         devices: str = "",
         secure: bool = True,
     ) -> AnsweredQuestion:
         """Ask the devices, or those of a text such as "csd[0-2]", a question about ``folders`` of each, such
         as "private/digits": their "count", the "mean" of a ``column`` within ``low`` and ``high``, its
         "histogram" of so many ``bins``, or the "quantiles" of ``shares`` of its values, by ``rounds`` of
-        histograms. Without ``secure`` each device tells its own sums. Raises ConfigError, RemoteError if too
-        few devices answer.
+        histograms. The model of a ``job``, or of its ``best`` score, has a "confusion" of so many ``labels``,
+        and an "auc" of the ``positive`` one. Without ``secure`` each device tells its own sums. Raises
+        ConfigError, RemoteError if too few devices answer.
         """
         names = (folders,) if isinstance(folders, str) else tuple(folders)
+        device_kind: Kind = "histogram" if kind == "quantiles" else kind
+        question = DataQuestion(
+            device_kind, column, low, high, bins, tuple(classes), labels=labels, positive=positive
+        )
         with DaemonClient(self.directory) as client:
-            asked = AskedDevices(client, names, devices, secure)
-            if kind == "quantiles":
-                question = DataQuestion("histogram", column, low, high, bins, tuple(classes))
-                return asked.ask_quantiles(question, shares, rounds)
-            return asked.ask(DataQuestion(kind, column, low, high, bins, tuple(classes)))
+            asked = AskedDevices(client, names, devices, secure, job, best)
+            return (
+                asked.ask_quantiles(question, shares, rounds) if kind == "quantiles" else asked.ask(question)
+            )
 
     def devices(self) -> list[DeviceInfo]:
         """Return the devices now."""

@@ -18,12 +18,16 @@ from millpond.train.questions.question import MOST_ROUNDS, AskedKind, DataQuesti
 
 @dataclass(frozen=True, slots=True)
 class AskedDevices:
-    """The devices that questions are for, as a text names them, "" for all, and the folders of each."""
+    """The devices that questions are for, as a text names them, "" for all, and the folders of each. A model
+    that they are about is that of a ``job``, or of its ``best`` score.
+    """
 
     client: DaemonClient
     folders: tuple[str, ...]
     devices: str = ""
     masked: bool = True
+    job: int = 0
+    best: bool = False
 
     def ask(self, question: DataQuestion) -> AnsweredQuestion:
         """Ask them a question. Raises ConfigError, LocalError, RemoteError."""
@@ -33,7 +37,7 @@ class AskedDevices:
 
     def ask_quantiles(self, question: DataQuestion, shares: Sequence[float], rounds: int) -> AnsweredQuestion:
         """Ask them for the quantiles of these shares, by so many histograms, each with the bins of
-        ``question`` where a quantile lies. Raises as ``ask`` does, also if other devices answer meanwhile.
+        ``question`` where a quantile lies. Raises as ``ask`` does.
         """
         check_shares(shares, question.bins)
         if not 1 <= rounds <= MOST_ROUNDS:
@@ -51,7 +55,7 @@ class AskedDevices:
     def _ask(self, question: DataQuestion) -> FleetAnswer:
         check(question)
         names = self.client.fleet.named(self.devices) if self.devices else ()
-        return self.client.ask(AskFleet(question, self.folders, names, self.masked))
+        return self.client.ask(AskFleet(question, self.folders, names, self.masked, self.job, self.best))
 
     def _answered(
         self,

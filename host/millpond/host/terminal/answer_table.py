@@ -14,13 +14,13 @@ from millpond.base.text import counted
 from millpond.host.records.failures import listed
 from millpond.host.records.questions import AnsweredQuestion
 
-_BINS, _QUANTILES = "bins", "quantiles"
+_BINS, _QUANTILES, _MATRIX = "bins", "quantiles", "matrix"
 _BAR = 40
 
 
 def show(found: AnsweredQuestion) -> Group:
     """Return the figures of an answer, a line for each device too if it was not masked, and the bins."""
-    names = [name for name in found.figures if name not in (_BINS, _QUANTILES)]
+    names = [name for name, value in found.figures.items() if not isinstance(value, list)]
     table = Table("devices", *names, box=None)
     for name, each in found.by_device.items():
         table.add_row(name, *_cells(each, names))
@@ -31,6 +31,8 @@ def show(found: AnsweredQuestion) -> Group:
         shown += [Text(""), _bins(found.figures[_BINS])]
     if _QUANTILES in found.figures:
         shown += [Text(""), _quantiles(found.figures[_QUANTILES])]
+    if _MATRIX in found.figures:
+        shown += [Text(""), _matrix(found.figures)]
     if found.left_out:
         shown.append(Text(f"left out: {listed(found.left_out.items())}"))
     return Group(*shown)
@@ -44,6 +46,17 @@ def _quantiles(quantiles: Any) -> Table:
     table = Table("share", "value", "from", "to", box=None)
     for each in quantiles:
         table.add_row(f"{each.share:g}", *(f"{value:.6g}" for value in (each.value, each.low, each.high)))
+    return table
+
+
+def _matrix(figures: Mapping[str, Any]) -> Table:
+    """Return the predictions by label, a line for each label."""
+    labels = range(len(figures[_MATRIX]))
+    table = Table("label", *(f"as {each}" for each in labels), "recall", "precision", box=None)
+    for label in labels:
+        ratios = (figures[name][label] for name in ("recall", "precision"))
+        told = ("-" if each is None else f"{each:.3f}" for each in ratios)
+        table.add_row(f"{label}", *map(str, figures[_MATRIX][label]), *told)
     return table
 
 

@@ -7,6 +7,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -17,14 +19,17 @@ from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Sh
 from millpond.aggregate.masking.stream import mask_add
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, ProtocolError, Refused, RemoteError
+from millpond.base.sizes import SLOWEST
 from millpond.host.api.questions import AskFleet, FleetAnswer
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.records.failures import listed, reason_of
-from millpond.train.protocol import Folder, MissingFiles, WarmUp
+from millpond.train.job.files import JobFile, contents
+from millpond.train.job.spec import WorkSpec
+from millpond.train.protocol import FileContents, Folder, MissingFiles, WarmUp
 from millpond.train.questions.messages import Answer, AskDevice, Counted, GetAnswer
 from millpond.train.questions.question import check
-from millpond.wire.channel import Channel
+from millpond.wire.channel import Channel, FileSlice
 from millpond.wire.messages import Message, Ok
 
 ASK_SECONDS = 30.0
@@ -36,11 +41,24 @@ R = TypeVar("R", bound=Message)
 T = TypeVar("T")
 
 
-def ask(devices: Mapping[str, Device], request: AskFleet) -> FleetAnswer:
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """The model that a question is about: the ``work`` that builds it, its code's ``files`` and their
+    ``signature``, and the file of its ``values``, all of which lie at ``path``.
+    """
+
+    work: WorkSpec
+    files: dict[str, JobFile]
+    signature: str
+    values: JobFile
+    path: Callable[[JobFile], Path]
+
+
+def ask(devices: Mapping[str, Device], request: AskFleet, model: AskedModel | None = None) -> FleetAnswer:
     """Ask these devices. Raises ConfigError, and RemoteError if too few answer."""
     check(request.question)
     with contextlib.ExitStack() as connections:
-        asked = _Asked(request, connections)
+        asked = _Asked(request, connections, model)
         asked.count(devices)
         if request.masked:
             words, names = asked.masked_sums()
@@ -55,8 +73,10 @@ def ask(devices: Mapping[str, Device], request: AskFleet) -> FleetAnswer:
 class _Asked:
     """The devices that have counted, on their ``connections``."""
 
-    def __init__(self, request: AskFleet, connections: contextlib.ExitStack) -> None:
-        self._request, self._connections = request, connections
+    def __init__(
+        self, request: AskFleet, connections: contextlib.ExitStack, model: AskedModel | None
+    ) -> None:
+        self._request, self._connections, self._model = request, connections, model
         self._name = os.urandom(8).hex()
         self._channels, self._counted = dict[str, Channel](), dict[str, Counted]()
         self.left_out = dict[str, str]()
@@ -78,15 +98,34 @@ class _Asked:
             raise RemoteError(f"no device answers: {listed(self.left_out.items()) or 'there is none'}")
 
     def _count(self, device: Device) -> Counted:
-        request, deadline = self._request, Deadline.after(ASK_SECONDS)
+        deadline = Deadline.after(ASK_SECONDS)
         control = self._connections.enter_context(device.control(deadline))
         self._channels[device.name] = control
         control.call(WarmUp(), Ok, deadline)
-        folders = (Folder(path, device.name, path.split("/")[0] == PUBLIC) for path in request.folders)
-        question = AskDevice(self._name, request.question, tuple(folders), request.masked)
-        if control.call(question, MissingFiles, deadline).digests:
+        question = self._question(device.name)
+        missing = control.call(question, MissingFiles, deadline)
+        known = contents(question.needed)
+        if not known.keys() >= set(missing.digests) or len(missing.digests) > len(known):
             raise ProtocolError(f"{device.name} asks for a file that the question does not have")
+        for digest in missing.digests:
+            self._send(control, digest, known[digest])
         return control.expect(Counted, Deadline.after(COUNT_SECONDS))
+
+    def _question(self, device: str) -> AskDevice:
+        request, model = self._request, self._model
+        folders = tuple(Folder(path, device, path.split("/")[0] == PUBLIC) for path in request.folders)
+        found = AskDevice(self._name, request.question, folders, request.masked)
+        if model is None:
+            return found
+        return replace(
+            found, work=model.work, files=model.files, signature=model.signature, model=model.values
+        )
+
+    def _send(self, control: Channel, digest: str, file: JobFile) -> None:
+        assert self._model is not None
+        with self._model.path(file).open("rb") as opened:
+            deadline = Deadline.after(ASK_SECONDS + file.size / SLOWEST)
+            control.call(FileContents(digest), Ok, deadline, FileSlice(opened.fileno(), 0, file.size))
 
     def plain_sums(self) -> dict[str, Words]:
         """Return the sums of each device."""

@@ -12,74 +12,76 @@ from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption,
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
-from millpond.train.questions.question import MOST_BINS, MOST_ROUNDS, AskedKind, DataQuestion, Kind
+from millpond.train.questions.question import (
+    MOST_BINS,
+    MOST_LABELS,
+    MOST_ROUNDS,
+    AskedKind,
+    DataQuestion,
+    Kind,
+)
 
 app = new_app()
 _INCOMPLETE = 1
+_KINDS = "What to ask for: count, mean, histogram, quantiles, confusion or auc."
+_COLUMN = "A column of a table; of labelled images 'label', or 'image' for the mean of its pixels."
+_BINS = "Bins of a histogram, or of the scores of an auc."
+_CLASSES = "Texts that count as 0, 1, ...; also the folders of classes."
+_ROUNDS = "Histograms by which quantiles are found, each within bins of the one before."
+_SECURE = "Mask devices' answers, or have each tell its own sums."
+BinsOption = Annotated[int, typer.Option(metavar="N", min=1, max=MOST_BINS, help=_BINS)]
+RoundsOption = Annotated[int, typer.Option(metavar="N", min=1, max=MOST_ROUNDS, help=_ROUNDS)]
+LabelsOption = Annotated[
+    int, typer.Option(metavar="N", min=2, max=MOST_LABELS, help="Labels of a confusion, from 0 on.")
+]
+PositiveOption = Annotated[
+    int, typer.Option(metavar="LABEL", min=0, max=MOST_LABELS, help="The label that an auc is about.")
+]
 
 
 @app.command()
 def ask(
-    kind: Annotated[
-        AskedKind,
-        typer.Argument(metavar="KIND", help="What to ask for: count, mean, histogram or quantiles."),
-    ],
+    kind: Annotated[AskedKind, typer.Argument(metavar="KIND", help=_KINDS)],
     folders: Annotated[
         list[str], typer.Argument(metavar="FOLDER...", help="Folders of each device, such as private/digits.")
     ],
-    column: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="A column of a table; of labelled images 'label', or 'image' for the mean of its pixels.",
-        ),
-    ] = "",
+    column: Annotated[str, typer.Option(metavar="NAME", help=_COLUMN)] = "",
     bounds: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="LOW HIGH", help="The range of values, for all questions but count."),
+        typer.Option(metavar="LOW HIGH", help="The range of values of a column."),
     ] = None,
-    bins: Annotated[
-        int, typer.Option(metavar="N", min=1, max=MOST_BINS, help="Bins of a histogram, of equal width.")
-    ] = 10,
+    bins: BinsOption = 10,
     shares: Annotated[
         str, typer.Option(metavar="SHARE,...", help="The quantiles to ask for: shares of the values.")
     ] = "0.25,0.5,0.75",
-    rounds: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=MOST_ROUNDS,
-            help="Histograms by which quantiles are found, each within bins of the one before.",
-        ),
-    ] = 4,
-    classes: Annotated[
-        str,
-        typer.Option(metavar="A,B,...", help="Texts that count as 0, 1, ...; also the folders of classes."),
-    ] = "",
-    secure: Annotated[
-        bool,
-        typer.Option("--secure/--plain", help="Mask devices' answers, or have each tell its own sums."),
-    ] = True,
+    rounds: RoundsOption = 4,
+    classes: Annotated[str, typer.Option(metavar="A,B,...", help=_CLASSES)] = "",
+    job: Annotated[
+        int, typer.Option(metavar="JOB", help="The job whose model a confusion or an auc is about.")
+    ] = 0,
+    best: Annotated[bool, typer.Option("--best", help="Its model of the best score.")] = False,
+    labels: LabelsOption = 2,
+    positive: PositiveOption = 1,
+    secure: Annotated[bool, typer.Option("--secure/--plain", help=_SECURE)] = True,
     devices: DevicesOption = "",
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> int:
-    """Ask all devices about their samples: the answer is a sum over them, and no sample leaves a device.
+    """Ask devices about their samples, for sums alone.
 
-    Devices mask their answers for each other, so that the host learns the sum alone. What a device answers is
-    its own policy.questions. Values beyond the bounds are clipped, or counted apart in a histogram.
-    Exit code 1 also says that a device is left out of the answer.
+    The answer is a sum over all devices, and no sample leaves one. Devices mask their answers for each other,
+    so that the host learns the sum alone. What a device answers is its own policy.questions. Values beyond
+    the bounds are clipped, or counted apart in a histogram. Exit code 1 also says that a device is left out.
     """
     from millpond.host.program.questions import AskedDevices  # loads numpy
 
-    if bounds is None and kind != "count":
+    if bounds is None and kind in ("mean", "histogram", "quantiles"):
         raise LocalError(f"--bounds: {kind} of values need their range, which is not taken from the data")
     device_kind: Kind = "histogram" if kind == "quantiles" else kind
-    names = tuple(filter(None, classes.split(",")))
-    question = DataQuestion(device_kind, column, *(bounds or (0.0, 1.0)), bins, names)
+    names, (low, high) = tuple(filter(None, classes.split(","))), bounds or (0.0, 1.0)
+    question = DataQuestion(device_kind, column, low, high, bins, names, labels=labels, positive=positive)
     with DaemonClient(fleet_directory) as client:
-        asked = AskedDevices(client, tuple(folders), devices, secure)
+        asked = AskedDevices(client, tuple(folders), devices, secure, job, best)
         if kind == "quantiles":
             found = asked.ask_quantiles(question, _shares(shares), rounds)
         else:
