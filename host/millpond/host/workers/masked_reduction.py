@@ -7,6 +7,7 @@ a whole when all of it is here. The sum has the bits of the sum without masks.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -15,13 +16,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from millpond.aggregate.kernels import Vector
+from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.masking import fixed_point, keys
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.deadline import Deadline
-from millpond.base.errors import MillpondError, Refused
+from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.base.sizes import SLOWEST
 from millpond.host.records.failures import FOR_GOOD, reason_of
 from millpond.host.workers.worker import DeviceWorker
@@ -29,6 +30,8 @@ from millpond.wire.messages import Message
 
 ASK_SECONDS = 10.0
 _NO_KEY = "its key in the cohort is none"
+_MOST_OVER = 1.001
+"""Norms, by which updates are scaled down to the clip, are rounded."""
 _MOST_THREADS = 4
 """Whole updates that are read at the same time, each into memory of its own."""
 R = TypeVar("R", bound=Message)
@@ -37,11 +40,20 @@ Losses = dict[str, tuple[str, bool]]
 """Why workers are lost, by name, and whether for good."""
 
 
-class MaskedReduction:
-    """Writes means of masked updates to ``mean``, float32 [size], from words of so many ``bits``."""
+class WrongMasks(LocalError):
+    """A sum is none of updates within their bounds. Nothing tells which of the devices has masked wrongly:
+    that takes sums of fewer of them.
+    """
 
-    def __init__(self, mean: Vector, bits: int) -> None:
+
+class MaskedReduction:
+    """Writes means of masked updates to ``mean``, float32 [size], from words of so many ``bits``. Updates,
+    and so their mean, have at most the norm ``clip`` per sample; it is infinite where devices add noise.
+    """
+
+    def __init__(self, mean: Vector, bits: int, clip: float) -> None:
         self._mean, self._bits, self._exchange = mean, bits, MaskedExchange({}, b"")
+        self._clip = clip
         self._scale, self._adding = 1.0, threading.Lock()
         self._sum, self._spare = self._made(), list[MaskedVector]()
 
@@ -95,7 +107,7 @@ class MaskedReduction:
     ) -> tuple[Mapping[str, str], float, float]:
         """Remove the masks from the sum of these workers' updates, all that are in it, and write it over
         ``divisor`` to the mean. Returns the workers that are at fault, which are in it, and why, and the sums
-        of the loss and its count. Raises CohortFailed if too few workers are left.
+        of the loss and its count. Raises CohortFailed if too few workers are left, and WrongMasks.
         """
         exchange, wrong = self._exchange, dict[str, str]()
         requests = dict.fromkeys(workers, exchange.agreeing(workers))
@@ -108,7 +120,13 @@ class MaskedReduction:
             self._sum.add_masks(list(exchange.masks()))
         except CohortFailed as error:
             raise CohortFailed(str(error), wrong | dict(error.wrong)) from None
-        return wrong, *fixed_point.divide(self._sum, self._scale, divisor, self._mean)
+        figures = fixed_point.divide(self._sum, self._scale, divisor, self._mean)
+        if not math.sqrt(kernels().squares(self._mean)) <= _MOST_OVER * self._clip:
+            raise WrongMasks(
+                f"the sum of the masked updates of {', '.join(workers)} is beyond limits.clip: one of them"
+                " has masked wrongly; find it by leaving out one after the other, by 'devices' in the job file"
+            )
+        return wrong, *figures
 
     def _ask(
         self, workers: Mapping[str, DeviceWorker], requests: Mapping[str, Message], reply: type[R]

@@ -26,7 +26,7 @@ def masked_reduction(job: Job, server: ParameterServer) -> MaskedReduction | Non
         fault = f"no clip bounds the buffer '{buffer}': keep it on its device by federated.local"
     if fault:
         raise JobFailed(f"federated: secure: {fault}")
-    return MaskedReduction(server.mean, job.work.sum_bits)
+    return MaskedReduction(server.mean, job.work.sum_bits, job.work.clip)
 
 
 def node_reduction(
