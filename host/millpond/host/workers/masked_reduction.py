@@ -124,7 +124,7 @@ class MaskedReduction:
         if not math.sqrt(kernels().squares(self._mean)) <= _MOST_OVER * self._clip:
             raise WrongMasks(
                 f"the sum of the masked updates of {', '.join(workers)} is beyond limits.clip: one of them"
-                " has masked wrongly; find it by leaving out one after the other, by 'devices' in the job file"
+                " has masked wrongly; leave out one after the other by 'devices' in the job file"
             )
         return wrong, *figures
 
