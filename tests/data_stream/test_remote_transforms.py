@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import millpond.data
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.data.streaming import connection
-from millpond.data.streaming.served_set import ReadSamples, TransformerLost, open_set
+from millpond.data.streaming.protocol.messages import OpenData
+from millpond.data.streaming.served_set import ReadSamples, ServedSet, Transform, TransformerLost, open_set
+from millpond.data.streaming.server import OpenSets
 from millpond.data.streaming.transforms import process, remote
 from millpond.data.streaming.transforms.functions import in_process
 from millpond.data.streaming.transforms.messages import ApplyTransform, TransformedSamples
@@ -67,12 +70,13 @@ class Processes:
     """Threads in the place of the processes: one for each body, honest ones after these."""
 
     def __init__(self, *bodies: Body) -> None:
-        self.bodies, self.started = list(bodies), 0
+        self.bodies, self.started, self.numbers = list(bodies), 0, list[int]()
 
-    def restart(self) -> tuple[str, socket.socket | None]:
+    def restart(self, number: int) -> tuple[str, socket.socket | None]:
         body = self.bodies.pop(0) if self.bodies else honest
         ours, theirs = socket.socketpair()
         self.started += 1
+        self.numbers.append(number)
         threading.Thread(target=self._run, args=(body, theirs), daemon=True).start()
         return "Segmentation fault" if self.started > 1 else "", ours
 
@@ -222,10 +226,65 @@ def test_an_error_of_the_function_names_its_sample(folder: Path, applying: Apply
             list(millpond.data.stream(f"{where}/images", batch=8, transform="fails", patience=2.0))
         with pytest.raises(Refused, match="the data service has no transform 'missing'"):
             list(millpond.data.stream(f"{where}/images", batch=8, transform="missing", patience=2.0))
-    assert processes.started == 1
+    assert len(set(processes.numbers)) == processes.started  # none was replaced
+
+
+def test_chunks_that_are_read_at_the_same_time_have_a_process_each(applying: Applying) -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def meets(sample: Any) -> Any:
+        both.wait()
+        return sample
+
+    def body(channel: Channel) -> None:
+        serve(channel, Chunks({"meets": meets}).answer)
+
+    transforms, processes = applying(body, body)
+    transform = transforms("meets")
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(transform, [chunk(1)] * 2))
+    assert found[0].head == found[1].head and processes.started == 2
+
+
+def test_a_set_that_is_slow_to_open_holds_up_no_other_set(folder: Path, applying: Applying) -> None:
+    transforms, begun, go_on = applying()[0], threading.Event(), threading.Event()
+
+    def named(name: str) -> Transform:
+        if name == "slow":
+            begun.set()
+            go_on.wait(20)
+        return transforms("double")
+
+    def read(where: str, name: str) -> list[int]:
+        return labels(millpond.data.stream(f"{where}/images", batch=8, transform=name))
+
+    with service(folder, transforms=named) as where, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(read, where, "slow")
+        begun.wait(20)
+        assert read(where, "double") == ALL and not slow.done()
+        go_on.set()
+        assert slow.result() == ALL
+
+
+def test_those_who_ask_for_a_set_meanwhile_get_the_same_one() -> None:
+    sets, key, asked = OpenSets(1, "readers"), OpenData("images"), list[Future[ServedSet]]()
+
+    def made() -> ServedSet:
+        asked.extend(pool.submit(sets.opened, key, fails_to_open) for _ in range(3))
+        return ServedSet((), 0, "", lambda _indices: pack(()))
+
+    def fails_to_open() -> ServedSet:
+        raise OSError("a second time")
+
+    with ThreadPoolExecutor(3) as pool:
+        with pytest.raises(OSError, match="a second time"):
+            sets.opened(key, fails_to_open)
+        found = sets.opened(key, made)  # a failure is not kept
+        assert [each.result() for each in asked] == [found] * 3
+    sets.pool.shutdown()
 
 
 def test_without_a_process_there_is_no_transform() -> None:
-    transforms = RemoteTransforms(lambda: ("no memory", None))
+    transforms = RemoteTransforms(lambda _number: ("no memory", None))
     with pytest.raises(LocalError, match="no transform can be applied: no memory"):
         transforms("double")

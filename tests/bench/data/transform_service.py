@@ -19,7 +19,7 @@ import torch
 
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.data_service.process import restart_at
-from millpond.agent.data_service.transformer import TransformerProcess
+from millpond.agent.data_service.transformer import TransformerProcesses
 from millpond.data.streaming.server import DataServer, ServiceSettings, Transforms
 from millpond.data.streaming.transforms.functions import functions_of, in_process
 from millpond.data.streaming.transforms.remote import RemoteTransforms
@@ -38,7 +38,7 @@ def in_another(file: Path) -> Iterator[Transforms]:
             "a.py", (), {"a.py": b"", file.name: file.read_bytes()}, 0, 1, "", 0, transforms=file.name
         )
         zygote = stack.enter_context(contextlib.closing(workers_zygote(idle=600.0)))
-        process = stack.enter_context(contextlib.closing(TransformerProcess(config, code, zygote)))
+        process = stack.enter_context(contextlib.closing(TransformerProcesses(config, code, zygote)))
         yield stack.enter_context(contextlib.closing(RemoteTransforms(restart_at(process.asked.detach()))))
 
 

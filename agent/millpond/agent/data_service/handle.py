@@ -16,7 +16,7 @@ from pathlib import Path
 
 from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
-from millpond.agent.data_service.transformer import TransformerProcess
+from millpond.agent.data_service.transformer import TransformerProcesses
 from millpond.agent.gate import LedgerCounters, Pattern
 from millpond.agent.policy.launch_rules import check_transforms, code_digest
 from millpond.base.deadline import NEVER, Deadline
@@ -69,7 +69,7 @@ class DataServiceProcess:
             self.port: int = listener.getsockname()[1]
             account = failed.enter_context(begins(signer)).elsewhere()
             passed = [listener.fileno(), tally.descriptor, account.descriptor]
-            self._transformer = TransformerProcess(config, code, zygote) if code else None
+            self._transformer = TransformerProcesses(config, code, zygote) if code else None
             if self._transformer:
                 failed.callback(self._transformer.close)
                 passed.append(self._transformer.asked.fileno())

@@ -9,6 +9,7 @@ import json
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from millpond.wire.channel import Buffer
 from millpond.wire.messages import Kind
 
 log = logging.getLogger(__name__)
-_ASK = b"?"
 
 
 class _LoggedOutlet(GateOutlet):
@@ -62,14 +62,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def restart_at(descriptor: int) -> Restart:
-    """Return what has the agent replace the process of the transforms, see TransformerProcess."""
-    sock = socket.socket(fileno=descriptor)
+    """Return what has the agent replace a process of the transforms, see TransformerProcesses."""
+    sock, lock = socket.socket(fileno=descriptor), threading.Lock()
 
-    def restart() -> tuple[str, socket.socket | None]:
+    def restart(number: int) -> tuple[str, socket.socket | None]:
+        answer = bytearray(1 + LONGEST_REASON)
         try:
-            sock.send(_ASK)
-            answer = bytearray(1 + LONGEST_REASON)
-            size, found = receive_with_descriptors(sock, answer, 1)
+            with lock:
+                sock.send(bytes([number]))
+                size, found = receive_with_descriptors(sock, answer, 1)
         except OSError as error:
             return f"the agent does not answer: {error.strerror}", None
         return answer[1:size].decode(errors="replace"), socket.socket(fileno=found[0]) if found else None

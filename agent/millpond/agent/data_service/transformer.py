@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (a process): the process that applies a launch's transforms for a data service, confined as a worker.
+"""Edge (processes): the processes that apply a launch's transforms for a data service, confined as workers.
 
-It sees the files of the launch and nothing of the volume, and has no network. The data service, which alone
-sends, counts and searches, asks for it, and asks again when it has ended or hangs.
+They see the files of the launch and nothing of the volume, and have no network. The data service, which alone
+sends, counts and searches, asks for each, and asks again when it has ended or hangs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
+from millpond.data.streaming.transforms.remote import PROCESSES
 from millpond.launch.inputs import lay_out
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end
@@ -28,11 +29,11 @@ _LAST_LINES = 3
 _CODE = Path("/code")
 
 
-class TransformerProcess:
-    """The process of the transforms of ``code``, a fork of ``zygote``. Each message at the other end of
-    ``asked``, which the caller passes on and closes, ends the process, if there is one, and starts another.
-    The answer is "D", the reason for the end of the former, and the connection to the latter; without a
-    connection the reason why none has started. Raises OSError.
+class TransformerProcesses:
+    """The processes of the transforms of ``code``, forks of ``zygote``. Each message at the other end of
+    ``asked``, which the caller passes on and closes, is the number of a process, one byte: it ends that, if
+    there is one, and starts another. The answer is "D", the reason for the end of the former, and the
+    connection to the latter; without a connection the reason why none has started. Raises OSError.
     """
 
     def __init__(self, config: AgentConfig, code: Launch, zygote: Zygote) -> None:
@@ -48,14 +49,14 @@ class TransformerProcess:
             own_pids=True,
             uid=config.users.launch,  # not that of workers, which may read private data
         )
-        self._path = config.job_logs / f"transforms-{Path(code.transforms).name}.log"
-        self._process: tuple[Child, BoundedLog] | None = None
+        self._logs, self._name = config.job_logs, f"transforms-{Path(code.transforms).name}"
+        self._processes = dict[int, tuple[Child, BoundedLog]]()
         self._ours, self.asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._thread = threading.Thread(target=self._answer, name="transforms", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the process."""
+        """End the processes."""
         with contextlib.suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
         self.asked.close()
@@ -65,25 +66,25 @@ class TransformerProcess:
 
     def _answer(self) -> None:
         with contextlib.suppress(OSError):
-            while self._ours.recv(1):
-                self._replace()
-        if self._process:
-            end(self._process[0])
+            while number := self._ours.recv(1):
+                self._replace(number[0] % PROCESSES)
+        for process, _ in self._processes.values():
+            end(process)
 
-    def _replace(self) -> None:
-        reason = self._ended(*self._process) if self._process else ""
-        self._process = None
+    def _replace(self, number: int) -> None:
+        before = self._processes.pop(number, None)
+        reason = self._ended(*before) if before else ""
         near, far = socket.socketpair()
         with near, far:
             try:
-                self._process, passed = self._started(far), [near.fileno()]
+                self._processes[number], passed = self._started(far, number), [near.fileno()]
             except OSError as error:
                 reason, passed = f"its process cannot be started: {error.strerror or error}", []
             text = reason.encode()[:LONGEST_REASON]
             socket.send_fds(self._ours, [b"D" + text], passed)
 
-    def _started(self, connection: socket.socket) -> tuple[Child, BoundedLog]:
-        log = BoundedLog(self._path)
+    def _started(self, connection: socket.socket, number: int) -> tuple[Child, BoundedLog]:
+        log = BoundedLog(self._logs / f"{self._name}{f'-{number + 1}' if number else ''}.log")
         arguments = ["3", str(_CODE / self._code.transforms)]
         entry = "millpond.data.streaming.transforms.process"
         try:

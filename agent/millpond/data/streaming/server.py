@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,8 +77,8 @@ class DataServer:
         self, sock: socket.socket, settings: ServiceSettings, outlets: Outlets = lambda _connection: None
     ) -> None:
         self._settings, self._outlets = settings, outlets
-        self._plain = _OpenSets(settings.readers, "data reader")
-        self._transformed = _OpenSets(settings.readers, "data transformer")
+        self._plain = OpenSets(settings.readers, "data reader")
+        self._transformed = OpenSets(settings.readers, "data transformer")
         self._lock = threading.RLock()
         self._connections: set[ConsumerConnection] = set()
         self._kept = KeptRuns(settings.state)
@@ -168,27 +168,47 @@ class DataServer:
         for connection in self._connections:
             connection.wake()
 
-    def _opened(self, sets: _OpenSets, name: str, folder: Path, wish: OpenData) -> ServedSet:
+    def _opened(self, sets: OpenSets, name: str, folder: Path, wish: OpenData) -> ServedSet:
         """Return a data set. Raises LocalError."""
         classes = wish.classes if wish.format == "images" else ()
-        key = replace(wish, name=name, secret="", classes=classes)
-        with sets.opening:
-            if (found := sets.last.pop(key, None)) is None:
-                transform = self._settings.transforms(wish.transform) if wish.transform else None
-                check_links(self._settings.root, folder)
-                found = open_set(folder, wish.at, transform, wish.format, wish.classes)
-            sets.last[key] = found
-            while len(sets.last) > _MOST_SETS:
-                del sets.last[next(iter(sets.last))]  # closed as soon as no connection has it
-            return found
+
+        def made() -> ServedSet:
+            transform = self._settings.transforms(wish.transform) if wish.transform else None
+            check_links(self._settings.root, folder)
+            return open_set(folder, wish.at, transform, wish.format, wish.classes)
+
+        return sets.opened(replace(wish, name=name, secret="", classes=classes), made)
 
 
-class _OpenSets:
+class OpenSets:
     """Data sets of which each of the last ones is opened once, and the threads that read them. Those with
     transforms have sets and threads of their own: a transform that hangs holds up no other stream.
     """
 
     def __init__(self, readers: int, name: str) -> None:
-        self.last: dict[OpenData, ServedSet] = {}
-        self.opening = threading.Lock()
+        self._last = dict[OpenData, Future[ServedSet]]()
+        self._lock = threading.Lock()
         self.pool = ThreadPoolExecutor(readers, name)
+
+    def opened(self, key: OpenData, made: Callable[[], ServedSet]) -> ServedSet:
+        """Return the set of ``key``, which ``made`` opens if it is not open; those who ask meanwhile get the
+        same one, or the same error. Raises what ``made`` does.
+        """
+        with self._lock:
+            known = self._last.pop(key, None)
+            found = self._last[key] = known or Future[ServedSet]()
+            while len(self._last) > _MOST_SETS:
+                del self._last[next(iter(self._last))]  # closed as soon as no connection has it
+        if known is None:
+            self._make(key, found, made)
+        return found.result()
+
+    def _make(self, key: OpenData, found: Future[ServedSet], made: Callable[[], ServedSet]) -> None:
+        try:
+            found.set_result(made())
+        except Exception as error:
+            with self._lock:
+                if self._last.get(key) is found:  # the next one tries again
+                    del self._last[key]
+            found.set_exception(error)
+            raise

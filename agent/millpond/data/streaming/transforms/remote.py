@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (a socket): transforms in another process that a data service does not trust.
+"""Edge (sockets): transforms in other processes, which a data service does not trust.
 
-The process gets samples and returns changed ones. Sizes are checked before memory is taken, shapes and types
+A process gets samples and returns changed ones. Sizes are checked before memory is taken, shapes and types
 before anything is sent on. A process that has died, hangs or sends an invalid answer is replaced by another:
-the stream that waited for it fails, and no other.
+the stream that waited for it fails, and no other. Streams that are read at the same time have a process each.
 """
 
 from __future__ import annotations
@@ -36,20 +36,22 @@ TRANSFORM_SECONDS = 50.0
 """How long a transform may take for ``PART`` samples."""
 PART = 32
 """Samples that are sent to the process at once."""
-Restart = Callable[[], tuple[str, socket.socket | None]]
-"""Ends the process, if there is one, and starts another. Returns the reason for the end of the former, and
-the connection to the latter; without a connection the reason why none has started."""
+PROCESSES = 4
+"""The most processes of one data service. Another one starts only while all others are at work."""
+Restart = Callable[[int], tuple[str, socket.socket | None]]
+"""Ends the process of that number, if there is one, and starts another. Returns the reason for the end of the
+former, and the connection to the latter; without a connection the reason why none has started."""
 
 
 class RemoteTransforms:
-    """The transforms of a process that ``restart`` starts, by name; thread-safe. The process has ``seconds``
+    """The transforms of processes that ``restart`` starts, by name; thread-safe. A process has ``seconds``
     for each part of a chunk.
     """
 
     def __init__(self, restart: Restart, seconds: float = TRANSFORM_SECONDS) -> None:
-        self._restart, self._seconds = restart, seconds
-        self._lock = threading.Lock()
-        self._channel: Channel | None = None
+        self._all = [_Transformer(functools.partial(restart, number), seconds) for number in range(PROCESSES)]
+        self._free = list(self._all)
+        self._freed = threading.Condition()
 
     def __call__(self, name: str) -> Transform:
         """Return a transform. Raises LocalError if there is none of that name, or no process."""
@@ -57,22 +59,56 @@ class RemoteTransforms:
         return functools.partial(self._transformed, name)
 
     def close(self) -> None:
-        """End the connection, at which the process ends."""
-        with self._lock:
-            if self._channel:
-                self._channel.close()
-            self._channel = None
+        """End the connections, at which the processes end."""
+        for _ in self._all:
+            self._taken().close()
 
     def _transformed(self, name: str, samples: ReadSamples) -> Packed:
-        with self._lock:
-            channel = self._running()
-            try:
-                return self._asked(channel, name, samples)
-            except Refused as error:  # by the process, which goes on
-                raise LocalError(error.text) from None
-            except RemoteError as error:
-                told = (_fault(name, error, self._seconds), self._replace())
-                raise TransformerLost(": ".join(filter(None, told))) from None
+        process = self._taken()
+        try:
+            return process.transformed(name, samples)
+        finally:
+            with self._freed:
+                self._free.append(process)
+                self._freed.notify()
+
+    def _taken(self) -> _Transformer:
+        """Wait for a process that nobody uses: one that runs, if there is such."""
+        with self._freed:
+            self._freed.wait_for(lambda: self._free)
+            chosen = max(self._free, key=lambda each: each.runs)
+            self._free.remove(chosen)
+            return chosen
+
+
+class _Transformer:
+    """One process, which does one thing at a time."""
+
+    def __init__(self, restart: Callable[[], tuple[str, socket.socket | None]], seconds: float) -> None:
+        self._restart, self._seconds = restart, seconds
+        self._channel: Channel | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a process, as far as is known."""
+        return self._channel is not None
+
+    def close(self) -> None:
+        """End the connection, at which the process ends."""
+        if self._channel:
+            self._channel.close()
+        self._channel = None
+
+    def transformed(self, name: str, samples: ReadSamples) -> Packed:
+        """Return the chunk of changed samples. Raises LocalError."""
+        channel = self._running()
+        try:
+            return self._asked(channel, name, samples)
+        except Refused as error:  # by the process, which goes on
+            raise LocalError(error.text) from None
+        except RemoteError as error:
+            told = (_fault(name, error, self._seconds), self._replace())
+            raise TransformerLost(": ".join(filter(None, told))) from None
 
     def _running(self) -> Channel:
         if self._channel is None:
