@@ -14,6 +14,7 @@ from millpond.base.errors import Refused
 from millpond.train.distributed.launch_messages import (
     SAVED_PART,
     AllSaved,
+    Begun,
     Exited,
     InputPart,
     InputsEnd,
@@ -198,3 +199,15 @@ def test_a_refused_launch_says_so_whatever_comes_behind_it(agent: Agent) -> None
         host.send(InputsEnd(), soon())
         with pytest.raises(Refused, match="is no name of a file"):
             host.expect(Exited, soon())
+
+
+def test_the_host_is_told_once_all_files_are_in_place(agent: Agent) -> None:
+    host, thread = agent.serve(replace(script("print('run')"), inputs=True, tells_begin=True))
+    with host:
+        send(host, "more", bytes(SAVED_PART))
+        assert host.is_quiet  # there may be more
+        host.send(InputsEnd(), soon())
+        host.expect(Begun, soon())
+        assert output(host) == ("run",) and host.expect(Exited, soon()).code == 0
+        host.expect(AllSaved, soon())
+    thread.join(10)

@@ -12,11 +12,29 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, LocalError, MillpondError
-from millpond.host.api.launch import LaunchInputsEnd, LaunchSaved, StartLaunch, WorkerEnd
-from millpond.host.cli.launch import _about_privacy, _about_variables, module_file, read_files, read_inputs
+from millpond.host.api.launch import (
+    LaunchInput,
+    LaunchInputsEnd,
+    LaunchPrepares,
+    LaunchSaved,
+    StartLaunch,
+    WorkerEnd,
+)
+from millpond.host.cli.launch import (
+    _about_privacy,
+    _about_variables,
+    list_inputs,
+    module_file,
+    read_files,
+    read_inputs,
+)
 from millpond.host.cli.launch import launch as launch_command
+from millpond.host.launch import preparation
 from millpond.host.launch.inputs import LaunchInputs
+from millpond.host.launch.preparation import LaunchPreparation
+from millpond.host.terminal.launch_progress import LaunchProgress
 from millpond.host.terminal.output_folder import OutputFolder
+from millpond.host.terminal.progress_lines import ProgressLines
 from millpond.train.distributed.launch_messages import SAVED_PART, InputPart, InputsEnd, script_digest
 from millpond.wire.channel import Channel
 
@@ -172,7 +190,8 @@ def received(inputs: LaunchInputs, worker: str) -> dict[str, tuple[bytes, bool]]
     near, far = (Channel(end, "the other end") for end in socket.socketpair())
     found: dict[str, tuple[bytes, bool]] = {}
     with near, far:
-        thread = threading.Thread(target=inputs.send, args=(worker, near))
+        sent = list[int]()
+        thread = threading.Thread(target=inputs.send, args=(worker, near, sent.append))
         thread.start()
         while not isinstance(message := (head := far.receive(soon())).message, InputsEnd):
             assert isinstance(message, InputPart)
@@ -181,6 +200,7 @@ def received(inputs: LaunchInputs, worker: str) -> dict[str, tuple[bytes, bool]]
             assert len(before) == message.start
             found[message.path] = before + data, message.wheel
         thread.join(20)
+    assert sum(sent) == inputs.size(worker) == sum(len(data) for data, _ in found.values())
     return found
 
 
@@ -189,7 +209,7 @@ def kept(inputs: LaunchInputs, folder: Path, wheels: list[Path]) -> None:
     with near, far:
         thread = threading.Thread(target=inputs.receive, args=(far,))
         thread.start()
-        for part, data in read_inputs(folder, wheels):
+        for part, data in read_inputs(list_inputs(folder, wheels)):
             near.send(part, soon(), data)
         near.send(LaunchInputsEnd(), soon())
         thread.join(20)
@@ -212,10 +232,10 @@ def test_each_worker_gets_its_own_files_and_those_of_all(given: Path, tmp_path: 
 
 def test_what_cannot_be_sent_is_named(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LocalError, match="there are no wheels"):
-        list(read_inputs(None, [given]))
+        list_inputs(None, [given])
     (given / "loose").touch()
     with pytest.raises(LocalError, match="lay it into the folder of a worker"):
-        list(read_inputs(given, []))
+        list_inputs(given, [])
     monkeypatch.chdir(tmp_path)
     for name in ("pkg/train.py", "pkg/tool/__main__.py"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -232,3 +252,35 @@ def test_what_cannot_be_sent_is_named(given: Path, tmp_path: Path, monkeypatch: 
         "pkg/none.py",
         {"pkg/train.py": b""},
     )
+
+
+def test_a_launch_says_how_far_it_is_until_its_scripts_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    preparing = LaunchPreparation({"host": 0, "csd0": 300, "csd1": 100})
+    assert preparing.news() is None  # a launch that starts at once says nothing
+    monkeypatch.setattr(preparation, "PERIOD_SECONDS", 0.0)
+    preparing.begun("host")
+    preparing.sent("csd1", 100)
+    assert preparing.news() == LaunchPrepares("files to csd0", 100, 400)
+    preparing.sent("csd0", 300)
+    assert preparing.news() == LaunchPrepares("waits for csd0, csd1 to start")
+    preparing.begun("csd0")
+    preparing.begun("csd1")
+    assert [preparing.news(), preparing.news()] == [LaunchPrepares(), None]
+    assert preparation.named([f"csd{number}" for number in range(10)]).endswith("csd7, 2 more")
+
+
+def test_the_files_of_a_launch_and_its_start_are_shown_until_it_runs() -> None:
+    told, clock = list[str](), iter(range(100))
+    lines = ProgressLines(tell=told.append, clock=lambda: float(next(clock)))
+    with LaunchProgress(lines, 8) as progress:
+        part = LaunchInput("csd0", "a", 0, 8)
+        for _ in progress.sending([(part, bytes(4)), (part, bytes(4))]):
+            lines.look()
+        progress.take(LaunchPrepares("files to csd0", 2, 8))
+        lines.look()
+        progress.take(LaunchPrepares())
+        lines.look()
+    assert told[0] == "files to the host daemon: 0% of 8 B" and told[1].startswith(
+        "files to the host daemon: 50% of 8 B, "
+    )
+    assert len(told) == 3 and told[2].startswith("files to the workers: 25% of 8 B, ")

@@ -125,9 +125,12 @@ class _Relay:
         self._guard, self._rank = GroupGuard(config.policy, self._code), request.rank
         self._errors, self._error = config.privacy.errors, ""
         self._lines, self._left, self._untaken = Lines(), MOST_OUTPUT, False
+        self._tells_begin = request.tells_begin
 
     def run(self) -> None:
         """Relay until the script has ended, and tell how. Raises RemoteError."""
+        if self._tells_begin:
+            self._script.begin(self._host, self._note_taken)
         ending, host, output = (
             self._script.channel.sock.fileno(),
             self._host.sock.fileno(),

@@ -147,6 +147,8 @@ class LaunchedScripts:
         try:
             inputs.pass_on(script)
             outgoing = _Outgoing(script, host)
+            if request.tells_begin:
+                script.begin(host, outgoing.answer)
             _relay(script, host, outgoing, count)
             _finish(script, host, outgoing, request.most_saved)
         finally:

@@ -32,6 +32,7 @@ from millpond.linux.syscalls import die_with_parent, make_dumpable
 from millpond.train.distributed.launch_messages import (
     MOST_CODE,
     SAVED_PART,
+    Begun,
     Exited,
     Launch,
     Listening,
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         folder = Path(tempfile.gettempdir(), f"launch-{launch.run}")  # one path on all workers: they tell it
         folder.mkdir()
         error = _lay_out(launch, folder, channel) or why_alone(launch)
+        if launch.tells_begin:
+            channel.send(Begun(), NEVER)
         sent = SavedFiles(folder)
         code = _NOT_STARTED if error else _run(launch, folder, interface, int(requests), channel)
         _end_others()

@@ -7,9 +7,12 @@ import contextlib
 import dataclasses
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost
+from millpond.linux import sockets
 from millpond.linux.confinement.sandbox import Bind, Sandbox
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.limits.process_limits import REFUSED, Shortage
@@ -17,6 +20,7 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.launch_messages import (
     SAVED_PART,
     SHARED_PLACE,
+    Begun,
     Launch,
     RestartScript,
     StopScript,
@@ -58,6 +62,19 @@ class LaunchedScript:
             failed.callback(end, self._process)
             self.channel.send(launch, Deadline.after(SEND_SECONDS))
             failed.pop_all()
+
+    def begin(self, host: Channel, heed: Callable[[], object]) -> None:
+        """Wait until the script's files are in place, and tell ``host``, whose messages ``heed`` takes
+        meanwhile. A script's process that has died before is left to whoever waits for its end. Raises
+        RemoteError.
+        """
+        own, other = self.channel.sock.fileno(), host.sock.fileno()
+        while own not in (ready := sockets.readable([own, other])):
+            if other in ready:
+                heed()
+        with contextlib.suppress(ConnectionLost):
+            self.channel.expect(Begun, Deadline.after(SEND_SECONDS))
+            host.send(Begun(), Deadline.after(SEND_SECONDS))
 
     def read(self, most: int = 1 << 15) -> bytes:
         """Wait for output and return it; empty when there will be no more."""

@@ -62,10 +62,11 @@ class Launch(Message):
     of the files, by so many ``processes``, which share the worker's folder; with ``shared`` processors, those
     of several workers' machine, each has one thread. It has ``variables`` in its environment. With
     ``inputs``, InputParts and InputsEnd follow. If it ``tells_ports``, its first process sends Listening
-    whenever these change. If it ``shares`` a folder with the others, see ShareFolder, that is at
-    SHARED_PLACE. The data services of the launch apply the functions of ``transforms``, one of the files.
-    If it is ``elastic``, torch's agent runs the script, gives it its variables and has the rendezvous at the
-    master's port; ``rank`` and ``world_size`` are those of the agents at the start.
+    whenever these change; if it ``tells_begin``, Begun comes first. If it ``shares`` a folder with the
+    others, see ShareFolder, that is at SHARED_PLACE. The data services of the launch apply the functions of
+    ``transforms``, one of the files. If it is ``elastic``, torch's agent runs the script, gives it its
+    variables and has the rendezvous at the master's port; ``rank`` and ``world_size`` are those of the agents
+    at the start.
 
     Answered by any number of Outputs, then Exited, SavedParts, and at last AllSaved. The script runs for as
     long as this connection is open.
@@ -95,6 +96,7 @@ class Launch(Message):
     shares: bool = False
     transforms: str = ""
     elastic: ElasticAgents | None = None
+    tells_begin: bool = False
 
 
 @message("launch.share")
@@ -139,6 +141,12 @@ class InputPart(Message):
 @dataclass(frozen=True, slots=True)
 class InputsEnd(Message):
     """All parts of files have come."""
+
+
+@message("launch.begun")
+@dataclass(frozen=True, slots=True)
+class Begun(Message):
+    """The script's files are in place, and its wheels installed: its processes start."""
 
 
 @message("launch.stop")

@@ -19,8 +19,8 @@ class StartLaunch(Message):
     ``processes``, ``variables``, ``transforms`` and ``elastic``. With ``shares`` the descriptor of the folder
     that all share follows, then with ``inputs`` LaunchInputs and LaunchInputsEnd.
 
-    Answered by LaunchOutput and LaunchSaved repeatedly, then LaunchEnded. The launch ends with the
-    connection.
+    Answered by LaunchPrepares now and then, by LaunchOutput and LaunchSaved repeatedly, then LaunchEnded. The
+    launch ends with the connection.
 
     One of ``several_hosts`` is answered by LaunchPart first, and goes on as JoinLaunch and BeginLaunch say.
     """
@@ -135,6 +135,18 @@ class LaunchInputsEnd(Message):
     """All files have been sent."""
 
 
+@message("api.launch.prepares")
+@dataclass(frozen=True, slots=True)
+class LaunchPrepares(Message):
+    """What the launch does before all scripts run, in words, and how many bytes of files the workers have of
+    the ``total``, 0 where that is not what it does. It runs once there is no ``text``.
+    """
+
+    text: str = ""
+    done: int = 0
+    total: int = 0
+
+
 @message("api.launch.output")
 @dataclass(frozen=True, slots=True)
 class LaunchOutput(Message):
@@ -178,3 +190,7 @@ class LaunchEnded(Message):
     workers: tuple[WorkerEnd, ...]
     error: str
     seconds: float
+
+
+LaunchNews = LaunchPrepares | LaunchOutput | LaunchSaved | LaunchEnded
+"""The answers to a StartLaunch."""

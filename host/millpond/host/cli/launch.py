@@ -8,6 +8,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,9 @@ from millpond.host.api.launch import (
     EVERYONE,
     LaunchEnded,
     LaunchInput,
+    LaunchNews,
     LaunchOutput,
+    LaunchPrepares,
     LaunchSaved,
     StartLaunch,
     WorkerEnd,
@@ -30,8 +33,10 @@ from millpond.host.client.launch_hosts import LaunchHosts, hosts_of
 from millpond.host.fleet import directory
 from millpond.host.records.jobs import HOST
 from millpond.host.terminal import printing
+from millpond.host.terminal.launch_progress import LaunchProgress
 from millpond.host.terminal.output_folder import OutputFolder
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import view
 from millpond.train.distributed.launch_messages import (
     SAVED_PART,
     ElasticAgents,
@@ -47,7 +52,7 @@ MOST_LINES = 100_000
 """Lines of output in a JSON document: the last ones."""
 _TOO_LATE = ("LD_", "MALLOC_", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONDEVMODE")
 """The beginnings of variables that take effect before a program begins."""
-Events = Iterable[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]
+Events = Iterable[tuple[LaunchNews, bytes]]
 
 
 FilesOption = Annotated[
@@ -208,8 +213,13 @@ def launch(
         elastic=_elastic(nodes, restarts, rendezvous),
     )
     several = LaunchHosts(hosts_of(hosts), rsh, plain, fleet_directory) if hosts else None
-    with _events(start, read_inputs(given, wheels or ()), fleet_directory, shared, several) as events:
-        ended = _run(start, events, saved, as_json=output is Format.JSON)
+    inputs, is_text = list_inputs(given, wheels or ()), output is Format.TEXT
+    shown = view(terminal=sys.stdout.isatty(), shows=is_text)
+    with (
+        LaunchProgress(shown, sum(each.size for each in inputs)) as progress,
+        _events(start, progress.sending(read_inputs(inputs)), fleet_directory, shared, several) as events,
+    ):
+        ended = _run(start, events, saved, progress, as_json=not is_text)
     if ended.error:
         fail(ended.error, JOB, document=False)
 
@@ -313,13 +323,15 @@ def _events(
         yield client.launch(start, inputs, folder)
 
 
-def _run(start: StartLaunch, events: Events, output: Path | None, *, as_json: bool) -> LaunchEnded:
+def _run(
+    start: StartLaunch, events: Events, output: Path | None, progress: LaunchProgress, *, as_json: bool
+) -> LaunchEnded:
     """Follow a launch: print lines as they come, each with its worker's name, or, as JSON, one document at
     the end; keep what the workers have saved in ``output``.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(OutputFolder(output)) if output else None
-        ended = _show(events, folder, as_json=as_json)
+        ended = _show(events, folder, progress, as_json=as_json)
     if not as_json:
         for line in [
             *_about_variables(start),
@@ -330,10 +342,14 @@ def _run(start: StartLaunch, events: Events, output: Path | None, *, as_json: bo
     return ended
 
 
-def _show(events: Events, folder: OutputFolder | None, *, as_json: bool) -> LaunchEnded:
+def _show(
+    events: Events, folder: OutputFolder | None, progress: LaunchProgress, *, as_json: bool
+) -> LaunchEnded:
     lines: deque[dict[str, str]] = deque(maxlen=MOST_LINES)
     for event, data in events:
-        if isinstance(event, LaunchSaved):
+        if isinstance(event, LaunchPrepares):
+            progress.take(event)
+        elif isinstance(event, LaunchSaved):
             if folder:
                 folder.write(event, data)
         elif isinstance(event, LaunchOutput):
@@ -449,26 +465,44 @@ def _plain(path: Path) -> Path:
     return path
 
 
-def read_inputs(folder: Path | None, wheels: Sequence[Path]) -> Iterator[tuple[LaunchInput, bytes]]:
-    """Yield the parts of all files below ``folder``/WORKER, and of ``wheels``, or all that a folder holds.
-    Raises LocalError, OSError.
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A ``file`` that a ``worker``, or each, finds by this ``name``, or installed if it is a ``wheel``."""
+
+    file: Path
+    worker: str
+    name: str
+    wheel: bool = False
+
+    @property
+    def size(self) -> int:
+        """Its bytes. Raises OSError."""
+        return self.file.stat().st_size
+
+
+def list_inputs(folder: Path | None, wheels: Sequence[Path]) -> list[InputFile]:
+    """Return all files below ``folder``/WORKER, and ``wheels``, or all that a folder holds. Raises
+    LocalError, OSError.
     """
+    found = list[InputFile]()
     for path in wheels:
-        found = sorted(path.glob("*.whl")) if path.is_dir() else [path]
-        if not found:
+        files = sorted(path.glob("*.whl")) if path.is_dir() else [path]
+        if not files:
             raise LocalError(f"{path}: there are no wheels (*.whl) in this folder")
-        for file in found:
-            yield from _parts(file, EVERYONE, file.name, wheel=True)
+        found += (InputFile(file, EVERYONE, file.name, wheel=True) for file in files)
     for top in sorted(folder.iterdir()) if folder else ():
         if not top.is_dir():
             raise LocalError(f"{top}: lay it into the folder of a worker, such as csd0, or into '{EVERYONE}'")
         for file in sorted(top.rglob("*")):
             if file.is_file() and _CACHES not in file.parts:
-                yield from _parts(file, top.name, file.relative_to(top).as_posix())
+                found.append(InputFile(file, top.name, file.relative_to(top).as_posix()))
+    return found
 
 
-def _parts(file: Path, worker: str, name: str, *, wheel: bool = False) -> Iterator[tuple[LaunchInput, bytes]]:
-    with file.open("rb") as opened:
-        size = os.fstat(opened.fileno()).st_size
-        for start in range(0, max(size, 1), SAVED_PART):
-            yield LaunchInput(worker, name, start, size, wheel), opened.read(SAVED_PART)
+def read_inputs(files: Iterable[InputFile]) -> Iterator[tuple[LaunchInput, bytes]]:
+    """Yield the parts of all files. Raises OSError."""
+    for each in files:
+        with each.file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            for start in range(0, max(size, 1), SAVED_PART):
+                yield LaunchInput(each.worker, each.name, start, size, each.wheel), opened.read(SAVED_PART)

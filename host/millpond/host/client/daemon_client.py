@@ -13,8 +13,7 @@ from millpond.host.api.launch import (
     LaunchEnded,
     LaunchInput,
     LaunchInputsEnd,
-    LaunchOutput,
-    LaunchSaved,
+    LaunchNews,
     StartLaunch,
 )
 from millpond.host.api.progress import JobProgress, JobRecord, StoredJob, StoredProgress
@@ -126,7 +125,7 @@ class DaemonClient(JobSubmission):
         request: StartLaunch,
         inputs: Iterable[tuple[LaunchInput, bytes]] = (),
         shared: int | None = None,
-    ) -> Iterator[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]:
+    ) -> Iterator[tuple[LaunchNews, bytes]]:
         """Launch a script and follow it until all its workers have ended; they end with this connection.
         ``inputs`` are parts of files, and ``shared`` is an open folder, if the request has such. Yields
         messages, each with its payload.
@@ -145,7 +144,7 @@ class DaemonClient(JobSubmission):
             message = head.message
             if isinstance(message, Failure):
                 raise Refused("", message.code, message.text)
-            if not isinstance(message, (LaunchOutput, LaunchSaved, LaunchEnded)):
+            if not isinstance(message, LaunchNews):
                 raise ProtocolError(f"the host daemon sent '{message.NAME}' during a launch")
             yield message, bytes(data)
             if isinstance(message, LaunchEnded):

@@ -29,9 +29,11 @@ from millpond.host.api.launch import (
     LaunchInput,
     LaunchInputsEnd,
     LaunchLost,
+    LaunchNews,
     LaunchOpened,
     LaunchOutput,
     LaunchPart,
+    LaunchPrepares,
     LaunchSaved,
     OtherHost,
     RestartLaunch,
@@ -124,7 +126,9 @@ class _Part:
             self.channel.send(message, Deadline.after(SEND_SECONDS), payload)
 
     def expect(self, reply: type[R]) -> R:
-        return self.channel.checked(self._receive(), reply)
+        while isinstance((head := self._receive()).message, LaunchPrepares):
+            pass  # another host may have more to wait for
+        return self.channel.checked(head, reply)
 
     def _receive(self) -> Head:
         """Receive a message. Raises Refused for a failure, which names the host, RemoteError."""
@@ -196,10 +200,11 @@ class LaunchHosts:
     fleet: Path
     _parts: list[_Part] = field(default_factory=list)
     _elastic: bool = False
+    _preparing: set[str] = field(default_factory=set)
 
     def launch(
         self, request: StartLaunch, inputs: Iterable[tuple[LaunchInput, bytes]] = ()
-    ) -> Generator[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes], None, None]:
+    ) -> Generator[tuple[LaunchNews, bytes], None, None]:
         """Launch a script and follow it until all its workers have ended, as ``DaemonClient.launch`` does.
         Workers are named WORKER.HOST.
         """
@@ -209,7 +214,9 @@ class LaunchHosts:
                 self._parts.append(part := _reached(host, self.rsh, self.fleet))
                 stack.callback(part.close)
             self._start(request, inputs)
+            yield LaunchPrepares("waits for all hosts to be ready"), b""
             self._join()
+            yield LaunchPrepares(), b""
             yield from self._follow()
             yield self._whole(), b""
 
@@ -249,13 +256,13 @@ class LaunchHosts:
         for part in self._parts:
             part.send(BeginLaunch())
 
-    def _follow(self) -> Iterator[tuple[LaunchOutput | LaunchSaved, bytes]]:
+    def _follow(self) -> Iterator[tuple[LaunchNews, bytes]]:
         """Yield what the workers print and save, until each part has ended."""
         while running := {part.channel.sock: part for part in self._parts if not part.ended}:
             for sock in sockets.readable(list(running)):
                 yield from self._take(running[sock])
 
-    def _take(self, part: _Part) -> Iterator[tuple[LaunchOutput | LaunchSaved, bytes]]:
+    def _take(self, part: _Part) -> Iterator[tuple[LaunchNews, bytes]]:
         """Take one message of a part. Raises RemoteError."""
         try:
             message, data = part.next()
@@ -267,6 +274,8 @@ class LaunchHosts:
             yield LaunchOutput(EVERYONE, (f"{part.host.name} is lost: {error}",)), b""
         if isinstance(message, LaunchOutput | LaunchSaved):
             yield replace(message, worker=part.named(message.worker)), data
+        elif isinstance(message, LaunchPrepares):
+            yield self._prepares(part.host.name, message), b""
         elif isinstance(message, LaunchLost):
             self._tell_others(part, RestartLaunch())
         elif isinstance(message, LaunchEnded):
@@ -275,6 +284,15 @@ class LaunchHosts:
                 self._tell_others(part, EndLaunch())
         else:
             raise ProtocolError(f"{part.host.name} sent '{message.NAME}' during a launch")
+
+    def _prepares(self, host: str, news: LaunchPrepares) -> LaunchPrepares:
+        """Return what a host says in words for all: the scripts run once each host has none."""
+        self._preparing.discard(host)
+        if news.text:
+            self._preparing.add(host)
+        share = f", {100 * news.done // news.total} %" if news.total else ""
+        text = f"{host}: {news.text}{share}" if news.text else ", ".join(sorted(self._preparing))
+        return LaunchPrepares(text)
 
     def _tell_others(self, part: _Part, message: Message) -> None:
         for other in self._parts:

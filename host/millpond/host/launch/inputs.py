@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -74,10 +74,15 @@ class LaunchInputs:
                     f"{', '.join(workers)}, and '{EVERYONE}' for files of each"
                 )
 
-    def send(self, worker: str, channel: Channel) -> None:
-        """Send a worker its files."""
+    def size(self, worker: str) -> int:
+        """Return the bytes of a worker's files."""
+        return sum(data.size for part, data in self._parts if part.worker in (worker, EVERYONE))
+
+    def send(self, worker: str, channel: Channel, advance: Callable[[int], None]) -> None:
+        """Send a worker its files, and call ``advance`` with the bytes of each part."""
         for part, data in self._parts:
             if part.worker in (worker, EVERYONE):
                 message = InputPart(part.path, part.start, part.size, part.wheel)
                 channel.send(message, Deadline.after(SECONDS), data)
+                advance(data.size)
         channel.send(InputsEnd(), Deadline.after(SECONDS))

@@ -37,6 +37,7 @@ from millpond.host.api.launch import (
 from millpond.host.fleet.device import Device
 from millpond.host.launch.data_services import DataRequests
 from millpond.host.launch.group import LaunchGroup, serve_channel
+from millpond.host.launch.preparation import LaunchPreparation
 from millpond.host.launch.workers import (
     LOOK_SECONDS,
     HostPlace,
@@ -76,6 +77,10 @@ class LaunchRun:
         self._group = LaunchGroup(len(workers), self._note, self._fail)
         self._data = DataRequests(workers, devices, self._over)
         self._wants_files = workers[0].launch.most_saved > 0
+        inputs = self._place.inputs
+        self._preparing = LaunchPreparation(
+            {each.name: inputs.size(each.name) if each.launch.inputs else 0 for each in workers}
+        )
         self._codes: dict[str, int] = {}
         self._counts: dict[str, AllSaved] = {}
         self._running = len(workers)
@@ -119,6 +124,8 @@ class LaunchRun:
         quiet_since = time.monotonic()
         while self._running or self._waits_for_lost():
             self._heed_client()
+            if news := self._preparing.news():
+                self._client.send(news, NEVER)
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=LOOK_SECONDS))
                 quiet_since = time.monotonic()
@@ -155,6 +162,8 @@ class LaunchRun:
         self._running -= event.done
         if event.worker is None:
             return
+        if event.begun or event.done or event.reason or event.lost:
+            self._preparing.begun(event.worker.name)
         if event.lost or event.back:
             self._take_loss(event.worker.name, event.lost)
         if event.count:
@@ -201,7 +210,8 @@ class LaunchRun:
 
     def _has_ended(self, worker: LaunchWorker) -> bool:
         """Run one worker; return whether that was its end."""
-        run = WorkerRun(worker, self._place, self._over, self._put)
+        sent = partial(self._preparing.sent, worker.name)
+        run = WorkerRun(worker, self._place, self._over, self._put, sent)
         try:
             if worker.name == HOST:
                 count = run.on_host(partial(self._serve, worker))

@@ -23,12 +23,13 @@ from millpond.base.errors import (
     RemoteError,
 )
 from millpond.base.text import counted
-from millpond.host.api.launch import BeginLaunch, JoinLaunch, LaunchOpened, StartLaunch
+from millpond.host.api.launch import BeginLaunch, JoinLaunch, LaunchOpened, LaunchPrepares, StartLaunch
 from millpond.host.fleet.addresses import PeerLink, networks_of
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.forwarding import Forwarding, plain_link
 from millpond.host.launch.inputs import LaunchInputs
+from millpond.host.launch.preparation import Period, named
 from millpond.host.launch.run import END_SECONDS, LaunchRun, check_present
 from millpond.host.launch.shared import SharedFolder
 from millpond.host.launch.workers import (
@@ -89,7 +90,7 @@ class LaunchService:
             joined = self._joined(request, names, client)
             request = _counted(request, joined.size if joined else len(names) + request.host)
             check_start(request.processes, dict(request.variables), request.elastic)
-            public = {name: self._volume(name) / "public" for name in there} if request.host else {}
+            public = self._mounted(there, client) if request.host else {}
             reached = () if request.confined else names
             links = self._links(joined, names[0]) if joined else []
             with (
@@ -193,14 +194,26 @@ class LaunchService:
             with self._lock:
                 self._reserved.difference_update(names)
 
+    def _mounted(self, names: Sequence[str], client: Channel) -> dict[str, Path]:
+        """Return the mounted public folders of devices. Raises RemoteError."""
+        found, period = dict[str, Path](), Period()
+        for name in names:
+            if period:
+                client.send(LaunchPrepares(f"mounts the volume of {name}"), NEVER)
+            found[name] = self._volume(name) / "public"
+        return found
+
     def _wait_ready(self, names: Sequence[str], client: Channel, least: int) -> list[str]:
         """Wait some time until all devices are ready; return those that are, ``least`` or more. Raises
         RemoteError.
         """
-        deadline, missing = Deadline.after(READY_SECONDS), set[str]()
+        deadline, missing, period = Deadline.after(READY_SECONDS), set[str](), Period()
         for name in names:
             while not self._devices[name].wait_ready(Deadline.after(0.5)):
                 check_present(client)
+                if period:
+                    waited = [each for each in names if not self._devices[each].wait_ready(Deadline.after(0))]
+                    client.send(LaunchPrepares(f"waits for {named(waited)} to be ready"), NEVER)
                 if deadline.passed:
                     missing.add(name)
                     break

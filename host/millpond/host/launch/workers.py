@@ -35,6 +35,7 @@ from millpond.train.distributed.launch_messages import (
     MOST_AT_ONCE,
     MOST_NAMED,
     AllSaved,
+    Begun,
     Exited,
     Launch,
     Lines,
@@ -78,7 +79,7 @@ class LaunchWorker:
 class LaunchEvent:
     """A worker printed ``lines``, has ``saved`` a part of a file, exited with ``code`` and perhaps an
     exception, was lost for ``reason``, or is ``done``, with the count of what it has saved if that is known.
-    An elastic one is ``lost`` until it is ``back``.
+    An elastic one is ``lost`` until it is ``back``. Its script has ``begun``.
     """
 
     worker: LaunchWorker | None
@@ -90,6 +91,7 @@ class LaunchEvent:
     count: AllSaved | None = None
     lost: str = ""
     back: bool = False
+    begun: bool = False
 
 
 def part(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> LaunchPart:
@@ -144,6 +146,7 @@ def plan(
             shares=request.shares,
             transforms=request.transforms,
             elastic=request.elastic,
+            tells_begin=True,
         )
 
     return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names, first)]
@@ -254,11 +257,19 @@ class HostPlace:
 
 
 class WorkerRun:
-    """The run of one worker until its end, or that of the launch. It ``put``s its results as events."""
+    """The run of one worker until its end, or that of the launch. It ``put``s its results as events, and
+    tells ``sent`` the bytes of its files that it has sent.
+    """
 
     def __init__(
-        self, worker: LaunchWorker, place: HostPlace, over: Over, put: Callable[[LaunchEvent], None]
+        self,
+        worker: LaunchWorker,
+        place: HostPlace,
+        over: Over,
+        put: Callable[[LaunchEvent], None],
+        sent: Callable[[int], None],
     ) -> None:
+        self._sent = sent
         self._worker, self._launch, self._place = worker, worker.launch, place
         self._over, self._put = over, put
         self._order = SavedOrder(worker.launch.most_saved)
@@ -280,7 +291,7 @@ class WorkerRun:
             self._over.add(script.requests)
             serving.start()
             if self._launch.inputs:
-                self._place.inputs.send(self._worker.name, script.channel)
+                self._place.inputs.send(self._worker.name, script.channel, self._sent)
             if (exited := self._follow(script)) is None:
                 return None
             self._exited(exited)
@@ -305,10 +316,14 @@ class WorkerRun:
                 if not data:
                     watched.remove(script.output)
             elif ready:
-                if isinstance(news := _news(script), Exited):
+                news = _news(script)
+                if isinstance(news, Exited):
                     self._show(lines.end())
                     return news
-                self._place.opened.listen(news.ports)
+                if isinstance(news, Begun):
+                    self._tell(begun=True)
+                else:
+                    self._place.opened.listen(news.ports)
         return None
 
     def _receive_saved(self, channel: Channel) -> AllSaved:
@@ -328,7 +343,7 @@ class WorkerRun:
             self._over.add(agent)
             agent.send(self._launch, Deadline.after(START_SECONDS))
             if self._launch.inputs:
-                self._place.inputs.send(self._worker.name, agent)
+                self._place.inputs.send(self._worker.name, agent, self._sent)
             return self._relay(agent, answer)
 
     def _relay(self, agent: Channel, answer: Answer) -> AllSaved | None:
@@ -359,6 +374,9 @@ class WorkerRun:
 
     def _take(self, head: Head, agent: Channel) -> None:
         """Pass on what a device sends by itself, and ask for more when that is done."""
+        if isinstance(head.message, Begun) and not head.payload_size:
+            self._tell(begun=True)
+            return
         if isinstance(head.message, SavedPart) and not self._launch.confined:
             self._take_part(head, agent)
         elif not self._take_news(head):
@@ -401,12 +419,12 @@ class WorkerRun:
         self._put(LaunchEvent(self._worker, **what))
 
 
-def _news(script: LaunchedScript) -> Exited | Listening:
+def _news(script: LaunchedScript) -> Exited | Listening | Begun:
     try:
         head = script.channel.receive(NEVER)
     except ConnectionLost:
         raise RemoteError("the first process of the script's sandbox died") from None
-    if not isinstance(head.message, Exited | Listening) or head.payload_size:
+    if not isinstance(head.message, Exited | Listening | Begun) or head.payload_size:
         raise ProtocolError(f"it sent '{head.message.NAME}' while a script runs")
     return head.message
 

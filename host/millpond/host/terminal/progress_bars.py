@@ -19,10 +19,18 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from millpond.base.text import duration
 from millpond.host.terminal.tables import console
+
+_BAR = 12
+"""The width of a bar: beside it there is room for a name in 80 columns."""
+
+
+def _in_one_line(ratio: int | None = None) -> Column:
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
 
 
 class _Sizes(ProgressColumn):
@@ -40,8 +48,9 @@ class ProgressBars:
     """A ProgressView on a terminal."""
 
     def __init__(self) -> None:
-        heading = TextColumn("{task.description}", markup=False)
-        self._bars = Progress(heading, BarColumn(), _Sizes(), console=console())
+        heading = TextColumn("{task.description}", markup=False, table_column=_in_one_line(ratio=1))
+        sizes = _Sizes(table_column=_in_one_line())
+        self._bars = Progress(heading, BarColumn(_BAR), sizes, console=console(), expand=True)
 
     def __enter__(self) -> Self:
         return self

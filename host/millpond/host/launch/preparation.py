@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (threads, the clock): how far a launch is before all of its scripts run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from millpond.host.api.launch import LaunchPrepares
+
+PERIOD_SECONDS = 1.0
+"""The time before the first word of a launch that is slow to start, and between two."""
+_MOST_NAMED = 8
+
+
+class Period:
+    """True at most once in PERIOD_SECONDS."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __bool__(self) -> bool:
+        if time.monotonic() - self._last < PERIOD_SECONDS:
+            return False
+        self._last = time.monotonic()
+        return True
+
+
+class LaunchPreparation:
+    """The workers that have not begun, and the bytes of files that each is yet to be sent; thread-safe."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._lock, self._left, self._total = threading.Lock(), dict(sizes), sum(sizes.values())
+        self._period = Period()
+        self._told = False
+
+    def sent(self, worker: str, size: int) -> None:
+        """Note that a worker was sent so many bytes of its files."""
+        with self._lock:
+            if worker in self._left:
+                self._left[worker] -= size
+
+    def begun(self, worker: str) -> None:
+        """Note that the script of a worker runs, or has ended."""
+        with self._lock:
+            self._left.pop(worker, None)
+
+    def news(self) -> LaunchPrepares | None:
+        """Return the next word to the user, None where there is none now."""
+        with self._lock:
+            if not self._left:
+                told, self._told = self._told, False
+                return LaunchPrepares() if told else None
+            if not self._period:
+                return None
+            self._told = True
+            if left := sum(self._left.values()):
+                files = [name for name, size in self._left.items() if size]
+                return LaunchPrepares(f"files to {named(files)}", self._total - left, self._total)
+            return LaunchPrepares(f"waits for {named(list(self._left))} to start")
+
+
+def named(workers: list[str]) -> str:
+    """Return workers as one text, of many the first ones and a number."""
+    more = len(workers) - _MOST_NAMED
+    return ", ".join([*workers[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
