@@ -7,6 +7,7 @@ import io
 import re
 import struct
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,16 @@ def packed(path: Path, files: dict[str, bytes]) -> Path:
 def test_cifar_10_is_divided_among_devices(tmp_path: Path) -> None:
     files = {f"data_batch_{k}.bin": cifar(4) for k in (1, 2)} | {"test_batch.bin": cifar(3), "x.txt": b"x"}
     source = packed(tmp_path / "cifar-10-binary.tar.gz", files)
-    assert convert(source, tmp_path / "shares", 3) == {"share-0": 3, "share-1": 3, "share-2": 2, "test": 3}
+    totals, done = dict[str, int](), dict[str, list[int]]()
+
+    def begin(name: str, total: int) -> Callable[[int], None]:
+        totals[name], done[name] = total, []
+        return done[name].append
+
+    counts = convert(source, tmp_path / "shares", 3, begin)
+    assert counts == {"share-0": 3, "share-1": 3, "share-2": 2, "test": 3}
+    assert totals == {f"reading {source}": source.stat().st_size, f"writing {tmp_path}/shares": 11 * 3072}
+    assert all(len(done[name]) > 1 and sum(done[name]) == total for name, total in totals.items())
     found = load(tmp_path / "shares", "share-1", "npy")
     row = np.frombuffer(files["data_batch_1.bin"], np.uint8)[3073 : 2 * 3073]
     assert found.shape == (3, 32, 32) and found.labels[0] == row[0]

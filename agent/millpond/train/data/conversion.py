@@ -53,9 +53,9 @@ def convert(
     source: Path, target: Path, shares: int, begin: Begin = lambda _name, _total: lambda _count: None
 ) -> dict[str, int]:
     """Write the data set ``source``, a file or folder, as folders of ``target``: ``share-0`` and so on of its
-    training samples, and ``test``. ``begin`` is called with a name and the bytes that are written, and what
-    it returns with those of each part. Returns the numbers of samples. Raises LocalError for a source that is
-    missing or has another format.
+    training samples, and ``test``. ``begin`` is called with a name and the bytes that are read or written,
+    and what it returns with those of each part. Returns the numbers of samples. Raises LocalError for a
+    source that is missing or has another format.
     """
     if not source.exists():
         homes = "; ".join(_HOMES.values())
@@ -64,7 +64,8 @@ def convert(
         raise LocalError(f"{target} exists: name a new folder")
     if source.is_dir() and (source / "train").is_dir():
         return _pictures(source, target, shares, begin)
-    train, test = _idx(source) if source.is_dir() and any(source.glob("*idx3*")) else _cifar(source)
+    is_idx = source.is_dir() and any(source.glob("*idx3*"))
+    train, test = _idx(source) if is_idx else _cifar(source, begin)
     parts = {f"share-{k}": _Samples(train.images[k::shares], train.labels[k::shares]) for k in range(shares)}
     parts[TEST] = test
     advance = begin(f"writing {target}", sum(samples.images.nbytes for samples in parts.values()))
@@ -76,8 +77,8 @@ def convert(
     return {name: len(samples.labels) for name, samples in parts.items()}
 
 
-def _cifar(source: Path) -> tuple[_Samples, _Samples]:
-    files = dict(_contents(source))
+def _cifar(source: Path, begin: Begin) -> tuple[_Samples, _Samples]:
+    files = dict(_contents(source, begin))
     if not files:
         raise LocalError(f"{source} is none of: {'; '.join(_HOMES.values())}")
     found = {name: _rows(files[name], name) for name in sorted(files)}
@@ -88,24 +89,30 @@ def _cifar(source: Path) -> tuple[_Samples, _Samples]:
     return _joined(train), _joined(test)
 
 
-def _contents(source: Path) -> Iterator[tuple[str, bytes]]:
+def _contents(source: Path, begin: Begin) -> Iterator[tuple[str, bytes]]:
     """Yield the names and contents of CIFAR's binary files in a folder, or in a tar file."""
     if _PICKLED.fullmatch(source.name):
         raise _refused(source.name)
     if source.is_dir():
-        for path in sorted(source.iterdir()):
-            if _CIFAR.fullmatch(path.name):
-                yield path.name, path.read_bytes()
-            elif _PICKLED.fullmatch(path.name):
-                raise _refused(path.name)
+        paths = sorted(source.iterdir())
+        if pickled := next((path.name for path in paths if _PICKLED.fullmatch(path.name)), ""):
+            raise _refused(pickled)
+        paths = [path for path in paths if _CIFAR.fullmatch(path.name)]
+        advance = begin(f"reading {source}", sum(path.stat().st_size for path in paths))
+        for path in paths:
+            yield path.name, path.read_bytes()
+            advance(path.stat().st_size)
     else:
-        yield from _unpacked(source)
+        yield from _unpacked(source, begin)
 
 
-def _unpacked(source: Path) -> Iterator[tuple[str, bytes]]:
+def _unpacked(source: Path, begin: Begin) -> Iterator[tuple[str, bytes]]:
     try:
-        with tarfile.open(source) as archive:
+        with source.open("rb") as packed, tarfile.open(fileobj=packed) as archive:
+            advance, done = begin(f"reading {source}", source.stat().st_size), 0
             for member in archive:
+                advance(packed.tell() - done)
+                done = packed.tell()
                 name = PurePath(member.name).name
                 if _PICKLED.fullmatch(name) and member.isfile():
                     raise _refused(name)
@@ -116,6 +123,7 @@ def _unpacked(source: Path) -> Iterator[tuple[str, bytes]]:
             assert archive.fileobj is not None
             while archive.fileobj.read(_CHUNK):  # up to the checksum of what is packed
                 pass
+            advance(packed.tell() - done)
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise LocalError(f"{source} is not a whole tar file: {error}") from None
 
