@@ -270,6 +270,8 @@ def test_a_transform_that_fails_ends_its_stream_with_its_last_lines(
     transforming: Device, name: str, told: str
 ) -> None:
     for _ in range(2):
+        with pytest.raises(Refused, match="no transform 'missing'"):  # its lines are in the same log
+            changed(transforming, "missing")
         with pytest.raises(Refused, match=told):
             changed(transforming, name)
     assert labels(transforming.stream("digits")) == list(range(SAMPLES))

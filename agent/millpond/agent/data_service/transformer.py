@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
+from millpond.data.streaming.transforms.messages import GOES_ON
 from millpond.data.streaming.transforms.remote import PROCESSES
 from millpond.launch.inputs import lay_out
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
@@ -95,7 +96,12 @@ class TransformerProcesses:
 
     @staticmethod
     def _ended(process: Child, log: BoundedLog) -> str:
-        """End the process. Returns what it had run out of, and the last lines of its log."""
+        """End the process. Returns what it had run out of, and the last lines of its log, without those of
+        requests that failed before: they may be another stream's.
+        """
         shortage = process.shortage(_DEATH_SECONDS).text or (REFUSED if process.refusals else "")
         end(process)
-        return "; ".join(filter(None, (shortage, *log.last_lines(_LAST_LINES, _DEATH_SECONDS))))
+        lines = log.last_lines(_LAST_LINES, _DEATH_SECONDS)
+        while GOES_ON in lines:
+            del lines[: lines.index(GOES_ON) + 1]
+        return "; ".join(filter(None, (shortage, *lines)))

@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from millpond.wire.messages import Message, message
+
+GOES_ON: Final = "(the process goes on)"
+"""The line of the log behind the error of a request: what follows belongs to others."""
 
 
 @message("transforms.apply")

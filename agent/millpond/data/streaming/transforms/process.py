@@ -25,7 +25,7 @@ from millpond.data.streaming.protocol.messages import MOST_HEAD
 from millpond.data.streaming.protocol.service import LARGEST_CHUNK
 from millpond.data.streaming.served_set import ReadSamples
 from millpond.data.streaming.transforms.functions import Function, changed, function_named, functions_of
-from millpond.data.streaming.transforms.messages import ApplyTransform, TransformedSamples
+from millpond.data.streaming.transforms.messages import GOES_ON, ApplyTransform, TransformedSamples
 from millpond.train.data.columns import pack, unpack
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
@@ -102,6 +102,7 @@ class Chunks:
             return self._changed(request, payload)
         except LocalError as error:
             traceback.print_exception(error)
+            print(GOES_ON, file=sys.stderr)
             return Failure("data", str(error)), b""
 
     def _changed(self, request: ApplyTransform, payload: memoryview) -> _Answer:
