@@ -20,15 +20,9 @@ from millpond.host.api.launch import (
     StartLaunch,
     WorkerEnd,
 )
-from millpond.host.cli.launch import (
-    _about_privacy,
-    _about_variables,
-    list_inputs,
-    module_file,
-    read_files,
-    read_inputs,
-)
+from millpond.host.cli.launch import _about_privacy, _about_variables, module_file, read_files
 from millpond.host.cli.launch import launch as launch_command
+from millpond.host.client.launch_inputs import list_inputs, read_inputs
 from millpond.host.launch import preparation
 from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.launch.preparation import LaunchPreparation

@@ -8,7 +8,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,6 @@ import typer
 
 from millpond.base.errors import LocalError
 from millpond.host.api.launch import (
-    EVERYONE,
     LaunchEnded,
     LaunchInput,
     LaunchNews,
@@ -30,6 +28,7 @@ from millpond.host.cli.exits import JOB, fail
 from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption, FormatOption, new_app
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.client.launch_hosts import LaunchHosts, hosts_of
+from millpond.host.client.launch_inputs import CACHES, list_inputs, read_inputs
 from millpond.host.fleet import directory
 from millpond.host.records.jobs import HOST
 from millpond.host.terminal import printing
@@ -38,7 +37,6 @@ from millpond.host.terminal.output_folder import OutputFolder
 from millpond.host.terminal.printing import Format
 from millpond.host.terminal.progress_lines import view
 from millpond.train.distributed.launch_messages import (
-    SAVED_PART,
     ElasticAgents,
     check_files,
     check_names,
@@ -397,9 +395,6 @@ def _about_privacy(start: StartLaunch, workers: Sequence[WorkerEnd]) -> Iterator
         yield f"what the script prints on a device stays there: '{command}' shows it"
 
 
-_CACHES = "__pycache__"
-
-
 def read_files(
     script: Path, paths: Sequence[Path], *, installed: bool = False
 ) -> tuple[str, dict[str, bytes]]:
@@ -449,7 +444,7 @@ def _named(path: Path) -> Iterator[tuple[str, Path]]:
         return
     base = Path() if Path(os.path.abspath(path)) == Path.cwd() else Path(name)  # noqa: PTH100 - as above
     for folder, folders, names in os.walk(path):
-        folders[:] = sorted(folder for folder in folders if folder != _CACHES)
+        folders[:] = sorted(folder for folder in folders if folder != CACHES)
         for each in sorted(names):
             file = Path(folder, each)
             yield (base / file.relative_to(path)).as_posix(), _plain(file)
@@ -463,46 +458,3 @@ def _plain(path: Path) -> Path:
     if not path.is_file():
         raise LocalError(f"{path}: only plain files can be sent")
     return path
-
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """A ``file`` that a ``worker``, or each, finds by this ``name``, or installed if it is a ``wheel``."""
-
-    file: Path
-    worker: str
-    name: str
-    wheel: bool = False
-
-    @property
-    def size(self) -> int:
-        """Its bytes. Raises OSError."""
-        return self.file.stat().st_size
-
-
-def list_inputs(folder: Path | None, wheels: Sequence[Path]) -> list[InputFile]:
-    """Return all files below ``folder``/WORKER, and ``wheels``, or all that a folder holds. Raises
-    LocalError, OSError.
-    """
-    found = list[InputFile]()
-    for path in wheels:
-        files = sorted(path.glob("*.whl")) if path.is_dir() else [path]
-        if not files:
-            raise LocalError(f"{path}: there are no wheels (*.whl) in this folder")
-        found += (InputFile(file, EVERYONE, file.name, wheel=True) for file in files)
-    for top in sorted(folder.iterdir()) if folder else ():
-        if not top.is_dir():
-            raise LocalError(f"{top}: lay it into the folder of a worker, such as csd0, or into '{EVERYONE}'")
-        for file in sorted(top.rglob("*")):
-            if file.is_file() and _CACHES not in file.parts:
-                found.append(InputFile(file, top.name, file.relative_to(top).as_posix()))
-    return found
-
-
-def read_inputs(files: Iterable[InputFile]) -> Iterator[tuple[LaunchInput, bytes]]:
-    """Yield the parts of all files. Raises OSError."""
-    for each in files:
-        with each.file.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            for start in range(0, max(size, 1), SAVED_PART):
-                yield LaunchInput(each.worker, each.name, start, size, each.wheel), opened.read(SAVED_PART)

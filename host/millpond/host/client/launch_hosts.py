@@ -212,11 +212,11 @@ class LaunchHosts:
         with contextlib.ExitStack() as stack:
             for host in addressed(self.hosts):
                 self._parts.append(part := _reached(host, self.rsh, self.fleet))
+                self._preparing.add(host.name)
                 stack.callback(part.close)
             self._start(request, inputs)
             yield LaunchPrepares("waits for all hosts to be ready"), b""
             self._join()
-            yield LaunchPrepares(), b""
             yield from self._follow()
             yield self._whole(), b""
 
@@ -286,13 +286,13 @@ class LaunchHosts:
             raise ProtocolError(f"{part.host.name} sent '{message.NAME}' during a launch")
 
     def _prepares(self, host: str, news: LaunchPrepares) -> LaunchPrepares:
-        """Return what a host says in words for all: the scripts run once each host has none."""
-        self._preparing.discard(host)
-        if news.text:
-            self._preparing.add(host)
+        """Return what a host says as a word of all: the scripts run once each host has no more of them."""
         share = f", {100 * news.done // news.total} %" if news.total else ""
-        text = f"{host}: {news.text}{share}" if news.text else ", ".join(sorted(self._preparing))
-        return LaunchPrepares(text)
+        if news.text:
+            return LaunchPrepares(f"{host}: {news.text}{share}")
+        self._preparing.discard(host)
+        left = ", ".join(sorted(self._preparing))
+        return LaunchPrepares(f"waits for {left}" if left else "")
 
     def _tell_others(self, part: _Part, message: Message) -> None:
         for other in self._parts:

@@ -33,7 +33,7 @@ class LaunchPreparation:
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._lock, self._left, self._total = threading.Lock(), dict(sizes), sum(sizes.values())
         self._period = Period()
-        self._told = False
+        self._is_told = False
 
     def sent(self, worker: str, size: int) -> None:
         """Note that a worker was sent so many bytes of its files."""
@@ -50,11 +50,10 @@ class LaunchPreparation:
         """Return the next word to the user, None where there is none now."""
         with self._lock:
             if not self._left:
-                told, self._told = self._told, False
-                return LaunchPrepares() if told else None
+                told, self._is_told = self._is_told, True
+                return None if told else LaunchPrepares()
             if not self._period:
                 return None
-            self._told = True
             if left := sum(self._left.values()):
                 files = [name for name, size in self._left.items() if size]
                 return LaunchPrepares(f"files to {named(files)}", self._total - left, self._total)
