@@ -155,7 +155,7 @@ def test_a_script_goes_on_when_a_device_of_the_other_host_dies_and_comes(hosts: 
         (("--devices", "csd0"), "name devices as csd0.a"),
         (("--devices", "csd7.b"), "b: there is no device 'csd7'"),
         (("--nnodes", "2"), "--nnodes 2:2: the launch has 5 workers"),
-        (("--rsh", "false"), "a: the connection to its daemon has ended: exit code 1 of the remote shell"),
+        (("--rsh", "false"), ": the connection to its daemon has ended: exit code 1 of the remote shell"),
         (("--hosts", "a,a"), "a is named twice"),
         (("--hosts", "a=192.0.2.1,b=198.51.100.7"), "198.51.100.7 is on no network of this host"),
     ],

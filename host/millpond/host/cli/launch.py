@@ -28,7 +28,7 @@ from millpond.host.cli.exits import JOB, fail
 from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption, FormatOption, new_app
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.client.launch_hosts import LaunchHosts, hosts_of
-from millpond.host.client.launch_inputs import CACHES, list_inputs, read_inputs
+from millpond.host.client.launch_inputs import CACHES, InputFile, list_inputs, read_inputs
 from millpond.host.fleet import directory
 from millpond.host.records.jobs import HOST
 from millpond.host.terminal import printing
@@ -211,15 +211,15 @@ def launch(
         elastic=_elastic(nodes, restarts, rendezvous),
     )
     several = LaunchHosts(hosts_of(hosts), rsh, plain, fleet_directory) if hosts else None
-    inputs, is_text = list_inputs(given, wheels or ()), output is Format.TEXT
-    shown = view(terminal=sys.stdout.isatty(), shows=is_text)
-    with (
-        LaunchProgress(shown, sum(each.size for each in inputs)) as progress,
-        _events(start, progress.sending(read_inputs(inputs)), fleet_directory, shared, several) as events,
-    ):
-        ended = _run(start, events, saved, progress, as_json=not is_text)
-    if ended.error:
-        fail(ended.error, JOB, document=False)
+    with _progress(inputs := list_inputs(given, wheels or ()), output) as progress:
+        sending = progress.sending(read_inputs(inputs))
+        with _events(start, sending, fleet_directory, shared, several) as events:
+            _run(start, events, saved, progress, as_json=output is Format.JSON)
+
+
+def _progress(inputs: Sequence[InputFile], output: Format) -> LaunchProgress:
+    shown = view(terminal=sys.stdout.isatty(), shows=output is Format.TEXT)
+    return LaunchProgress(shown, sum(each.size for each in inputs))
 
 
 def _program(script: Path, arguments: Sequence[str], *, module: bool) -> tuple[str, Path, list[str]]:
@@ -323,9 +323,9 @@ def _events(
 
 def _run(
     start: StartLaunch, events: Events, output: Path | None, progress: LaunchProgress, *, as_json: bool
-) -> LaunchEnded:
+) -> None:
     """Follow a launch: print lines as they come, each with its worker's name, or, as JSON, one document at
-    the end; keep what the workers have saved in ``output``.
+    the end; keep what the workers have saved in ``output``. Exits where it has failed.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(OutputFolder(output)) if output else None
@@ -337,7 +337,8 @@ def _run(
             *_about_privacy(start, ended.workers),
         ]:
             print(f"millpond: {line}", file=sys.stderr)
-    return ended
+    if ended.error:
+        fail(ended.error, JOB, document=False)
 
 
 def _show(
