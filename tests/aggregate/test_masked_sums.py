@@ -16,7 +16,7 @@ from millpond.aggregate.kernels import NativeKernels, NumpyKernels
 from millpond.aggregate.masking import fixed_point, keys, shamir, stream
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.member import CohortMember, CohortRoster, threshold_of
-from millpond.aggregate.masking.messages import Agree, Offered, Shares, TakeOffers, Unmask
+from millpond.aggregate.masking.messages import Agree, Agreed, Offered, Shares, TakeOffers, Unmask
 from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.errors import Refused
 
@@ -150,8 +150,12 @@ def test_a_host_that_names_other_survivors_to_each_gets_no_share() -> None:
         fleet.members[name].masks()
         tags[name] = fleet.members[name].agree(Agree(tuple(told[number % 2]))).tags
     for name in fleet.names[1:5]:
-        with pytest.raises(Refused, match=r"2 devices agree about .* who has answered, 4 must"):
-            fleet.members[name].unmask(Unmask({each: tags[each].get(name, b"") for each in tags}))
+        assert (
+            not fleet.members[name].unmask(Unmask({each: tags[each].get(name, b"") for each in tags})).shares
+        )
+    fleet.members["csd1"]._next = "unmask"
+    with pytest.raises(Refused, match=r"1 devices agree about .* who has answered, 4 must"):
+        fleet.members["csd1"].unmask(Unmask({}))
 
 
 @pytest.mark.parametrize("odd", [1, 2, 5])
@@ -172,17 +176,55 @@ def test_devices_that_mask_for_other_states_or_units_give_no_share(differs: str,
         fleet.host.agreed(name, fleet.members[name].agree(request))
     given = []
     for name, asked in fleet.host.unmasking().items():
-        try:
-            fleet.members[name].unmask(asked)
-            given.append(name)
-        except Refused as error:
-            assert "agree about job, state, unit and who has answered" in str(error)
+        shares = fleet.members[name].unmask(asked)
+        assert not fleet.host.shared(name, shares)
+        given += [name] * bool(shares.shares)
     whole = [
         name
         for members in (fleet.names[:odd], fleet.names[odd:])
         for name in members * (len(members) >= threshold)
     ]
     assert given == whole
+    assert set(fleet.host.disagreeing()) == set(fleet.names[:odd] if odd < 3 else fleet.names[odd:])
+
+
+def agreed(fleet: Fleet, name: str, wrong: tuple[str, ...]) -> Agreed:
+    """Return the tags of a member, of which those for some are wrong."""
+    tags = fleet.members[name].agree(fleet.host.agreeing(fleet.names)).tags
+    return Agreed(tags | dict.fromkeys(wrong, bytes(32)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"csd0": ("csd1", "csd2", "csd3")}, {"csd0"}),
+        ({"csd0": ("csd1",)}, {"csd0", "csd1"}),
+        ({"csd0": ("csd1", "csd2", "csd3"), "csd1": ("csd0", "csd2", "csd3")}, {"csd0", "csd1"}),
+    ],
+    ids=["all", "one", "two"],
+)
+def test_members_with_wrong_tags_are_named(wrong: dict[str, tuple[str, ...]], named: set[str]) -> None:
+    fleet = Fleet(4, {})
+    fleet.begin()
+    for name in fleet.names:
+        fleet.members[name].masks()
+    for name in fleet.names:
+        assert not fleet.host.agreed(name, agreed(fleet, name, wrong.get(name, ())))
+    for name, request in fleet.host.unmasking().items():
+        assert not fleet.host.shared(name, fleet.members[name].unmask(request))
+    assert set(fleet.host.disagreeing()) == named
+    if len(wrong) == 1:
+        assert len(list(fleet.host.masks())) == 4
+        return
+    with pytest.raises(CohortFailed, match="2 of 4 devices have unmasked the sum"):
+        list(fleet.host.masks())
+
+
+def test_a_member_that_keeps_tags_back_has_not_agreed() -> None:
+    fleet = Fleet(4, {})
+    fleet.begin()
+    fleet.answer()
+    assert fleet.host.agreed("csd0", Agreed({})) == "its tags are not for the devices that have answered"
 
 
 def test_shares_are_given_once_and_of_each_member_one() -> None:

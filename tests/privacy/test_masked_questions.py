@@ -14,7 +14,7 @@ import pytest
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.questions.counting import CountedSums
 from millpond.agent.questions.release import QuestionMember
-from millpond.aggregate.masking.exchange import MaskedExchange
+from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.aggregate.masking.stream import mask_add
 from millpond.base.errors import Refused
@@ -76,5 +76,5 @@ def test_no_device_unmasks_its_answer_among_those_to_other_questions(
     tmp_path: Path, change: Callable[[AskDevice], AskDevice]
 ) -> None:
     members = {name: device(name, tmp_path, ASKED if name == "csd1" else change(ASKED)) for name in NAMES}
-    with pytest.raises(Refused, match="agree about job, state, unit and who has answered"):
+    with pytest.raises(CohortFailed, match="0 of 3 devices have unmasked the sum"):
         unmasked(members, dict.fromkeys(NAMES, np.zeros(6, np.int64)))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +34,12 @@ PREPARED = PrepareWorker(
 ASKED, STATE = Work(1, 0, 1, (((0, 8),),)), np.ones(SIZE, np.float32)
 
 
-def device(name: str, folder: Path, prepared: PrepareWorker) -> MaskedUpdates:
-    """Return the part of a device with nothing pinned."""
-    (folder / name).mkdir()
-    link, policy = LinkConfig("10.77.0.2/30", "socket"), Policy(least_devices=3)
+def device(
+    name: str, folder: Path, prepared: PrepareWorker, cohort: tuple[str, ...] = (), least: int = 3
+) -> MaskedUpdates:
+    """Return the part of a device, by default with nothing pinned."""
+    (folder / name).mkdir(exist_ok=True)
+    link, policy = LinkConfig("10.77.0.2/30", "socket"), Policy(cohort=cohort, least_devices=least)
     return MaskedUpdates(AgentConfig(name, link, state=str(folder / name), policy=policy), prepared, SIZE)
 
 
@@ -88,8 +92,38 @@ def test_no_sum_of_updates_of_other_states_or_jobs(
         host.agreed(name, agreed)
     is_same = (prepared, asked, state.tobytes()) == (PREPARED, ASKED, STATE.tobytes())
     for name, unmask in host.unmasking().items():
-        if is_same:
-            assert isinstance(devices[name].answer(unmask), Shares)
-            continue
-        with pytest.raises(Refused, match=r"policy\.cohort: . devices agree about job, state, unit"):
-            devices[name].answer(unmask)
+        found = devices[name].answer(unmask)
+        assert isinstance(found, Shares) and bool(found.shares) is is_same
+
+
+def exchange(devices: dict[str, MaskedUpdates], survivors: tuple[str, ...]) -> None:
+    """Unmask the sum of ``survivors`` at one state."""
+    host = MaskedExchange({name: one.public for name, one in devices.items()}, os.urandom(16))
+    for name, one in devices.items():
+        offer = one.answer(host.opening())
+        assert isinstance(offer, Offered) and not host.offered(name, offer)
+    for name, request in host.dealing(1.0).items():
+        devices[name].answer(request)
+    for name in survivors:
+        answer(devices[name], ASKED, STATE)
+    for name in survivors:
+        agreed = devices[name].answer(host.agreeing(survivors))
+        assert isinstance(agreed, Agreed) and not host.agreed(name, agreed)
+    for name, unmask in host.unmasking().items():
+        shares = devices[name].answer(unmask)
+        assert isinstance(shares, Shares) and not host.shared(name, shares)
+    assert list(host.masks())
+
+
+def test_pinned_devices_tell_no_second_sum_of_others_at_a_state(tmp_path: Path) -> None:
+    """The difference of the two sums would be the update of one device, also when agents have begun anew."""
+    made = {name: device(name, tmp_path, PREPARED) for name in NAMES}
+    pins = tuple(f"{name} {base64.b64encode(one.public).decode()}" for name, one in made.items())
+
+    def begun() -> dict[str, MaskedUpdates]:
+        return {name: device(name, tmp_path, PREPARED, pins, 2) for name in NAMES}
+
+    exchange(begun(), NAMES)
+    exchange(begun(), NAMES)
+    with pytest.raises(Refused, match=r"policy\.cohort: at this state a sum of other devices was told"):
+        exchange(begun(), NAMES[1:])

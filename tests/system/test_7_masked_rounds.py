@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from millpond.base.errors import MillpondError
+from millpond.host.api.outer import OuterAnswer
+from millpond.host.client.outer_client import OuterClient
+from millpond.train.job import file
+
 from ..waiting import eventually
 from .conftest import _switched_on
 from .support import SLOW_MODEL, Emulation, create
@@ -87,6 +92,30 @@ def test_a_device_dies_in_mid_round_and_the_bits_are_those_of_the_others(cohort:
         assert set(round_.workers) == set(NAMES) - {"csd3"}
         models.append(model_of(cohort, number))
     assert models[0] == models[1]
+
+
+def outer(fleet: Emulation, secure: str) -> tuple[OuterAnswer, bytes]:
+    """Return what a resident job answers to an outer round."""
+    read, files = file.read(job(fleet, f"outer-{secure}", secure), ["outer.every=2"])
+    with fleet.client() as client:
+        number = client.submit(read, files)
+    with OuterClient(fleet.directory) as client:
+        _, state = client.outer_model(number)
+        answer, changed = client.outer_round(number, "train", "1", state)
+        with pytest.raises(MillpondError):
+            client.outer_round(number, "end", "end", state)
+    eventually(lambda: fleet.progress(number)[0].state == "done", "the end of the job", 60, 0.1)
+    return answer, changed.tobytes()
+
+
+def test_an_outer_round_is_of_masked_rounds(cohort: Emulation) -> None:
+    """The fleet's mean differences over a resident job are sums, too."""
+    cohort.wait_ready()
+    with cohort.pace() as pace:
+        pace.hurry()
+        (plain, values), (masked, same) = (outer(cohort, secure) for secure in ("", "cohort"))
+    assert (masked.rounds, masked.samples) == (plain.rounds, plain.samples) == (2, plain.samples)
+    assert same == values
 
 
 def test_pinned_devices_take_part_in_masked_jobs_of_their_cohort_alone(cohort: Emulation) -> None:

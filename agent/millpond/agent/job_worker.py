@@ -30,7 +30,7 @@ from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.agent.policy.shown_volume import OWN, showing_folders
 from millpond.aggregate.encoding.layout import PLAIN
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
-from millpond.aggregate.masking import messages  # noqa: F401 - registers the requests of masked exchanges
+from millpond.aggregate.masking import messages
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.sizes import SLOWEST, bytes_of
@@ -202,10 +202,12 @@ class JobWorker:
         """Answer a request about the present masked exchange; None for another one."""
         assert self._masked is not None
         try:
-            return self._masked.answer(request)
+            answer = self._masked.answer(request)
         except Refused as error:
+            answer = Failure(error.code, error.text)
+        if isinstance(answer, Failure) or (isinstance(answer, messages.Shares) and not answer.shares):
             self.session.refuse()
-            return Failure(error.code, error.text)
+        return answer
 
     def _train(self, request: Work, size: int, host: Channel) -> None:
         self._has_update = False

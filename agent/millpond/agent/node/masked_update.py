@@ -12,6 +12,7 @@ import numpy as np
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy.cohort_key import secret_key
+from millpond.agent.policy.told_sums import ToldSums
 from millpond.aggregate.exact import OutOfBounds
 from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.masking import fixed_point, keys
@@ -35,7 +36,8 @@ class MaskedUpdates:
     def __init__(self, config: AgentConfig, prepared: PrepareWorker, size: int) -> None:
         work, policy = prepared.work, config.policy
         self._clip, self._size, self._bits = work.clip, size, work.sum_bits
-        self._job, self._what = _job_of(prepared), b""
+        self._job, self._what, self._at = _job_of(prepared), b"", b""
+        self._told = ToldSums(Path(config.state)) if policy.pinned else None
         secret = secret_key(Path(config.state), config.name)
         self.public = keys.public_of(secret)
         roster = CohortRoster(policy.least_devices, policy.pinned)
@@ -54,11 +56,20 @@ class MaskedUpdates:
             return self._member.take(request)
         if isinstance(request, Agree):
             return self._member.agree(request)
-        return self._member.unmask(request) if isinstance(request, Unmask) else None
+        return self._unmask(request) if isinstance(request, Unmask) else None
+
+    def _unmask(self, request: Unmask) -> Message:
+        """Give the shares of the present exchange, after it is noted durably whose sum is told with them."""
+        shares = self._member.unmask(request)
+        if self._told and shares.shares:
+            self._told.note(self._at, self._member.survivors)
+        return shares
 
     def begin(self, request: Work, state: memoryview) -> None:
         """Note what the next update is of: those of the other devices must be of the same."""
-        self._what = keys.digest(self._job, str(request.epoch), state_digest(state))
+        digest = state_digest(state)
+        self._at = digest.encode()
+        self._what = keys.digest(self._job, str(request.epoch), digest)
 
     def write(self, update: Update, request: Work, values: Buffer, out: memoryview) -> Update:
         """Write the masked ``values`` of an update to ``out``. Returns its head without what its values are

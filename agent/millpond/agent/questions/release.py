@@ -94,5 +94,5 @@ class QuestionMember:
         if not isinstance(request, Unmask):
             return None
         shares = self._member.unmask(request)
-        self._has_unmasked = True
+        self._has_unmasked |= bool(shares.shares)
         return shares

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from millpond.aggregate.masking import keys, shamir
 from millpond.aggregate.masking.keys import Mask
@@ -39,7 +40,7 @@ class MaskedExchange:
         self._numbers = {name: number for number, name in enumerate(self._members, 1)}
         self.threshold = threshold_of(len(members))
         self._offers: dict[str, Offered] = {}
-        self._accused: dict[str, list[str]] = {}
+        self._disputes = set[frozenset[str]]()
         self._survivors: frozenset[str] = frozenset()
         self._tags: dict[str, dict[str, bytes]] = {}
         self._shares: dict[str, dict[int, bytes]] = {}
@@ -78,21 +79,34 @@ class MaskedExchange:
 
     def taken(self, name: str, answer: OffersTaken) -> None:
         """Note of whom a member has wrong shares."""
-        for wrong in answer.wrong:
-            self._accused.setdefault(wrong, []).append(name)
+        self._dispute(name, answer.wrong)
+
+    def _dispute(self, name: str, wrong: Iterable[str]) -> None:
+        known = self._members.keys() & set(wrong) - {name}
+        self._disputes |= {frozenset({name, each}) for each in known}
 
     def check_taken(self) -> None:
-        """Raise CohortFailed if shares are wrong: a member of whom most others say so is at fault, else those
-        that say so.
-        """
-        wrong = dict[str, str]()
-        for name, by in self._accused.items():
-            if len(by) > len(self._offers) // 2:
-                wrong[name] = "the shares of its masks that it has sent to others are wrong"
-            else:
-                wrong |= dict.fromkeys(by, f"it says that the shares of {name} are wrong")
-        if wrong:
+        """Raise CohortFailed if shares are wrong, with those at fault (see ``_at_fault``)."""
+        if wrong := self._at_fault(len(self._offers), "about the shares of its masks"):
             raise CohortFailed("shares of masks are wrong", wrong)
+
+    def _at_fault(self, members: int, about: str) -> dict[str, str]:
+        """Return who is at fault in the disputes of so many members, and why: those with the most disputes if
+        these are with more than half of the others, then those of what is left, and both members of any other
+        dispute, as one of them lies.
+        """
+        wrong, left = dict[str, str](), set(self._disputes)
+        while left:
+            counts = Counter(name for pair in left for name in pair)
+            most = max(counts.values())
+            if most <= (members - 1) // 2:
+                break
+            found = {name for name, count in counts.items() if count == most}
+            wrong |= dict.fromkeys(found, f"most of the others disagree with it {about}")
+            left = {pair for pair in left if not pair & found}
+        for one, other in (sorted(pair) for pair in left):
+            wrong[one], wrong[other] = (f"{each} and it disagree {about}" for each in (other, one))
+        return wrong
 
     def agreeing(self, survivors: Collection[str]) -> Agree:
         """Return the request to all whose masked updates have come. Raises CohortFailed for too few."""
@@ -100,9 +114,12 @@ class MaskedExchange:
         self._survivors = frozenset(survivors)
         return Agree(tuple(sorted(survivors)))
 
-    def agreed(self, name: str, answer: Agreed) -> None:
-        """Note the tags of a member."""
+    def agreed(self, name: str, answer: Agreed) -> str:
+        """Note the tags of a member. Returns what is wrong with them, "" if nothing is seen."""
+        if answer.tags.keys() != self._survivors - {name}:
+            return "its tags are not for the devices that have answered"
         self._tags[name] = answer.tags
+        return ""
 
     def unmasking(self) -> dict[str, Unmask]:
         """Return the request to each member that has agreed. Raises CohortFailed for too few."""
@@ -114,6 +131,9 @@ class MaskedExchange:
 
     def shared(self, name: str, answer: Shares) -> str:
         """Note the shares of a member. Returns what is wrong with them, "" if nothing is."""
+        self._dispute(name, answer.wrong)
+        if answer.wrong and not answer.shares:
+            return ""
         if answer.shares.keys() != self._offers.keys():
             return "it gives shares of others than take part"
         for each, share in answer.shares.items():
@@ -122,6 +142,10 @@ class MaskedExchange:
         for each, share in answer.shares.items():
             self._shares.setdefault(each, {})[self._numbers[name]] = share
         return ""
+
+    def disagreeing(self) -> dict[str, str]:
+        """Return the members at fault whose tags are wrong, and why (see ``_at_fault``)."""
+        return self._at_fault(len(self._tags), "about job, state, unit or who has answered")
 
     def masks(self) -> Iterator[Mask]:
         """Yield the masks in the sum of the survivors. Raises CohortFailed for too few shares, or a member

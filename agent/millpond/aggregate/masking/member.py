@@ -106,6 +106,11 @@ class CohortMember:
         exchange = self._begun("mask", "mask")
         return exchange.scale, len(exchange.offers)
 
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """The devices of the sum of the present exchange, as far as the host has told them."""
+        return self._exchange.survivors if self._exchange else ()
+
     def open(self, request: OpenCohort) -> Offered:
         """Begin an exchange; the last one ends unfinished. Raises Refused for another roster than the
         device's own.
@@ -212,24 +217,25 @@ class CohortMember:
         )
 
     def unmask(self, request: Unmask) -> Shares:
-        """Give one share of each member that takes part, once in an exchange. Raises Refused unless enough
-        members have masked the same and were told of the same survivors.
+        """Give one share of each member that takes part, once in an exchange: none unless enough members have
+        masked the same and were told of the same survivors. Raises Refused if tags of too few have come.
         """
         exchange = self._begun("unmask", "")
         about = exchange.about()
-        told = [
+        tags = {name: tag for name, tag in request.tags.items() if name in exchange.survivors}
+        tags.pop(self._name, None)
+        wrong = tuple(
             name
-            for name, tag in request.tags.items()
-            if name in exchange.survivors
-            and name != self._name
-            and keys.is_tag(self._pair_key("agreed", exchange, name, self._name), about, tag)
-        ]
-        if 1 + len(told) < (least := max(exchange.threshold, self._roster.least)):
-            text = "agree about job, state, unit and who has answered"
-            refuse(f"cohort: {1 + len(told)} devices {text}, {least} must")
-        return Shares(
-            {name: found[name not in exchange.survivors] for name, found in exchange.shares.items()}
+            for name, tag in tags.items()
+            if not keys.is_tag(self._pair_key("agreed", exchange, name, self._name), about, tag)
         )
+        agree, least = 1 + len(tags) - len(wrong), max(exchange.threshold, self._roster.least)
+        if agree < least and not wrong:
+            text = "agree about job, state, unit and who has answered"
+            refuse(f"cohort: {agree} devices {text}, {least} must")
+        given = exchange.shares if agree >= least else {}
+        shares = {name: found[name not in exchange.survivors] for name, found in given.items()}
+        return Shares(shares, wrong)
 
 
 def pair_seed(session: bytes, secret: bytes, public: bytes, one: str, other: str) -> bytes:

@@ -95,6 +95,9 @@ class Unmask(Message):
 @message("cohort.shares", Kind.CONTROL)
 @dataclass(frozen=True, slots=True)
 class Shares(Message):
-    """One share by member: of the seed of its own mask if it survives, else of its secret key."""
+    """One share by member: of the seed of its own mask if it survives, else of its secret key; none if too
+    few members agree with the device. ``wrong`` are the members whose tags say that they do not.
+    """
 
     shares: dict[str, bytes]
+    wrong: tuple[str, ...] = ()

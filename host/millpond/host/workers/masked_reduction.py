@@ -24,7 +24,7 @@ from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.base.sizes import SLOWEST
-from millpond.host.records.failures import FOR_GOOD, reason_of
+from millpond.host.records.failures import FOR_GOOD, listed, reason_of
 from millpond.host.workers.worker import DeviceWorker
 from millpond.wire.messages import Message
 
@@ -111,15 +111,21 @@ class MaskedReduction:
         """
         exchange, wrong = self._exchange, dict[str, str]()
         requests = dict.fromkeys(workers, exchange.agreeing(workers))
-        for name, tags in self._ask(workers, requests, Agreed)[0].items():
-            exchange.agreed(name, tags)
-        for name, shares in self._ask(workers, exchange.unmasking(), Shares)[0].items():
+        found, silent = self._ask(workers, requests, Agreed)
+        for name, tags in found.items():
+            if fault := exchange.agreed(name, tags):
+                wrong[name] = fault
+        given, more = self._ask(workers, exchange.unmasking(), Shares)
+        for name, shares in given.items():
             if fault := exchange.shared(name, shares):
                 wrong[name] = fault
+        wrong |= exchange.disagreeing()
         try:
             self._sum.add_masks(list(exchange.masks()))
         except CohortFailed as error:
-            raise CohortFailed(str(error), wrong | dict(error.wrong)) from None
+            reasons = listed((name, reason) for name, (reason, _) in (silent | more).items())
+            told = f"{error} ({reasons})" if reasons else str(error)
+            raise CohortFailed(told, wrong | dict(error.wrong)) from None
         figures = fixed_point.divide(self._sum, self._scale, divisor, self._mean)
         if not math.sqrt(kernels().squares(self._mean)) <= _MOST_OVER * self._clip:
             raise WrongMasks(

@@ -177,10 +177,12 @@ class _Asked:
         masked = self._each(dict(self._counted), self._sums)
         survivors = tuple(sorted(masked))
         for name, tags in self._call(dict.fromkeys(survivors, exchange.agreeing(survivors)), Agreed).items():
-            exchange.agreed(name, tags)
+            if fault := exchange.agreed(name, tags):
+                self._leave_out({name: fault})
         for name, shares in self._call(exchange.unmasking(), Shares).items():
             if fault := exchange.shared(name, shares):
                 self._leave_out({name: fault})
+        self._leave_out(exchange.disagreeing())
         total = _added(masked)
         mask_add(total, list(exchange.masks()))
         return total, survivors

@@ -22,6 +22,7 @@ from millpond.aggregate.kernels import Vector
 from millpond.aggregate.masking.exchange import CohortFailed
 from millpond.aggregate.rules.mean import MEAN
 from millpond.aggregate.rules.rule import CombinationRule
+from millpond.host.jobs.context import JobFailed
 from millpond.host.jobs.training.collection import ALL_COUNT, Collection, LatePolicy
 from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
 from millpond.host.jobs.training.roster import JobRoster
@@ -49,6 +50,7 @@ SCORE_SECONDS = 21_600.0
 """Time after which a score waits no more for workers that take _PATIENCE times as long as the others."""
 _TICK = 0.2  # seconds after which a waiting exchange calls on_wait
 _PATIENCE = 10.0  # times the planned time, after which a worker is lost
+_MOST_SUMLESS = 10  # exchanges without a sum of masked updates, one after the other
 _ROUNDS = 3.0  # times the deadline of an exchange without planned times, after which a worker is lost
 
 
@@ -147,6 +149,7 @@ class ExchangeEngine:
         self._measured: Floats = np.full(roster.size, np.nan)
         self._begun: dict[int, int] = {}  # samples, by exchange
         self._scoring: set[int] = set()  # ranks that owe a score
+        self._sumless = 0  # exchanges without a sum of masked updates, one after the other
 
     def run(
         self,
@@ -190,12 +193,19 @@ class ExchangeEngine:
             for answer in run.answers:
                 self.supply.requeue(answer.dispatcher.rank)
         self._end(run)
+        self._check_sum(run.outcome.failed)
         run.outcome.deadline = run.plan.deadline
         run.outcome.seconds = self._clock() - run.began
         run.outcome.new_plan |= policy.observe(
             self._batches, self._measured, self.busy, self.supply.part_left
         )
         return run.outcome
+
+    def _check_sum(self, failed: str) -> None:
+        """Raise JobFailed if sums of masked updates cannot be had."""
+        self._sumless = self._sumless + 1 if failed else 0
+        if self._sumless == _MOST_SUMLESS:
+            raise JobFailed(f"no sum of masked updates in {_MOST_SUMLESS} tries: {failed}")
 
     def score(self, number: int, state: ModelState) -> tuple[Sums, list[int], list[WorkerLoss]]:
         """Have all idle workers score ``state`` on the samples that they hold out. Returns the sums and
