@@ -27,7 +27,7 @@ TOGETHER = {
     ],
     "balance": ["a_virtual,b,sim,sim_error", "a_real", "exchange", "kill", "convergence"],
     "data": ["met_points", "met_speed", "streamed", "tuner,transforms", "accuracy,elastic"],
-    "hosts": ["levels,flower,flower_kills,crowd", "scale"],
+    "hosts": ["levels,flower,flower_kills,crowd", "scale", "launch_hosts"],
     "people": ["watchers,top,scrape,dashboard"],
     "privacy": ["inversion,membership,property,aimed"],
     "task": ["task_overhead,uint8_memory", "big_data", "prepare_over_import", "lora_bytes"],

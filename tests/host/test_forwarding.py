@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -98,7 +99,7 @@ def link(interface: str = "wire") -> PeerLink:
         ip("link", "set", end, "up")
     ip("addr", "add", "10.77.0.1/30", "dev", "mp-csd0")
     networks = networks_of("b", ("10.78.0.0/30",), "10.76.0.0/14", "10.77.0.0/16")
-    return plain_link("b", "192.0.2.2", networks, "10.77.0.1")
+    return plain_link("b", "192.0.2.2", networks, ipaddress.IPv4Address("10.77.0.1"))
 
 
 def settings() -> tuple[str, str, str]:

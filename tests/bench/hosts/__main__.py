@@ -7,7 +7,7 @@ import sys
 
 from bench import harness
 from bench.experiment import Experiment
-from bench.hosts import crowd, federation, kills, levels, scale
+from bench.hosts import crowd, federation, kills, launched, levels, scale
 
 EXPERIMENTS = (
     Experiment(
@@ -22,6 +22,7 @@ EXPERIMENTS = (
         kills.measure,
         figures=kills.FIGURES,
     ),
+    launched.EXPERIMENT,
     levels.EXPERIMENT,
     scale.EXPERIMENT,
     crowd.EXPERIMENT,

@@ -22,7 +22,8 @@ class StartLaunch(Message):
     Answered by LaunchPrepares now and then, by LaunchOutput and LaunchSaved repeatedly, then LaunchEnded. The
     launch ends with the connection.
 
-    One of ``several_hosts`` is answered by LaunchPart first, and goes on as JoinLaunch and BeginLaunch say.
+    One of ``several_hosts`` is answered by LaunchPart first, and goes on as JoinLaunch and BeginLaunch say;
+    what goes from host to host is not encrypted if ``plain``.
     """
 
     script: str
@@ -42,35 +43,43 @@ class StartLaunch(Message):
     transforms: str = ""
     elastic: ElasticAgents | None = None
     several_hosts: bool = False
+    plain: bool = False
 
 
 @message("api.launch.part")
 @dataclass(frozen=True, slots=True)
 class LaunchPart(Message):
     """The part of a launch that this host can take: its workers' addresses, each with the worker's name, and
-    the ``networks`` of its devices. If its first worker is that of all, they meet at ``port`` there.
+    the ``networks`` of its devices. If its first worker is that of all, they meet at ``port`` there. It has
+    the public ``key`` of its links, "" without encryption, and their UDP port.
     """
 
     workers: tuple[tuple[str, str], ...]
     networks: tuple[str, ...]
     port: int
+    key: str
+    link_port: int
 
 
 @dataclass(frozen=True, slots=True)
 class OtherHost:
-    """Another host of a launch, by its name: its ``address``, and the ``networks`` of its devices."""
+    """Another host of a launch, by its name: its ``address``, the ``networks`` of its devices, and the public
+    ``key`` and UDP ``port`` of its links, if these are encrypted.
+    """
 
     name: str
     address: str
     networks: tuple[str, ...]
+    key: str
+    port: int
 
 
 @message("api.launch.join")
 @dataclass(frozen=True, slots=True)
 class JoinLaunch(Message):
     """Take part in the launch ``run`` of ``size`` workers with those from the rank ``first`` on, as the host
-    ``name``; all meet at the master's address and port. ``names`` are the addresses of all workers, each with
-    a name. What goes to the ``others`` is not encrypted if ``plain``.
+    ``name``; all meet at the master's address and port. ``names`` are the addresses of the workers of the
+    ``others``, each with a name.
 
     Answered by LaunchOpened, once the way to the others is open.
     """
@@ -83,7 +92,6 @@ class JoinLaunch(Message):
     master_port: int
     names: tuple[tuple[str, str], ...]
     others: tuple[OtherHost, ...]
-    plain: bool
 
 
 @message("api.launch.opened")

@@ -222,7 +222,9 @@ class LaunchHosts:
 
     def _start(self, request: StartLaunch, inputs: Iterable[tuple[LaunchInput, bytes]]) -> None:
         for part in self._parts:
-            part.send(replace(request, devices=_own(part, request.devices), several_hosts=True))
+            part.send(
+                replace(request, devices=_own(part, request.devices), several_hosts=True, plain=self.plain)
+            )
         if not request.inputs:
             return
         for file, content in inputs:
@@ -238,6 +240,8 @@ class LaunchHosts:
     def _join(self) -> None:
         """Tell each host of the others, and have all begin once the ways between them are open."""
         told = [part.expect(LaunchPart) for part in self._parts]
+        if not self.plain:
+            self._check_encrypted(told)
         for part, its in zip(self._parts, told, strict=True):
             part.workers = tuple(name for _, name in its.workers)
         both = zip(self._parts, told, strict=True)
@@ -249,12 +253,21 @@ class LaunchHosts:
             known = tuple(name for other in others for name in names[other])
             links = tuple(_other(self._parts[other], told[other]) for other in others)
             name = part.host.name
-            part.send(JoinLaunch(name, run, first, size, master, port, known, links, self.plain))
+            part.send(JoinLaunch(name, run, first, size, master, port, known, links))
             first += len(names[number])
         for part in self._parts:
             part.expect(LaunchOpened)
         for part in self._parts:
             part.send(BeginLaunch())
+
+    def _check_encrypted(self, told: Sequence[LaunchPart]) -> None:
+        """Raise LocalError where links could not be encrypted, if there are any."""
+        bare = [part.host.name for part, its in zip(self._parts, told, strict=True) if not its.key]
+        if bare and len(told) > 1:
+            raise LocalError(
+                f"{', '.join(bare)}: the kernel has no WireGuard (modprobe wireguard), so links between "
+                "hosts would not be encrypted: --plain-hosts accepts that"
+            )
 
     def _follow(self) -> Iterator[tuple[LaunchNews, bytes]]:
         """Yield what the workers print and save, until each part has ended."""
@@ -309,7 +322,7 @@ class LaunchHosts:
 
 
 def _other(part: _Part, told: LaunchPart) -> OtherHost:
-    return OtherHost(part.host.name, part.host.address, told.networks)
+    return OtherHost(part.host.name, part.host.address, told.networks, told.key, told.link_port)
 
 
 def _own(part: _Part, devices: Sequence[str]) -> tuple[str, ...]:

@@ -252,7 +252,9 @@ class Forwarding:
         raise OSError(errno.EAGAIN, f"{_MOST} launches and jobs have such devices already")
 
 
-def plain_link(host: str, address: str, networks: tuple[ipaddress.IPv4Network, ...], source: str) -> PeerLink:
+def plain_link(
+    host: str, address: str, networks: tuple[ipaddress.IPv4Network, ...], source: ipaddress.IPv4Address
+) -> PeerLink:
     """Return the link to a host on the same network, without encryption. Raises ConfigError for what is no
     address, LocalError for one that is behind a router or nowhere.
     """
@@ -267,7 +269,7 @@ def plain_link(host: str, address: str, networks: tuple[ipaddress.IPv4Network, .
         raise LocalError(f"{host}: {address} is on no network of this host")
     if router:
         raise LocalError(f"{host}: {address} is behind the router {router}: plain links are on one network")
-    return PeerLink(interface, gateway, networks, ipaddress.IPv4Address(source))
+    return PeerLink(interface, gateway, networks, source)
 
 
 def _is_forwarding(interface: str) -> bool:

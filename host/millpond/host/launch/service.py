@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +25,12 @@ from millpond.base.errors import (
 )
 from millpond.base.text import counted
 from millpond.host.api.launch import BeginLaunch, JoinLaunch, LaunchOpened, LaunchPrepares, StartLaunch
-from millpond.host.fleet.addresses import PeerLink, networks_of
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
-from millpond.host.fleet.forwarding import Forwarding, plain_link
+from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.launch.inputs import LaunchInputs
+from millpond.host.launch.links import HostLinks, host_links
+from millpond.host.launch.links import clear as clear_links
 from millpond.host.launch.preparation import Period, named
 from millpond.host.launch.run import END_SECONDS, LaunchRun, check_present
 from millpond.host.launch.shared import SharedFolder
@@ -49,7 +51,6 @@ from millpond.train.distributed.launch_messages import (
 from millpond.wire.channel import Channel
 
 READY_SECONDS = 30.0
-NO_ENCRYPTION = "links between hosts are not encrypted yet: --plain-hosts accepts that"
 
 
 class LaunchService:
@@ -70,6 +71,7 @@ class LaunchService:
         self._lock = threading.Lock()
         self._reserved: set[str] = set()
         clear(fleet.shared_folders)
+        clear_links(fleet)
 
     def run(self, request: StartLaunch, client: Channel) -> None:
         """Run a launch to its end and send all its output to ``client``. Raises LocalError, RemoteError."""
@@ -85,14 +87,15 @@ class LaunchService:
             check_transforms_file(request.transforms, request.files)
         names = self._names(request)
         inputs.check([*([HOST] if request.host else []), *names])
-        with self._reserve(names):
+        with self._reserve(names), contextlib.ExitStack() as undo:
             there = self._wait_ready(names, client, _least(request, names))
-            joined = self._joined(request, names, client)
+            ends = undo.enter_context(self._ends(request))
+            joined = self._joined(request, names, client, ends)
             request = _counted(request, joined.size if joined else len(names) + request.host)
             check_start(request.processes, dict(request.variables), request.elastic)
             public = self._mounted(there, client) if request.host else {}
             reached = () if request.confined else names
-            links = self._links(joined, names[0]) if joined else []
+            links = ends.to(joined, names[0]) if joined else []
             with (
                 self._forwarding.between(
                     reached, host=request.host and not request.confined, links=links
@@ -106,30 +109,19 @@ class LaunchService:
                     client.call(LaunchOpened(), BeginLaunch, NEVER)
                 client.send(LaunchRun(workers, self._devices, place, client).run(joined is not None), NEVER)
 
-    def _joined(self, request: StartLaunch, names: Sequence[str], client: Channel) -> JoinLaunch | None:
+    def _ends(self, request: StartLaunch) -> AbstractContextManager[HostLinks]:
+        return host_links(self._fleet, plain=request.plain or not request.several_hosts)
+
+    def _joined(
+        self, request: StartLaunch, names: Sequence[str], client: Channel, ends: HostLinks
+    ) -> JoinLaunch | None:
         """Tell this host's part of a launch over several hosts, and return the whole; None for one of this
         host alone. Raises RemoteError.
         """
         if not request.several_hosts:
             return None
-        return client.call(part(self._fleet, request, names), JoinLaunch, NEVER)
-
-    def _links(self, joined: JoinLaunch, first: str) -> list[PeerLink]:
-        """Return the links to the other hosts, to which this one is known by its address for its ``first``
-        device. Raises LocalError.
-        """
-        own, source = self._fleet.config.network, self._fleet.addresses(first).host_ip
-        if joined.others and not joined.plain:
-            raise LocalError(NO_ENCRYPTION)
-        return [
-            plain_link(
-                other.name,
-                other.address,
-                networks_of(other.name, other.networks, self._fleet.peers, own),
-                source,
-            )
-            for other in joined.others
-        ]
+        own = part(self._fleet, request, names, ends.key, ends.port)
+        return client.call(own, JoinLaunch, NEVER)
 
     @contextlib.contextmanager
     def _serving(self, folder: int | None) -> Iterator[SharedFolder | None]:

@@ -94,12 +94,14 @@ class LaunchEvent:
     begun: bool = False
 
 
-def part(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> LaunchPart:
-    """Return this host's part of a launch over several ones, in the order of its ranks."""
+def part(fleet: Fleet, request: StartLaunch, devices: Sequence[str], key: str, link_port: int) -> LaunchPart:
+    """Return this host's part of a launch over several ones, in the order of its ranks, with the ``key`` and
+    port of its links.
+    """
     names = [*([HOST] if request.host else []), *devices]
     networks = (str(ipaddress.IPv4Interface(fleet.addresses(name).host).network) for name in devices)
     workers = tuple((_own_address(fleet, name, devices), name) for name in names)
-    return LaunchPart(workers, tuple(networks), sockets.free_port())
+    return LaunchPart(workers, tuple(networks), sockets.free_port(), key, link_port)
 
 
 def plan(
