@@ -12,6 +12,7 @@ their updates are 0 (Pasquini et al. 2022, arXiv:2111.07380).
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import defaultdict
 from dataclasses import replace
@@ -27,6 +28,7 @@ from bench.privacy.levels import HIDDEN, ROUND_LEVELS, Level, fleet, mlp, one_st
 from bench.privacy.measures import Floats, rebuilt, told
 from bench.privacy.target import PIXELS, Digits, Model, TargetDevice, Vector, digits, rounds_work, sum_of
 from bench.rows import Row, summary
+from millpond.aggregate.masking.exchange import CohortFailed
 from millpond.base.errors import Refused
 
 EACH = 40
@@ -48,6 +50,7 @@ def measure(run: Run) -> list[Row]:
                 _imprint(level, seed, Path(folder) / "imprint", seen)
                 if level.secure:
                     _minus(level, seed, Path(folder) / "minus", seen, like)
+                    _minus_pinned(level, seed, Path(folder) / "pinned", seen)
                     _states(level, seed, Path(folder) / "states", seen)
         run.say(f"seed {seed}: " + ", ".join(f"{name[6:]} {seen[name][-1][0]}" for name in seen))
     return [row for level in levels for row in _rows(level, seen, like)]
@@ -59,6 +62,7 @@ def _rows(level: Level, seen: Seen, like: dict[str, list[float]]) -> list[Row]:
         "imprint8": "samples rebuilt by eight such states, each for an eighth of the samples",
         "imprint_chance": "samples rebuilt by any samples of the same kind",
         "minus": "samples of one device rebuilt from two sums at one state",
+        "minus_pinned": "second sums at one state that devices with a pinned cohort tell",
         "states": "exchanges with one device's update as the sum, by other states for the others",
     }
     rows = list[Row]()
@@ -75,12 +79,14 @@ def _rows(level: Level, seen: Seen, like: dict[str, list[float]]) -> list[Row]:
     return rows
 
 
-def _fleet(level: Level, seed: int, folder: Path) -> tuple[Digits, Model, list[TargetDevice]]:
+def _fleet(
+    level: Level, seed: int, folder: Path, *, pinned: bool = False
+) -> tuple[Digits, Model, list[TargetDevice]]:
     data, model = digits(seed), Model(mlp, seed)
     work, _ = one_step(level)
     if not level.secure:  # an answer about a whole folder
         work = rounds_work()
-    return data, model, fleet(level, data, EACH, model, work, folder)
+    return data, model, fleet(level, data, EACH, model, work, folder, pinned=pinned)
 
 
 def _imprint(level: Level, seed: int, folder: Path, seen: Seen) -> None:
@@ -143,6 +149,19 @@ def _minus(level: Level, seed: int, folder: Path, seen: Seen, like: dict[str, li
     seen[f"aimed.minus.{level.name}"].append((rebuilt(guesses, truth.images), len(truth)))
 
 
+def _minus_pinned(level: Level, seed: int, folder: Path, seen: Seen) -> None:
+    """The same, of devices that have pinned each other."""
+    _, model, devices = _fleet(replace(level, devices=level.devices + 1), seed, folder, pinned=True)
+    requests = {device.name: whole(device, 0) for device in devices}
+    told = 0
+    for each in (devices, devices[1:]):
+        with contextlib.suppress(Refused, CohortFailed):
+            sum_of(each, requests, dict.fromkeys(requests, model.first), level.rho)
+            told += 1
+    assert told
+    seen[f"aimed.minus_pinned.{level.name}"].append((told - 1, 1))
+
+
 def _own(device: TargetDevice, model: Model, state: Vector) -> Floats:
     """Return the update of a device, which no attack is told."""
     net = model.loaded(state)
@@ -167,7 +186,7 @@ def _states(level: Level, seed: int, folder: Path, seen: Seen) -> None:
     states = dict.fromkeys(requests, dead) | {devices[0].name: model.first}
     try:
         found = sum_of(devices, requests, states, level.rho)
-    except Refused:
+    except (Refused, CohortFailed):
         seen[f"aimed.states.{level.name}"].append((0, 1))
         return
     own = _own(devices[0], model, model.first)

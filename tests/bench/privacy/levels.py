@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from bench.privacy.target import CLIP, PIXELS, RATE, Digits, Model, TargetDevice, rounds_work, steps_work
+from millpond.agent.policy.cohort_key import make_key
 from millpond.agent.policy.settings import Policy
 from millpond.privacy.accounting import rho_of
 from millpond.train.job.spec import WorkSpec
@@ -87,14 +88,24 @@ def one_step(level: Level) -> tuple[WorkSpec, float]:
 
 
 def fleet(
-    level: Level, data: Digits, each: int, model: Model, work: WorkSpec, folder: Path
+    level: Level, data: Digits, each: int, model: Model, work: WorkSpec, folder: Path, *, pinned: bool = False
 ) -> list[TargetDevice]:
-    """Return the devices of a level, with ``each`` samples of ``data``: the first ones are the first's."""
-    policy = Policy(least_samples=level.group, answers_per_state=0)
+    """Return the devices of a level, with ``each`` samples of ``data``: the first ones are the first's. If
+    ``pinned``, each has the keys of the others in its policy.
+    """
+    cohort = tuple(_key(folder / level.name, f"csd{rank:02}") for rank in range(level.devices * pinned))
+    policy = Policy(least_samples=level.group, answers_per_state=0, cohort=cohort)
     return [
         TargetDevice(f"csd{rank:02}", part, model, work, folder / level.name, policy)
         for rank, part in enumerate(_parts(data, each, level.devices))
     ]
+
+
+def _key(folder: Path, name: str) -> str:
+    """Return the line by which others pin a device, whose key is made."""
+    (folder / name).mkdir(parents=True)
+    make_key(folder / name, name)
+    return (folder / name / "cohort.pub").read_text().strip()
 
 
 def round_devices(
