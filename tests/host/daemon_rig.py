@@ -70,7 +70,9 @@ class StandIn:
         self.end.set()
 
 
-LEDGER = Ledger({"parameters": 1000, "metrics": 10}, {"canary": 0}, 4096)
+LEDGER = Ledger(
+    {"parameters": 1000, "metrics": 10}, {"canary": 0}, 4096, {"agent": 110, "nodes": 900, "made up": 1}
+)
 WELCOME = Welcome("", "1", "boot", "x86_64", 4, 4 << 30, 8 << 30)
 LOAD = Load(0.25, 1 << 30, 2 << 30, 41.0, (), 120.0, "declared")
 

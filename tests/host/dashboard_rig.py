@@ -119,7 +119,7 @@ def _furnish(served: Served, name: str) -> None:
 
     def call(request: object, _reply: object, _deadline: object) -> object:
         if isinstance(request, GetLedger):
-            return Ledger(dict(served.sent), {"canary": 0}, 4096)
+            return Ledger(dict(served.sent), {"canary": 0}, 4096, {"nodes": 5000})
         if isinstance(request, GetAuditHead):
             return AuditHead(1, len(served.audit), digest_of(served.audit[-1]), "")
         if isinstance(request, GetAuditEntries):

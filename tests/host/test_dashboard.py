@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from millpond.fs.client.metrics import MountStats
+from millpond.fs.mount.stats_socket import serve_stats
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.monitor.dashboard import charts, sources
@@ -268,7 +270,14 @@ def test_the_page_of_a_device_has_its_ledger_tunnel_and_log(served: Served) -> N
         served.rig.set_device("csd0", state=DeviceState.ABSENT, reason="no answer for 3 s")
         part(events, "live_state", "no answer for 3 s")
     page = served.ask("/devices/csd0").text
-    assert "65520" in page and "4.5 kB" in page
+    assert "65520" in page and "4.5 kB" in page and "all kinds, by nodes" in page and "5.0 kB" in page
+
+
+def test_the_page_of_a_device_has_the_mounts_of_its_volume(served: Served) -> None:
+    mount = MountStats("csd0", "/mnt/<b>", "", {"read": 10}, {"fs.read": (4,)}, operations={"read": (2, 5)})
+    with serve_stats(served.rig.directory / "mounts", lambda: mount):
+        page = served.ask("/devices/csd0").text
+    assert "/mnt/&lt;b&gt;" in page and "read 6 of 10" in page and '<td class="number">7</td>' in page
 
 
 def test_the_page_of_a_device_has_its_answers_over_time(

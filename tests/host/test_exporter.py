@@ -19,6 +19,8 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from millpond.fs.client.metrics import MountStats
+from millpond.fs.mount.stats_socket import serve_stats
 from millpond.host.api.daemon import JobInfo
 from millpond.host.cli.views import metrics as command
 from millpond.host.monitor.exporter import server, source
@@ -66,7 +68,10 @@ def with_rounds(rig: Rig) -> int:
 
 def test_the_figures_of_a_fleet(rig: Rig) -> None:
     with_rounds(rig)
-    code, out, _ = rig.command("metrics", "--once")
+    took, asked = {"read": (1, 2)}, {"read": 10}
+    mount = MountStats("csd0", "/mnt", "", asked, {"fs.read": (4,)}, 300, 200, operations=took)
+    with serve_stats(rig.directory / "mounts", lambda: mount):
+        code, out, _ = rig.command("metrics", "--once")
     found = values(out)
     assert code == 0
     expected = {
@@ -77,6 +82,13 @@ def test_the_figures_of_a_fleet(rig: Rig) -> None:
         ("millpond_device_flash_bytes", "csd2"): 8 << 30,
         ("millpond_device_energy_joules_total", "csd0", "declared"): 120,
         ("millpond_device_sent_bytes_total", "csd0", "parameters"): 1000,
+        ("millpond_device_sender_bytes_total", "csd0", "nodes"): 900,
+        ("millpond_device_sender_bytes_total", "csd0", "made up"): None,
+        ("millpond_mount_operations_total", "csd0", "read"): 3,
+        ("millpond_mount_requests_total", "mount", "csd0", "read"): 6,
+        ("millpond_mount_requests_total", "device", "csd0", "read"): 4,
+        ("millpond_mount_read_ahead_bytes_total", "csd0"): 300,
+        ("millpond_mount_read_ahead_used_bytes_total", "csd0"): 200,
         ("millpond_tunnel_bytes_total", "csd0", "to_device"): 3000,
         ("millpond_tunnel_dropped_packets_total", "csd0", "from_device"): 1,
         ("millpond_jobs", "running"): 1,

@@ -52,6 +52,7 @@ from millpond.wire import tls
 from millpond.wire.audit_log import Answered
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
+    SENDERS,
     AtRest,
     Attach,
     GetAuditEntries,
@@ -213,8 +214,10 @@ class AgentService:
 
     @answers(GetLedger)
     def _ledger(self, _request: GetLedger, _host: Channel) -> Message:
-        sent, seen = gates.ledger(self.gate, [self.volume.tally, self.nodes_tally, self.data_tally])
-        return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
+        others = [self.volume.tally, self.nodes_tally, self.data_tally]
+        sent, seen = gates.ledger(self.gate, others)
+        senders = dict(zip(SENDERS, gates.totals([self.gate.tally, *others]), strict=True))
+        return Ledger(sent, seen, private_bytes(Path(self.config.flash)), senders)
 
     @answers(GetAuditHead)
     def _audit_head(self, request: GetAuditHead, _host: Channel) -> Message:

@@ -198,6 +198,11 @@ def ledger(gate: Gate, others: Sequence[LedgerCounters]) -> tuple[dict[str, int]
     return sent, seen
 
 
+def totals(tallies: Sequence[LedgerCounters]) -> list[int]:
+    """Return the bytes of all kinds together, for each of ``tallies``."""
+    return [sum(tally[i] for i in range(len(KINDS))) for tally in tallies]
+
+
 def open_ledger(folder: Path, process: str, patterns: Sequence[Pattern]) -> LedgerCounters:
     """Open the counters of ``process`` in a file, which goes on counting when the agent starts again.
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from millpond.wire.messages import Kind, Message, message
 
@@ -94,15 +94,22 @@ class GetLedger(Message):
     """Ask for the privacy ledger; answered by Ledger."""
 
 
+SENDERS: Final[tuple[str, ...]] = ("agent", "volume", "nodes", "streams")
+"""The parts of a device that send: its agent, the server of its volume, nodes of reductions, and data
+services. The last two also send to other devices."""
+
+
 @message("ledger", Kind.METRICS)
+@dataclass(frozen=True, slots=True)
 class Ledger(Message):
-    """The privacy ledger: bytes that left the agent by kind; sightings of each canary; bytes of private files
-    kept.
+    """The privacy ledger: bytes that left the device by kind; sightings of each canary; bytes of private
+    files kept; and the bytes again by ``senders``, see SENDERS.
     """
 
     sent: dict[str, int]
     canaries: dict[str, int]
     private_bytes: int
+    senders: dict[str, int] = field(default_factory=dict)
 
 
 @message("audit.head.get")

@@ -60,6 +60,7 @@ from millpond.wire.audit_log import LONGEST_LINE, PAGE_BYTES
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
     CONTROL_PORT,
+    SENDERS,
     AuditEntries,
     AuditHead,
     GetAuditEntries,
@@ -446,7 +447,8 @@ _OWNERS: Mapping[type[Message], str] = {
 def _bounded(ledger: Ledger) -> Ledger:
     """Return what a device says has left it, in bounds: each name becomes a series where figures are kept."""
     sent, seen = (dict(islice(table.items(), _MOST_LEDGER)) for table in (ledger.sent, ledger.canaries))
-    return cleaned(Ledger(sent, seen, ledger.private_bytes), _LONGEST_NAME)
+    senders = {name: ledger.senders[name] for name in SENDERS if name in ledger.senders}
+    return cleaned(Ledger(sent, seen, ledger.private_bytes, senders), _LONGEST_NAME)
 
 
 def _send_with(client: Channel, answer: Message, descriptor: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
+from millpond.fs.client.metrics import MountStats, answered_here
 from millpond.host.monitor.dashboard import charts
 from millpond.host.monitor.dashboard.charts import Chart
 from millpond.host.monitor.dashboard.sources import Sources
@@ -89,6 +90,7 @@ class DevicePage:
             "sample": history.last(self.name),
             "detail": detail,
             "ledger": detail.ledger,
+            "mounts": [_mount(each) for each in detail.mounts],
             "policy": answered.policies[-1] if answered.policies else None,
             "answered": answered.rows[-MOST_ANSWERED:][::-1],
             "events": [each for each in history.events if each.device == self.name][-MOST_EVENTS:][::-1],
@@ -98,6 +100,16 @@ class DevicePage:
         entries = self.sources.device(self.name).entries
         found = charts.of_device(snapshot.fleet.samples.get(self.name, ()))
         return found | {"chart_answers": charts.of_answers(entries)}
+
+
+def _mount(found: MountStats) -> dict[str, Any]:
+    kept = [f"{name} {here} of {asked}" for name, (here, asked) in answered_here(found).items() if asked]
+    return {
+        "found": found,
+        "operations": sum(map(sum, found.operations.values())),
+        "failed": sum(sum(each.values()) for each in found.errors.values()),
+        "kept": ", ".join(kept),
+    }
 
 
 @dataclass(frozen=True)

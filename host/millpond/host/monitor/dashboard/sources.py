@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from millpond.base.errors import MillpondError, ProtocolError
+from millpond.fs.client.metrics import MountStats
+from millpond.fs.mount.stats_socket import read_stats
 from millpond.host.api.daemon import TunnelInfo
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.train.job.spec import Job
@@ -33,13 +35,15 @@ MOST_KEPT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class DeviceDetail:
-    """A device's tunnel, its ledger, the last ``lines`` of its log, and the last ``entries`` of its audit
-    log, which are not verified. ``fault`` is the reason why some of that is old, or missing.
+    """A device's tunnel, its ledger, the ``mounts`` of its volume on this host, the last ``lines`` of its
+    log, and the last ``entries`` of its audit log, which are not verified. ``fault`` is the reason why some
+    of that is old, or missing.
     """
 
     tunnel: TunnelInfo | None = None
     lines: tuple[str, ...] = ()
     ledger: Ledger | None = None
+    mounts: tuple[MountStats, ...] = ()
     entries: tuple[Entry, ...] = ()
     fault: str = ""
 
@@ -77,7 +81,8 @@ class DeviceSource:
         if not log.gone and time.monotonic() - self._counted >= LEDGER_SECONDS:
             self._counted = time.monotonic()
             ledger = client.ledgers(self._name).get(self._name)
-            self._detail = replace(self._detail, ledger=ledger)
+            mounts = tuple(read_stats(client.fleet.mount_stats, self._name))
+            self._detail = replace(self._detail, ledger=ledger, mounts=mounts)
             new = self._new_entries(client)
             self._detail = replace(self._detail, entries=(*self._detail.entries, *new)[-MOST_ENTRIES:])
 

@@ -78,6 +78,13 @@ DRIVE_WARNING = _gauge(
 SENT = _counter(
     "device_sent_bytes_total", "Bytes that have left a device, by kind: its privacy ledger.", "device", "kind"
 )
+SENDERS = _counter(
+    "device_sender_bytes_total",
+    "The bytes of a device's ledger by the part that sent them: agent, volume, nodes of reductions, streams; "
+    "nodes and streams also send to other devices.",
+    "device",
+    "sender",
+)
 CANARIES = _counter(
     "device_canary_sightings_total",
     "Canaries and tracers of private data seen in what left a device.",
@@ -115,6 +122,19 @@ MOUNT_ERRORS = _counter(
     "Operations of programs on this host's live mounts that failed.",
     "device",
     "operation",
+)
+MOUNT_REQUESTS = _counter(
+    "mount_requests_total",
+    "Requests of the kernel to this host's live mounts, by who answered: the mount itself or the device.",
+    "device",
+    "request",
+    "answered_by",
+)
+MOUNT_AHEAD = _counter(
+    "mount_read_ahead_bytes_total", "Bytes that this host's live mounts read ahead.", "device"
+)
+MOUNT_AHEAD_USED = _counter(
+    "mount_read_ahead_used_bytes_total", "Bytes read ahead that programs have read.", "device"
 )
 MOUNT_DIRTY = _gauge(
     "mount_dirty_bytes", "Bytes written on mounts that the device does not have yet.", "device"

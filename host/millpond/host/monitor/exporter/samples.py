@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millpond.fs.client.metrics import MountStats
+from millpond.fs.client.metrics import MountStats, answered_here
 from millpond.fs.proto.status import StatusIs
 from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo, TunnelInfo
 from millpond.host.fleet.lifecycle import DeviceState
@@ -102,6 +102,8 @@ def _details(found: FleetDetails) -> Iterator[Sample]:
         for kind in Kind:  # no other: a device could make as many series as it names kinds
             if kind in ledger.sent:
                 yield metrics.SENT.of(ledger.sent[kind], name, kind)
+        for sender, count in ledger.senders.items():
+            yield metrics.SENDERS.of(count, name, sender)
         yield metrics.CANARIES.of(sum(ledger.canaries.values()), name)
         yield metrics.PRIVATE.of(ledger.private_bytes, name)
     for name, tunnel in found.tunnels.items():
@@ -137,17 +139,30 @@ def _volume(name: str, status: StatusIs) -> Iterator[Sample]:
 
 def _mounts(mounts: Sequence[MountStats]) -> Iterator[Sample]:
     """Yield the figures of all mounts of each device together."""
-    operations, errors, dirty = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[str]()
+    operations, errors = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    requests = Counter[tuple[str, str, str]]()
+    by_device = {
+        metrics.MOUNT_DIRTY: Counter[str](),
+        metrics.MOUNT_AHEAD: Counter[str](),
+        metrics.MOUNT_AHEAD_USED: Counter[str](),
+    }
     for each in mounts:
-        dirty[each.device] += each.dirty
+        for found, value in zip(by_device.values(), (each.dirty, each.ahead, each.ahead_used), strict=True):
+            found[each.device] += value
+        for name, (here, asked) in answered_here(each).items():
+            requests[each.device, name, "mount"] += here
+            requests[each.device, name, "device"] += asked - here
         operations.update({(each.device, name): sum(took) for name, took in each.operations.items()})
         errors.update({(each.device, name): sum(own.values()) for name, own in each.errors.items()})
     for device, count in Counter(each.device for each in mounts).items():
         yield metrics.MOUNTS.of(count, device)
-        yield metrics.MOUNT_DIRTY.of(dirty[device], device)
+        for metric, found in by_device.items():
+            yield metric.of(found[device], device)
     for labels, count in operations.items():
         yield metrics.MOUNT_OPERATIONS.of(count, *labels)
         yield metrics.MOUNT_ERRORS.of(errors[labels], *labels)
+    for served, count in requests.items():
+        yield metrics.MOUNT_REQUESTS.of(count, *served)
 
 
 def _job(info: JobInfo) -> Iterator[Sample]:
