@@ -14,21 +14,32 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from millpond.base.errors import ConfigError, LocalError, Refused
+from millpond.fs.client.metrics import MountStats
+from millpond.fs.mount.stats_socket import read_stats, serve_stats
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.daemon import main as daemon
 from millpond.host.fleet import directory, provisioning
 from millpond.host.fleet.directory import default_directory
 from millpond.host.fleet.sharing import shared_with
+from millpond.host.monitor.dashboard import main
+from millpond.host.monitor.dashboard.access import Access, Role
+from millpond.host.monitor.dashboard.server import Dashboard
+from millpond.host.monitor.feed import Feed
 from millpond.train.job import file
+from millpond.train.job.spec import TrackSpec
 
 from ..conftest import InNamespace
 from ..job_files import written
 from ..waiting import eventually
+from .daemon_rig import Rig
+from .dashboard_rig import COOKIE, Served
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 USER = 4711
@@ -197,5 +208,64 @@ def test_another_user_reaches_nothing(place: Path, in_namespace: InNamespace) ->
                 as_user([], lambda: DaemonClient(fleet).jobs())
             found = (fleet / "host.sock").stat()
             assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, GROUP.gr_gid)
+
+    in_namespace(body)
+
+
+@contextlib.contextmanager
+def dashboard(fleet: Path) -> Iterator[Served]:
+    """The dashboard of a user, with both roles."""
+    with main.listen("127.0.0.1", 0) as sock, Feed(fleet, period=0.1) as feed:
+        port = sock.getsockname()[1]
+        access = Access.fresh((f"http://127.0.0.1:{port}",), control=True)
+        server = main.WebServer(Dashboard(feed, "shared", access, COOKIE))
+        thread = threading.Thread(target=server.run, args=([sock],))  # of the same user as this one
+        thread.start()
+        try:
+            eventually(lambda: server.started and feed.snapshot.at, "a dashboard that answers")
+            yield Served(cast(Rig, None), feed, access, port, Role.CONTROL)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@needs_root
+@pytest.mark.expected_log("job 1")
+def test_a_member_sees_on_the_dashboard_what_the_socket_tells_a_member(
+    place: Path, in_namespace: InNamespace
+) -> None:
+    fleet, secret = place / "fleet", str(place / "fleet" / "test-data")
+    mount = MountStats("csd0", "/mnt/of-the-owner")
+
+    def looks() -> None:
+        with dashboard(fleet) as served:
+            assert "shared" in served.ask("/").text and "/jobs/1" in served.ask("/").text
+            page = served.ask("/jobs/1").text
+            assert "no device is ready" in page and "net:build" in page
+            assert secret not in page and "the-owners-runs" not in page
+            assert not read_stats(directory.read(fleet).mount_stats)
+            answer = served.ask("/prune", method="POST", form={"keep": "0", "confirmed": "yes"})
+            assert answer.status != 200 and "for the daemon" in answer.text
+            assert "/jobs/1" in served.ask("/").text
+
+    def body() -> None:
+        job, code = file.read(place / "home" / "job.toml")
+        job = replace(
+            job,
+            data=replace(job.data, test=str(place / "home" / "data")),
+            track=TrackSpec(tensorboard="the-owners-runs"),
+        )
+        shared = directory.read(fleet)
+        with daemon.running(shared, GROUP.gr_name), serve_stats(shared.mount_stats, lambda: mount):
+            with DaemonClient(fleet) as client, contextlib.suppress(Refused):
+                client.submit(job, code)
+            with DaemonClient(fleet) as client:
+                eventually(lambda: client.jobs()[0].state == "failed", "it has no devices", 60, 0.1)
+            assert [each.mountpoint for each in read_stats(shared.mount_stats)] == [mount.mountpoint]
+            with dashboard(fleet) as owners:  # by which all modules are loaded, which the member may not read
+                assert secret in owners.ask("/jobs/1").text and owners.ask("/").status == 200
+            as_user([GROUP.gr_gid], looks)
+            with pytest.raises(LocalError, match="Permission denied"):
+                as_user([], lambda: DaemonClient(fleet).jobs())
 
     in_namespace(body)
