@@ -119,6 +119,22 @@ def test_the_device_decides_which_questions_it_answers(policy: Policy, masked: b
         check(PUBLIC, PRIVATE)
 
 
+def test_noise_is_for_known_code_alone() -> None:
+    """Unknown code decides itself what it counts."""
+    model, question = next(iter(FILES.values())), DataQuestion("confusion")
+    asked = AskDevice("a", question, (PRIVATE,), rho=0.1, work=JOB.work, files=FILES, model=model)
+    with pytest.raises(Refused, match=r"policy.code: unknown code counts what it wants"):
+        check_question(Policy(), "csd0", asked)
+    check_question(Policy(), "csd0", replace(asked, rho=0.0))
+    listed = Policy(code="listed", listed=(digest(JOB.work, FILES),))
+    check_question(listed, "csd0", asked)
+    with pytest.raises(Refused, match=r"policy.code: the job's code is not listed"):
+        check_question(Policy(code="listed"), "csd0", asked)
+    for wrong in ({"work": None}, {"model": None}, {"question": DataQuestion("count")}, {"rho": -1.0}):
+        with pytest.raises(Refused, match=r"a model comes with|noise of -1|files that are not"):
+            check_question(listed, "csd0", replace(asked, **wrong))  # type: ignore[arg-type]
+
+
 def test_a_question_is_about_groups_of_samples() -> None:
     check_counted(Policy(), (PRIVATE, PUBLIC), {PRIVATE.path: 8, PUBLIC.path: 1})
     with pytest.raises(Refused, match=r"policy.least_samples: .* has 7 samples; an answer covers 8 or more"):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,17 @@ import numpy as np
 import pytest
 
 from millpond.agent.config import AgentConfig, LinkConfig
-from millpond.agent.questions.counting import CountedSums
+from millpond.agent.policy.budget_ledger import BudgetLedger
+from millpond.agent.questions.noise import SumsNoise
 from millpond.agent.questions.release import QuestionMember
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.aggregate.masking.stream import mask_add
 from millpond.base.errors import Refused
+from millpond.privacy.accounting import sigma_of_sum
 from millpond.train.protocol import Folder
 from millpond.train.questions.messages import AskDevice
-from millpond.train.questions.question import DataQuestion
+from millpond.train.questions.question import UNIT, DataQuestion
 
 NAMES = ("csd0", "csd1", "csd2")
 ASKED = AskDevice("a", DataQuestion("histogram", "label", 0, 10, 3), (Folder("private/digits", ""),))
@@ -28,7 +31,9 @@ ASKED = AskDevice("a", DataQuestion("histogram", "label", 0, 10, 3), (Folder("pr
 
 def device(name: str, folder: Path, asked: AskDevice) -> QuestionMember:
     (folder / name).mkdir(exist_ok=True)
-    return QuestionMember(AgentConfig(name, LinkConfig("10.77.0.2/30", "s"), state=str(folder / name)), asked)
+    config = AgentConfig(name, LinkConfig("10.77.0.2/30", "s"), state=str(folder / name))
+    ledger = BudgetLedger(folder / name / "budget")
+    return QuestionMember(config, asked, SumsNoise(config, asked, ledger) if asked.rho else None)
 
 
 def unmasked(members: dict[str, QuestionMember], sums: dict[str, np.ndarray[Any, Any]]) -> list[int]:
@@ -44,7 +49,7 @@ def unmasked(members: dict[str, QuestionMember], sums: dict[str, np.ndarray[Any,
         assert not exchange.offered(name, offer)
     for name, taken in answers(exchange.dealing(1.0), OffersTaken).items():
         exchange.taken(name, taken)
-    masked = {name: members[name].masked(CountedSums(each, {})) for name, each in sums.items()}
+    masked = {name: members[name].told(each) for name, each in sums.items()}
     for name, tags in answers(dict.fromkeys(NAMES, exchange.agreeing(NAMES)), Agreed).items():
         exchange.agreed(name, tags)
     for name, shares in answers(exchange.unmasking(), Shares).items():
@@ -62,15 +67,40 @@ def test_the_sum_is_exact_and_there_is_one(tmp_path: Path) -> None:
         unmasked(members, sums)
 
 
+def test_the_sum_has_the_noise_of_the_fewest_devices_and_each_device_has_paid(tmp_path: Path) -> None:
+    asked, rho, size = replace(ASKED, rho=0.01), 0.01, ASKED.question.words
+    sums = {name: np.arange(size) * UNIT for name in NAMES}
+    found = []
+    for number in range(60):
+        (tmp_path / str(number)).mkdir()
+        members = {name: device(name, tmp_path / str(number), asked) for name in NAMES}
+        found.append(np.array(unmasked(members, sums)) - 3 * sums["csd0"])
+    sigma = sigma_of_sum(rho, 8 * UNIT, 2, size)  # two of three devices must be in the sum
+    assert sigma == pytest.approx(8 * UNIT / math.sqrt(2 * rho * 2), rel=0.01)
+    assert np.std(found) == pytest.approx(math.sqrt(3) * sigma, rel=0.2)
+    assert abs(np.mean(found)) < 5 * math.sqrt(3 / len(found) / size) * sigma
+    for name in NAMES:
+        spent = BudgetLedger(tmp_path / "0" / name / "budget").spent("private/digits")
+        assert spent == pytest.approx(rho)
+
+
+def test_an_answer_that_cannot_be_paid_does_not_leave(tmp_path: Path) -> None:
+    members = {name: device(name, tmp_path, replace(ASKED, rho=0.01)) for name in NAMES}
+    (tmp_path / "csd1" / "budget").mkdir()
+    with pytest.raises(Refused, match=r"policy.budget: .* cannot be written"):
+        unmasked(members, dict.fromkeys(NAMES, np.zeros(6, np.int64)))
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        lambda asked: replace(asked, rho=1.0),
         lambda asked: replace(asked, question=replace(asked.question, low=5)),
         lambda asked: replace(asked, question=replace(asked.question, column="image")),
         lambda asked: replace(asked, folders=(Folder("private/empty", ""),)),
         lambda asked: replace(asked, folders=(Folder("private/digits", "", public=True),)),
     ],
-    ids=("bounds", "column", "folder", "public"),
+    ids=("noise", "bounds", "column", "folder", "public"),
 )
 def test_no_device_unmasks_its_answer_among_those_to_other_questions(
     tmp_path: Path, change: Callable[[AskDevice], AskDevice]

@@ -43,9 +43,18 @@ def test_the_host_learns_masked_sums_over_private_folders(fleet: Emulation) -> N
     for each in found["figures"]["quantiles"]:
         assert each["low"] <= np.quantile(known, each["share"], method="inverted_cdf") <= each["high"]
         assert each["high"] - each["low"] == pytest.approx(0.09)
+    noisy = fleet.millpond("ask", *question, "--epsilon", "8", "--format", "json")
+    assert noisy.code == 0, noisy
+    found = json.loads(noisy.out)
+    off = np.array([each["count"] for each in found["figures"]["bins"]]) - np.bincount(known, minlength=10)
+    assert off.any()
+    assert np.abs(off).max() < 6 * found["noise"] < 100
     log = json.loads(fleet.millpond("audit", "csd1", "--format", "json").out)
-    row = next(row for row in log["summary"]["rows"] if row["answers"]["role"] == "question")
-    assert row["answers"]["name"] == "histogram of 'label' from -0.5 to 9.5, 10 bins"
+    rows = [row for row in log["summary"]["rows"] if row["answers"]["role"] == "question"]
+    row = next(
+        row for row in rows if row["answers"]["name"] == "histogram of 'label' from -0.5 to 9.5, 10 bins"
+    )
+    assert any("10 bins, noise of rho" in each["answers"]["name"] for each in rows)
     assert row["answers"]["samples"] == {"private/digits": len(labels(fleet, "private/digits", "csd1"))}
 
 

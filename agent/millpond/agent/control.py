@@ -26,7 +26,8 @@ from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.log_lines import LogLines
 from millpond.agent.node.handle import NodeProcess, NodeRequests
 from millpond.agent.node.memory import NodeMemory
-from millpond.agent.policy import signatures
+from millpond.agent.policy import budget_ledger, signatures
+from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.cohort_key import make_key
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.questions import check_question
@@ -152,6 +153,7 @@ class AgentService:
         self.zygote, self._check = zygote, check
         self._meter = load.meter(config)
         self._answers = StateAnswers(config.policy.answers_per_state)
+        self.budget = BudgetLedger(Path(config.state, budget_ledger.FILE))
         make_key(Path(config.state), config.name)
         self._draws = SecretDraws(Path(config.state, "draws.key"))
         self._files = JobFiles(config)
@@ -338,17 +340,21 @@ class AgentService:
             check_question(self.config.policy, self.config.name, request)
             if request.work and self.config.policy.code == "signed":
                 signer = signatures.check_digest(self.config.policy.owners, code, request.signature)
-            about = Answered("question", f"{request.question}", peer=tls.peer_of(host.sock), run=request.name)
+            name = f"{request.question}" + (f", noise of rho {request.rho:.3g}" if request.rho else "")
+            about = Answered("question", name, peer=tls.peer_of(host.sock), run=request.name)
             with self.audit.session(replace(about, code=code, signer=signer)) as session:
                 gates.charge(host, session.counters)
                 self._answer_question(request, host, session)
 
     def _answer_question(self, request: AskDevice, host: Channel, session: AuditSession) -> None:
-        from millpond.agent.questions import counting, release  # with numpy and cryptography
+        from millpond.agent.questions import counting, noise, release  # with numpy and cryptography
 
+        added = noise.SumsNoise(self.config, request, self.budget) if request.rho else None
+        if added:
+            added.check()
         with self._files.laid_out(request.needed, host) as files:
             sums = counting.count(self.config, request, files, self.zygote, host)
-        release.release(self.config, request, sums, host, session)
+        release.release(self.config, request, sums, added, host, session)
 
     @contextlib.contextmanager
     def _telling(self, name: str, host: Channel) -> Iterator[None]:

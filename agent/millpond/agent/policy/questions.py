@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from millpond.agent.policy.rules import check_code, check_folder, refused
@@ -19,6 +20,8 @@ _HEAD = 1 << 20
 def check_question(policy: Policy, device: str, request: AskDevice) -> None:
     """Raise Refused for a question that the policy forbids, whoever has signed its code."""
     _check_model(policy, request)
+    if not 0 <= request.rho < math.inf:
+        raise Refused("", "data", f"noise of {request.rho}")
     if len({folder.path for folder in request.folders}) != len(request.folders) or not request.folders:
         raise Refused("", "data", "a question is about folders, each named once")
     for folder in request.folders:
@@ -43,6 +46,8 @@ def _check_model(policy: Policy, request: AskDevice) -> None:
         raise Refused("", "model", "a question has files that are not of its model")
     if request.work:
         check_code(policy, request.work, request.files)
+        if request.rho and policy.code == "any":
+            raise refused("code", "unknown code counts what it wants: noise is for listed or signed code")
         if request.model and request.model.size > 4 * policy.largest_model + _HEAD:
             raise refused("largest_model", f"a model's file of {request.model.size} bytes")
 

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy.cohort_key import secret_key
+from millpond.agent.policy.told_sums import ToldSums
 from millpond.agent.questions.counting import CountedSums
+from millpond.agent.questions.noise import SumsNoise
 from millpond.aggregate.masking import keys
 from millpond.aggregate.masking.member import CohortMember, CohortRoster
 from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
@@ -19,18 +23,26 @@ from millpond.aggregate.masking.stream import mask_add
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.train.questions.messages import Answer, AskDevice, Counted, GetAnswer
+from millpond.train.questions.sums import Words
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message
 
 SEND_SECONDS = 60.0
+MaskedWords = NDArray[np.uint64]
 
 
 def release(
-    config: AgentConfig, request: AskDevice, sums: CountedSums, host: Channel, session: AuditSession
+    config: AgentConfig,
+    request: AskDevice,
+    sums: CountedSums,
+    noise: SumsNoise | None,
+    host: Channel,
+    session: AuditSession,
 ) -> None:
     """Let the sums leave as the host asks for them, until it closes the connection. Raises RemoteError."""
-    member = QuestionMember(config, request) if request.masked else None
-    host.send(member.counted() if member else Counted(), Deadline.after(SEND_SECONDS))
+    leaving = QuestionMember(config, request, noise) if request.masked else _Plain(noise)
+    counted = replace(leaving.counted(), group=config.policy.least_samples)
+    host.send(counted, Deadline.after(SEND_SECONDS))
     while True:
         try:
             head = host.receive(NEVER)
@@ -42,11 +54,11 @@ def release(
             raise ProtocolError("the host sent a payload on a control connection")
         try:
             if isinstance(head.message, GetAnswer):
-                words = member.masked(sums) if member else sums.words
+                words = leaving.told(sums.words)
                 session.exchange(sums.samples)
                 host.send(Answer(), Deadline.after(SEND_SECONDS), words.data.cast("B"))
                 continue
-            reply = member.answer(head.message) if member else None
+            reply = leaving.answer(head.message)
             if reply is None:
                 raise ProtocolError(f"'{head.message.NAME}' has no place after a question")
         except Refused as error:
@@ -55,18 +67,39 @@ def release(
         host.send(reply, Deadline.after(SEND_SECONDS))
 
 
+class _Plain:
+    """Sums as they are. With noise they have one noise, however often they are asked for."""
+
+    def __init__(self, noise: SumsNoise | None) -> None:
+        self._noise = noise
+        self._noisy: Words | None = None
+
+    def counted(self) -> Counted:
+        return Counted()
+
+    def told(self, sums: Words) -> Words:
+        if self._noisy is None:
+            self._noisy = self._noise.added(sums, 1) if self._noise else sums
+        return self._noisy
+
+    def answer(self, _request: Message) -> Message | None:
+        return None
+
+
 class QuestionMember:
     """The device in the masked exchanges of one question. It helps to unmask one sum: two sums of different
     devices would tell the difference. All devices must have masked sums of the same question: else a host
     could ask all but one for sums that it knows.
     """
 
-    def __init__(self, config: AgentConfig, request: AskDevice) -> None:
+    def __init__(self, config: AgentConfig, request: AskDevice, noise: SumsNoise | None = None) -> None:
         folders = [(folder.path, folder.public) for folder in request.folders]
         code = request.work, sorted(request.needed.items())
-        self._what = keys.digest("question", repr((request.question, folders, code)))
+        self._what = keys.digest("question", repr((request.question, request.rho, folders, code)))
+        self._noise = noise
         policy, secret = config.policy, secret_key(Path(config.state), config.name)
         self._public, self._policy, self._has_unmasked = keys.public_of(secret), policy, False
+        self._told_sums = ToldSums(Path(config.state)) if policy.pinned else None
         roster = CohortRoster(policy.least_devices, policy.pinned)
         self._member = CohortMember(config.name, secret, roster, os.urandom)
 
@@ -75,9 +108,12 @@ class QuestionMember:
         policy = self._policy
         return Counted((), self._public, bool(policy.cohort), policy.least_devices)
 
-    def masked(self, sums: CountedSums) -> np.typing.NDArray[np.uint64]:
-        """Return the sums with the masks of the present exchange. Raises Refused."""
-        words = sums.words.astype(np.int64).view(np.uint64)
+    def told(self, sums: Words) -> MaskedWords:
+        """Return the sums with the masks of the present exchange, and with the device's share of the noise:
+        each exchange is paid for, as a host may unmask what it says has failed. Raises Refused.
+        """
+        noisy = self._noise.added(sums, self._member.fewest) if self._noise else sums
+        words = noisy.astype(np.int64).view(np.uint64)
         mask_add(words, self._member.masks(self._what))
         return words
 
@@ -94,5 +130,7 @@ class QuestionMember:
         if not isinstance(request, Unmask):
             return None
         shares = self._member.unmask(request)
+        if shares.shares and self._told_sums:
+            self._told_sums.note(self._what, self._member.survivors)
         self._has_unmasked |= bool(shares.shares)
         return shares

@@ -111,6 +111,13 @@ class CohortMember:
         """The devices of the sum of the present exchange, as far as the host has told them."""
         return self._exchange.survivors if self._exchange else ()
 
+    @property
+    def fewest(self) -> int:
+        """The fewest updates of which the sum can be: as many on all devices that have taken the same
+        offers.
+        """
+        return threshold_of(len(self._begun("mask", "mask").offers))
+
     def open(self, request: OpenCohort) -> Offered:
         """Begin an exchange; the last one ends unfinished. Raises Refused for another roster than the
         device's own.

@@ -26,13 +26,15 @@ class AskDevice(Message):
     """Answer a question about the samples of ``folders``. The ``name`` is for the audit log. If ``masked``,
     the sums leave with the masks of a cohort alone. A question about a model comes with the ``work`` that
     builds it, which needs ``files`` and for some agents a ``signature`` as in a job, and with the file of its
-    values, ``model``, which lies there as MODEL.
+    values, ``model``, which lies there as MODEL. With ``rho`` above 0 the sums have noise that costs so much,
+    see ``privacy.accounting``.
     """
 
     name: str
     question: DataQuestion
     folders: tuple[Folder, ...]
     masked: bool = True
+    rho: float = 0.0
     work: WorkSpec | None = None
     files: dict[str, JobFile] = field(default_factory=dict)
     signature: str = ""
@@ -49,13 +51,14 @@ class AskDevice(Message):
 class Counted(Message):
     """The sums are there. From a worker: the ``samples`` by folder; payload: the sums, int64. From an agent,
     if they are to be masked: the device's lasting ``cohort_key``, whether it has its cohort ``pinned``, and
-    the ``least_devices`` of a sum.
+    the ``least_devices`` of a sum. Noise protects groups of ``group`` samples.
     """
 
     samples: tuple[int, ...] = ()
     cohort_key: bytes = b""
     pinned: bool = False
     least_devices: int = 0
+    group: int = 1
 
 
 @message("question.answer.get")

@@ -14,13 +14,14 @@ from millpond.wire.messages import Message, message
 class AskFleet(Message):
     """Ask a question about ``folders`` of these devices, of all without any; answered by FleetAnswer. Without
     ``masked`` each device tells the host its own sums. A question about a model is about that of a
-    ``job``, or of its ``best`` score.
+    ``job``, or of its ``best`` score. With ``rho`` above 0 the sums have noise of that cost.
     """
 
     question: DataQuestion
     folders: tuple[str, ...]
     devices: tuple[str, ...] = ()
     masked: bool = True
+    rho: float = 0.0
     job: int = 0
     best: bool = False
 
@@ -28,11 +29,12 @@ class AskFleet(Message):
 @message("api.ask.answer")
 @dataclass(frozen=True, slots=True)
 class FleetAnswer(Message):
-    """The sums over ``devices``, those of each device if they are not masked, and why others are
-    ``left_out``.
+    """The sums over ``devices``, those of each device if they are not masked, why others are ``left_out``,
+    and the standard deviation of the ``noise`` in each sum.
     """
 
     words: tuple[int, ...]
     devices: tuple[str, ...]
     by_device: dict[str, tuple[int, ...]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    noise: float = 0.0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from millpond.base.errors import Refused
@@ -25,6 +26,8 @@ def answer(
     if is_about_model != bool(request.job):
         about = "a model: name its job" if is_about_model else "no model"
         raise Refused("", "unknown", f"job: {request.question.kind} is about {about}")
+    if not 0 <= request.rho < math.inf:
+        raise Refused("", "unknown", f"noise of {request.rho} is none")
     return questions.ask(devices, request, _model(jobs, files, request) if is_about_model else None)
 
 

@@ -115,13 +115,16 @@ class FleetProgram:
         positive: int = 1,
         devices: str = "",
         secure: bool = True,
+        epsilon: float = 0.0,
+        delta: float = 1e-5,
     ) -> AnsweredQuestion:
         """Ask the devices, or those of a text such as "csd[0-2]", a question about ``folders`` of each, such
         as "private/digits": their "count", the "mean" of a ``column`` within ``low`` and ``high``, its
         "histogram" of so many ``bins``, or the "quantiles" of ``shares`` of its values, by ``rounds`` of
         histograms. The model of a ``job``, or of its ``best`` score, has a "confusion" of so many ``labels``,
-        and an "auc" of the ``positive`` one. Without ``secure`` each device tells its own sums. Raises
-        ConfigError, RemoteError if too few devices answer.
+        and an "auc" of the ``positive`` one. Without ``secure`` each device tells its own sums. With an
+        ``epsilon`` above 0 they have noise: the answer is (epsilon, delta)-private. Raises ConfigError,
+        RemoteError if too few devices answer.
         """
         names = (folders,) if isinstance(folders, str) else tuple(folders)
         device_kind: Kind = "histogram" if kind == "quantiles" else kind
@@ -129,7 +132,7 @@ class FleetProgram:
             device_kind, column, low, high, bins, tuple(classes), labels=labels, positive=positive
         )
         with DaemonClient(self.directory) as client:
-            asked = AskedDevices(client, names, devices, secure, job, best)
+            asked = AskedDevices(client, names, devices, secure, job, best, epsilon, delta)
             return (
                 asked.ask_quantiles(question, shares, rounds) if kind == "quantiles" else asked.ask(question)
             )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +12,17 @@ from millpond.base.errors import ConfigError
 from millpond.host.api.questions import AskFleet, FleetAnswer
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.records.questions import AnsweredQuestion
+from millpond.privacy.accounting import rho_of
 from millpond.train.questions.answers import figures
 from millpond.train.questions.quantiles import check_shares, quantiles, refined
-from millpond.train.questions.question import MOST_ROUNDS, AskedKind, DataQuestion, check
+from millpond.train.questions.question import MOST_ROUNDS, UNIT, AskedKind, DataQuestion, check
 
 
 @dataclass(frozen=True, slots=True)
 class AskedDevices:
     """The devices that questions are for, as a text names them, "" for all, and the folders of each. A model
-    that they are about is that of a ``job``, or of its ``best`` score.
+    that they are about is that of a ``job``, or of its ``best`` score. With an ``epsilon`` above 0, all sums
+    of an answer together are (epsilon, delta)-private.
     """
 
     client: DaemonClient
@@ -28,6 +31,8 @@ class AskedDevices:
     masked: bool = True
     job: int = 0
     best: bool = False
+    epsilon: float = 0.0
+    delta: float = 1e-5
 
     def ask(self, question: DataQuestion) -> AnsweredQuestion:
         """Ask them a question. Raises ConfigError, LocalError, RemoteError."""
@@ -44,7 +49,7 @@ class AskedDevices:
             raise ConfigError(f"rounds: {rounds} is not between 1 and {MOST_ROUNDS}")
         asked = question
         for number in range(rounds):
-            found = self._ask(asked)
+            found = self._ask(asked, rounds)
             located = quantiles(asked, found.words, shares)
             if number + 1 < rounds and located:
                 asked = refined(question, located)
@@ -52,10 +57,14 @@ class AskedDevices:
         told = {name: known[name] for name in ("count", "missing")} | {"quantiles": located}
         return self._answered("quantiles", question, found, told, {})
 
-    def _ask(self, question: DataQuestion) -> FleetAnswer:
+    def _ask(self, question: DataQuestion, rounds: int = 1) -> FleetAnswer:
+        """Ask one question of so many that share the epsilon."""
         check(question)
+        if not (math.isfinite(self.epsilon) and self.epsilon >= 0 and 0 < self.delta < 1):
+            raise ConfigError(f"epsilon: {self.epsilon:g}, with delta {self.delta:g}, is none")
+        rho = rho_of(self.epsilon, self.delta) / rounds if self.epsilon else 0.0
         names = self.client.fleet.named(self.devices) if self.devices else ()
-        return self.client.ask(AskFleet(question, self.folders, names, self.masked, self.job, self.best))
+        return self.client.ask(AskFleet(question, self.folders, names, self.masked, rho, self.job, self.best))
 
     def _answered(
         self,
@@ -74,4 +83,5 @@ class AskedDevices:
             found.left_out,
             told,
             by_device,
+            found.noise / UNIT,
         )

@@ -13,6 +13,7 @@ from millpond.train.questions.question import DataQuestion
 class AnsweredQuestion:
     """The answer of ``devices`` to a question about folders: its ``figures`` by name, for each device too if
     it was not ``masked``, and why others are ``left_out``. Quantiles are asked for by histograms.
+    ``noise`` is the standard deviation of the noise in each count of samples, 0 without.
     """
 
     kind: str
@@ -23,3 +24,4 @@ class AnsweredQuestion:
     left_out: dict[str, str]
     figures: dict[str, Any]
     by_device: dict[str, dict[str, Any]]
+    noise: float = 0.0

@@ -33,6 +33,8 @@ def show(found: AnsweredQuestion) -> Group:
         shown += [Text(""), _quantiles(found.figures[_QUANTILES])]
     if _MATRIX in found.figures:
         shown += [Text(""), _matrix(found.figures)]
+    if found.noise:
+        shown.append(Text(f"each count has noise of standard deviation {found.noise:.3g}"))
     if found.left_out:
         shown.append(Text(f"left out: {listed(found.left_out.items())}"))
     return Group(*shown)

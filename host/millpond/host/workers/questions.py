@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import numpy as np
 
 from millpond.aggregate.kernels import Words
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
+from millpond.aggregate.masking.member import threshold_of
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.aggregate.masking.stream import mask_add
 from millpond.base.deadline import Deadline
@@ -24,6 +26,7 @@ from millpond.host.api.questions import AskFleet, FleetAnswer
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.records.failures import listed, reason_of
+from millpond.privacy.accounting import sigma_of_sum
 from millpond.train.job.files import JobFile, contents
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import FileContents, Folder, MissingFiles, WarmUp
@@ -62,12 +65,12 @@ def ask(devices: Mapping[str, Device], request: AskFleet, model: AskedModel | No
         asked.count(devices)
         if request.masked:
             words, names = asked.masked_sums()
-            return FleetAnswer(_whole(words), names, {}, asked.left_out)
+            return FleetAnswer(_whole(words), names, {}, asked.left_out, asked.noise(names))
         by_device = asked.plain_sums()
         names = tuple(sorted(by_device))
         total = _added(by_device)
         told = {name: _whole(by_device[name]) for name in names}
-        return FleetAnswer(_whole(total), names, told, asked.left_out)
+        return FleetAnswer(_whole(total), names, told, asked.left_out, asked.noise(names))
 
 
 class _Asked:
@@ -79,7 +82,9 @@ class _Asked:
         self._request, self._connections, self._model = request, connections, model
         self._name = os.urandom(8).hex()
         self._channels, self._counted = dict[str, Channel](), dict[str, Counted]()
+        self._groups = dict[str, int]()
         self.left_out = dict[str, str]()
+        self._terms = 1  # devices whose noise together is as much as the question needs
 
     def count(self, devices: Mapping[str, Device]) -> None:
         """Have all devices count that are ready."""
@@ -91,6 +96,7 @@ class _Asked:
             else:
                 self.left_out[name] = status.reason or str(status.state)
         self._counted = self._each(ready, lambda name: self._count(ready[name]))
+        self._groups = {name: max(1, each.group) for name, each in self._counted.items()}
         self._check_any(self._counted)
 
     def _check_any(self, found: Mapping[str, object]) -> None:
@@ -114,7 +120,7 @@ class _Asked:
     def _question(self, device: str) -> AskDevice:
         request, model = self._request, self._model
         folders = tuple(Folder(path, device, path.split("/")[0] == PUBLIC) for path in request.folders)
-        found = AskDevice(self._name, request.question, folders, request.masked)
+        found = AskDevice(self._name, request.question, folders, request.masked, request.rho)
         if model is None:
             return found
         return replace(
@@ -126,6 +132,18 @@ class _Asked:
         with self._model.path(file).open("rb") as opened:
             deadline = Deadline.after(ASK_SECONDS + file.size / SLOWEST)
             control.call(FileContents(digest), Ok, deadline, FileSlice(opened.fileno(), 0, file.size))
+
+    def noise(self, names: Iterable[str]) -> float:
+        """Return the standard deviation of the noise of these devices in each sum, by their word."""
+        rho, question = self._request.rho, self._request.question
+        if not rho:
+            return 0.0
+        sizes = (question.sensitivity * self._groups[name] for name in names)
+        try:
+            sigmas = [sigma_of_sum(rho, size, self._terms, question.words) for size in sizes]
+        except ValueError:
+            raise ProtocolError("a device says that it has larger groups than noise can protect") from None
+        return math.hypot(*sigmas)
 
     def plain_sums(self) -> dict[str, Words]:
         """Return the sums of each device."""
@@ -171,7 +189,9 @@ class _Asked:
         for name, offer in self._call(dict.fromkeys(self._counted, exchange.opening()), Offered).items():
             if fault := exchange.offered(name, offer):
                 self._leave_out({name: fault})
-        for name, taken in self._call(exchange.dealing(1.0), OffersTaken).items():
+        dealt = exchange.dealing(1.0)
+        self._terms = threshold_of(len(dealt))
+        for name, taken in self._call(dealt, OffersTaken).items():
             exchange.taken(name, taken)
         exchange.check_taken()
         masked = self._each(dict(self._counted), self._sums)

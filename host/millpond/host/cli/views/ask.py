@@ -63,6 +63,10 @@ def ask(
     labels: LabelsOption = 2,
     positive: PositiveOption = 1,
     secure: Annotated[bool, typer.Option("--secure/--plain", help=_SECURE)] = True,
+    epsilon: Annotated[
+        float, typer.Option(metavar="E", min=0.0, help="Have noise added: the answer is (E, D)-private.")
+    ] = 0.0,
+    delta: Annotated[float, typer.Option(metavar="D", help="The delta of that.")] = 1e-5,
     devices: DevicesOption = "",
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
@@ -81,7 +85,7 @@ def ask(
     names, (low, high) = tuple(filter(None, classes.split(","))), bounds or (0.0, 1.0)
     question = DataQuestion(device_kind, column, low, high, bins, names, labels=labels, positive=positive)
     with DaemonClient(fleet_directory) as client:
-        asked = AskedDevices(client, tuple(folders), devices, secure, job, best)
+        asked = AskedDevices(client, tuple(folders), devices, secure, job, best, epsilon, delta)
         if kind == "quantiles":
             found = asked.ask_quantiles(question, _shares(shares), rounds)
         else:
