@@ -19,6 +19,7 @@ from millpond.host.client.outer_client import OuterClient
 from millpond.host.jobs.context import JobStopped
 from millpond.host.jobs.outer.mailbox import Order, OuterMailbox
 from millpond.host.jobs.outer.rounds import OuterRounds
+from millpond.host.jobs.stage import JobStage, StageWatch
 from millpond.host.records.jobs import Round
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.train.job.check import check
@@ -26,6 +27,7 @@ from millpond.train.job.host_spec import OuterSpec
 from millpond.train.job.spec import DataSpec, FederatedSpec, Job, ModelSpec
 from millpond.train.state.layout import Tensor
 
+from ..waiting import eventually
 from .daemon_rig import Rig, open_rig, rig
 
 __all__ = ["open_rig", "rig"]
@@ -39,14 +41,16 @@ class Fleet:
         self.mailbox = OuterMailbox(1)
         self.values, self.done, self.folder = np.zeros(3, np.float32), list[Round](), folder
         self.job = Job("outer", DataSpec("private/x"), ModelSpec("m:f"), outer=OuterSpec(every))
+        self.stages = list[JobStage]()
+        self.watch = StageWatch(lambda: self.stages.append(self.watch.stage))
         self.begin()
 
     def begin(self) -> None:
         """Begin, or resume after the last round."""
         log, stop = logging.getLogger("outer"), lambda: None
         server = cast(ParameterServer, self)
-        score = self.score
-        self.rounds = OuterRounds(self.mailbox, self.job, self.folder, server, score, stop, log)
+        score, watch = self.score, self.watch
+        self.rounds = OuterRounds(self.mailbox, self.job, self.folder, server, score, stop, watch, log)
 
     tensors = TENSORS
 
@@ -99,6 +103,7 @@ def test_an_outer_round_begins_at_its_state_and_answers_with_what_has_changed(
     job = pool.submit(fleet.run)
     model, first = fleet.mailbox.model(here)
     assert model == OuterModel(TENSORS, 2) and first.tolist() == [0, 0, 0]
+    eventually(lambda: fleet.watch.stage is JobStage.WAITING, "the job is seen to wait")
     answer, changed = fleet.mailbox.ask(order("train", "1", 5, 7, 3.4), here)
     assert changed.tolist() == [2, 2, 5]  # differences, then the buffer as it is: 3.4 is a mean of whole ones
     assert (answer.samples, answer.rounds, answer.seconds) == (20, 2, 2.0)
@@ -107,6 +112,7 @@ def test_an_outer_round_begins_at_its_state_and_answers_with_what_has_changed(
     assert again is answer and same is changed and len(fleet.done) == 2
     scored, nothing = fleet.mailbox.ask(order("score", "1", 0.5, 0, 0), here)
     assert scored.scores == {"host": {"accuracy": 0.5}} and not len(nothing)
+    assert fleet.stages == [JobStage.WAITING, JobStage.TRAINING, JobStage.WAITING]
     assert fleet.values.tolist() == [7, 9, 5]  # scoring leaves the job where it was
     with pytest.raises(Refused, match="job 1 has ended"):
         end = pool.submit(fleet.mailbox.ask, order("end", "", 8, 8, 8), here)

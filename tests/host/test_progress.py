@@ -133,6 +133,8 @@ def test_a_job_s_line_has_its_round_and_what_is_left() -> None:
     assert clock.told(replace(INFO, stage="preparing", done=0.5), [], 0.0) == (
         "job 3: preparing the workers: 50% are ready"
     )
+    waiting = replace(INFO, stage="waiting for an order", round=5)
+    assert clock.told(waiting, [], 0.0) == "job 3: waiting for an order after round 5"
     assert clock.told(INFO, [], 10.0) == "round 1 of 10: 0%"
     assert clock.told(replace(INFO, done=0.1), [], 20.0) == "round 1 of 10: 10%, about 16 min left"
     later = replace(INFO, round=8, done=0.5)

@@ -213,8 +213,8 @@ class JobInfo:
     share of its time in which each worker waited for data in the last rounds, 0 for less than half a second
     of waiting. Its files are gone since it was
     ``pruned``. ``owner`` is the uid of the user who has submitted it, None where that is not known. A running
-    job is in a ``stage`` ("preparing", "training" the present round, or "scoring" it), of which the part
-    ``done`` is, 0 to 1.
+    job is in a ``stage`` ("preparing", "training" the present round, "scoring" it, or, if it is resident,
+    "waiting for an order"), of which the part ``done`` is, 0 to 1.
     """
 
     id: int

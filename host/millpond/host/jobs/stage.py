@@ -14,6 +14,7 @@ class JobStage(StrEnum):
     """A stage of a job that runs."""
 
     PREPARING = "preparing"
+    WAITING = "waiting for an order"
     TRAINING = "training"
     SCORING = "scoring"
 
@@ -36,6 +37,11 @@ class StageWatch:
         """Note a stage, and tell those that follow the job."""
         self.set(stage)
         self._changed()
+
+    def reach(self, stage: JobStage) -> None:
+        """Enter a stage, unless it is the present one."""
+        if self.stage is not stage:
+            self.enter(stage)
 
     def look(self, done: Callable[[], float]) -> None:
         """Look how much of the stage is ``done``, 0 to 1, if that is due."""

@@ -28,6 +28,8 @@ class JobClock:
         """
         if info.stage == "preparing":
             return f"job {info.id}: preparing the workers: {info.done:.0%} are ready"
+        if info.stage == "waiting for an order":
+            return f"job {info.id}: {info.stage} after {info.unit} {info.round}"
         if info.stage not in ("training", "scoring") or info.round >= info.rounds:
             return ""
         if self._round != info.round:

@@ -15,6 +15,7 @@ from millpond.base.errors import LocalError
 from millpond.host.api.outer import OuterAnswer, OuterModel
 from millpond.host.jobs.job_folder import OUTER
 from millpond.host.jobs.outer.mailbox import LOOK_SECONDS, Order, OuterMailbox
+from millpond.host.jobs.stage import JobStage, StageWatch
 from millpond.host.records.jobs import Round
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.train.job.spec import Job
@@ -37,7 +38,7 @@ class OuterRounds:
     """Has a job's rounds begin at the states that orders bring, ``outer.every`` for an order, and answers
     with what has changed. The present order is a file of the job's ``directory``: a job that is resumed goes
     on inside its outer round, and an answer follows from its last checkpoint. ``score`` scores the present
-    state; ``check_stop`` raises when the job is stopped.
+    state; ``check_stop`` raises when the job is stopped; ``watch`` has its stage.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class OuterRounds:
         model: ParameterServer,
         score: Callable[[], Scores],
         check_stop: Callable[[], None],
+        watch: StageWatch,
         log: logging.Logger,
     ) -> None:
         self._mailbox, self._path, self._job = mailbox, directory / OUTER, job.name
         self._every = job.outer.every if job.outer else 1
-        self._model, self._score, self._check_stop, self._log = model, score, check_stop, log
+        self._model, self._score, self._check_stop = model, score, check_stop
+        self._watch, self._log = watch, log
         self._end = layout.parameters_end(model.tensors)
         self._present = self._load()
         self._told = False
@@ -77,11 +80,13 @@ class OuterRounds:
             elif present and number < present.first + self._every:
                 if number == present.first and not begun:
                     self._model.replace(present.base)
+                self._watch.reach(JobStage.TRAINING)
                 return False
             elif present and not self._mailbox.has_answer("train", present.key):
                 self._mailbox.answer("train", present.key, *self._answer(present, done))
             else:
                 self._check_stop()
+                self._watch.reach(JobStage.WAITING)
                 self._mailbox.wait(LOOK_SECONDS)
 
     def _carry_out(self, order: Order, number: int) -> None:

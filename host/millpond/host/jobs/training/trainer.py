@@ -193,7 +193,8 @@ class Trainer:
         self._checkpoints = CheckpointWriter(self._directory, self._job.name, self._server.tensors, self.log)
         self._closers.append(self._checkpoints.wait)
         box, place, stop = self._context.outer, self._directory, self._group.check_stop
-        self._outer = box and OuterRounds(box, self._job, place, self._server, self._score, stop, self.log)
+        model, score, watch = self._server, self._score, self._watch
+        self._outer = box and OuterRounds(box, self._job, place, model, score, stop, watch, self.log)
         self._epoch = Epoch()
         self._step, self._state_checked = 0, True
         self._contributors: list[str] = []
