@@ -14,6 +14,7 @@ import pytest
 
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.policy.budget_ledger import BudgetLedger
+from millpond.agent.policy.settings import Policy
 from millpond.agent.questions.noise import SumsNoise
 from millpond.agent.questions.release import QuestionMember
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
@@ -29,9 +30,10 @@ NAMES = ("csd0", "csd1", "csd2")
 ASKED = AskDevice("a", DataQuestion("histogram", "label", 0, 10, 3), (Folder("private/digits", ""),))
 
 
-def device(name: str, folder: Path, asked: AskDevice) -> QuestionMember:
+def device(name: str, folder: Path, asked: AskDevice, policy: Policy | None = None) -> QuestionMember:
     (folder / name).mkdir(exist_ok=True)
-    config = AgentConfig(name, LinkConfig("10.77.0.2/30", "s"), state=str(folder / name))
+    link = LinkConfig("10.77.0.2/30", "s")
+    config = AgentConfig(name, link, state=str(folder / name), policy=policy or Policy())
     ledger = BudgetLedger(folder / name / "budget")
     return QuestionMember(config, asked, SumsNoise(config, asked, ledger) if asked.rho else None)
 
@@ -45,12 +47,12 @@ def unmasked(members: dict[str, QuestionMember], sums: dict[str, np.ndarray[Any,
         assert all(isinstance(each, kind) for each in found.values())
         return found
 
-    for name, offer in answers(dict.fromkeys(NAMES, exchange.opening()), Offered).items():
+    for name, offer in answers(dict.fromkeys(members, exchange.opening()), Offered).items():
         assert not exchange.offered(name, offer)
     for name, taken in answers(exchange.dealing(1.0), OffersTaken).items():
         exchange.taken(name, taken)
     masked = {name: members[name].told(each) for name, each in sums.items()}
-    for name, tags in answers(dict.fromkeys(NAMES, exchange.agreeing(NAMES)), Agreed).items():
+    for name, tags in answers(dict.fromkeys(members, exchange.agreeing(members)), Agreed).items():
         exchange.agreed(name, tags)
     for name, shares in answers(exchange.unmasking(), Shares).items():
         assert not exchange.shared(name, shares)
@@ -65,6 +67,24 @@ def test_the_sum_is_exact_and_there_is_one(tmp_path: Path) -> None:
     assert unmasked(members, sums) == np.sum([*sums.values()], axis=0).tolist()
     with pytest.raises(Refused, match="a question is answered once"):
         unmasked(members, sums)
+
+
+def test_pinned_devices_answer_a_question_with_one_set_of_devices(tmp_path: Path) -> None:
+    """Else the difference would be the answer of one."""
+    for name in NAMES:
+        device(name, tmp_path, ASKED)  # makes its key
+    lines = tuple((tmp_path / name / "cohort.pub").read_text().strip() for name in NAMES)
+    policy = Policy(cohort=lines, least_devices=2)
+
+    def asked(names: tuple[str, ...], question: AskDevice = ASKED) -> None:
+        members = {name: device(name, tmp_path, question, policy) for name in names}
+        unmasked(members, dict.fromkeys(names, np.zeros(6, np.int64)))
+
+    asked(NAMES)
+    asked(NAMES)
+    with pytest.raises(Refused, match="a sum of other devices was told"):
+        asked(NAMES[:2])
+    asked(NAMES[:2], replace(ASKED, folders=(Folder("private/other", ""),)))
 
 
 def test_the_sum_has_the_noise_of_the_fewest_devices_and_each_device_has_paid(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from millpond.linux.progress import reading
 from millpond.train import error_texts
 from millpond.train.data import labelled_images
 from millpond.train.data.errors import DataError
@@ -57,8 +56,7 @@ def _images(root: Path, folder: str, column: str, classes: Sequence[str]) -> Ite
         yield found.labels.astype(np.float64)
         return
     for start in range(0, len(found), _IMAGES):
-        with reading():
-            images, _ = found.__getitems__(range(start, min(start + _IMAGES, len(found))))
+        images, _ = found.__getitems__(range(start, min(start + _IMAGES, len(found))))
         yield images.numpy().astype(np.float64).mean(axis=(1, 2, 3))
 
 
@@ -100,8 +98,7 @@ def _parquet(folder: str, place: Path, column: str, classes: Sequence[str]) -> I
         if not column:
             yield np.zeros(len(part))
             continue
-        with reading():
-            samples = rows.__getitems__(part)
+        samples = rows.__getitems__(part)
         yield np.array([_value(sample[column], classes) for sample in samples])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from millpond.base.errors import LocalError
+from millpond.linux.progress import reading
 from millpond.train import error_texts
 from millpond.train.data.errors import DataError
 from millpond.train.job.spec import WorkSpec
@@ -27,9 +28,10 @@ def counted(request: AskDevice, root: Path, code_dir: Path) -> tuple[Counted, Bu
     """Return the numbers of samples by folder, and the sums over all. Raises LocalError, and any exception of
     the user's code.
     """
-    parts = _scored(request, request.work, root, code_dir) if request.work else _of_columns(request, root)
     found = np.zeros(request.question.words, np.int64)
-    counts = [_add(parts, folder.path, found) for folder in request.folders]
+    with reading():  # of a slow disk, all the time
+        parts = _scored(request, request.work, root, code_dir) if request.work else _of_columns(request, root)
+        counts = [_add(parts, folder.path, found) for folder in request.folders]
     return Counted(tuple(counts)), found.data.cast("B")
 
 
