@@ -284,7 +284,7 @@ class LaunchHosts:
                 raise
             message, data = LaunchEnded((), "", 0.0), b""
             self._tell_others(part, RestartLaunch())
-            yield LaunchOutput(EVERYONE, (f"{part.host.name} is lost: {error}",)), b""
+            yield LaunchOutput(EVERYONE, (f"{error}; the others go on",)), b""
         if isinstance(message, LaunchOutput | LaunchSaved):
             yield replace(message, worker=part.named(message.worker)), data
         elif isinstance(message, LaunchPrepares):
@@ -331,7 +331,8 @@ def _own(part: _Part, devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_host(part: _Part, error: str) -> str:
-    worker, space, rest = error.partition(" ")
-    return (
-        f"{worker}.{part.host.name}{space}{rest}" if worker in part.workers else f"{part.host.name}: {error}"
-    )
+    """Return an error that names the worker of this host, or the host."""
+    found = re.match(r"[a-z0-9-]+", error)
+    worker = found[0] if found else ""
+    known = worker in part.workers
+    return f"{worker}.{part.host.name}{error[len(worker) :]}" if known else f"{part.host.name}: {error}"
