@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from millpond.aggregate import kernels
 from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of, shift_of
@@ -280,6 +282,11 @@ def test_a_member_with_wrong_shares_for_all_others_is_named() -> None:
     with pytest.raises(CohortFailed) as caught:
         fleet.deal(fleet.host.dealing(1.0))
     assert set(caught.value.wrong) == {"csd2"}
+
+
+def test_keys_are_derived_by_hkdf() -> None:
+    secret, about = os.urandom(32), keys.digest("millpond mask", b"session")
+    assert keys.derived(secret, "mask", b"session") == HKDF(SHA256(), 32, None, about).derive(secret)
 
 
 def test_a_member_without_a_key_is_named() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge (an emulated fleet): rounds whose updates are masked, beside those of the same job without masks.
 
-Workers train next to nothing, so a round is what it costs to move, mask and add updates of 2,029,642 values.
+Updates are of 2,029,642 values. Workers do not train, so a round is what it costs to move, mask and add them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from system.support import Emulation
 
 DEVICES = tuple(f"csd{number}" for number in range(8))
 TITLE = "Masked rounds of 8 devices over plain ones, 2,029,642 values"
-_BITS = {"masked_over_plain": 64, "masked_over_plain_32": 32}
-FIGURES = (*_BITS, "masked_bits_equal", "setup_36_s", "dropouts")
+CASES = {"masked_over_plain": 32, "masked_over_plain_64": 64}
+"""The figures and their ``sum_bits``."""
+FIGURES = (*CASES, "masked_bits_equal", "setup_36_s", "dropouts")
 EMULATION = "8 devices are process trees of one machine, and share its processors with the host"
 _ROUNDS, _QUICK_ROUNDS = 24, 8
 _FIRST = 3
@@ -60,41 +61,41 @@ def measure(run: Run) -> list[Row]:
 
 
 def _rounds(run: Run) -> list[Row]:
-    seconds: dict[tuple[int, str], list[float]] = {
-        (bits, secure): [] for bits in _BITS.values() for secure in ("", "cohort")
+    seconds: dict[tuple[str, str], list[float]] = {
+        (case, secure): [] for case in CASES for secure in ("", "cohort")
     }
     equal = list[float]()
     with running(DEVICES, searched=False) as fleet:
         for repeat in range(run.repeats):
-            models = {bits: set[bytes]() for bits in _BITS.values()}
-            for (bits, secure), found in seconds.items():
-                each, model = _round(fleet, secure, bits, _QUICK_ROUNDS if run.quick else _ROUNDS)
+            models = {case: set[bytes]() for case in CASES}
+            for (case, secure), found in seconds.items():
+                each, model = _round(fleet, case, secure, _QUICK_ROUNDS if run.quick else _ROUNDS)
                 found.append(each)
-                models[bits].add(model)
-                run.say(f"{repeat + 1}: {bits} bits, {secure or 'plain'}: a round {each:.3f} s")
+                models[case].add(model)
+                run.say(f"{repeat + 1}: {case}, {secure or 'plain'}: a round {each:.3f} s")
             equal.append(float(all(len(each) == 1 for each in models.values())))
     rows = [
         summary(
             figure,
             f"seconds of a round with masks over one without, sum_bits = {bits}, workers that do not train",
-            ratios(seconds[bits, "cohort"], seconds[bits, ""]),
+            ratios(seconds[figure, "cohort"], seconds[figure, ""]),
             "x",
             peer="the same job without federated.secure",
         )
-        for figure, bits in _BITS.items()
+        for figure, bits in CASES.items()
     ]
-    for (bits, secure), found in seconds.items():
-        name = f"round_{'masked' if secure else 'plain'}_{bits}"
-        rows.append(summary(name, f"seconds of such a round, sum_bits = {bits}", found, "s"))
+    for (case, secure), found in seconds.items():
+        name = f"{case}.{'masked' if secure else 'plain'}"
+        rows.append(summary(name, f"seconds of such a round, sum_bits = {CASES[case]}", found, "s"))
     what = "1 if the models with masks and without have the same bits, in a star"
     rows.append(summary("masked_bits_equal", what, equal, ""))
     return [replace(row, emulation=EMULATION) for row in rows]
 
 
-def _round(fleet: Emulation, secure: str, bits: int, rounds: int) -> tuple[float, bytes]:
+def _round(fleet: Emulation, case: str, secure: str, rounds: int) -> tuple[float, bytes]:
     """Return the seconds of one of a job's ``rounds``, and the values of its model."""
-    name = f"{secure or 'plain'}-{bits}"
-    text = _JOB.format(name=name, rounds=rounds, secure=secure, bits=bits)
+    name = f"{case}-{secure or 'plain'}"
+    text = _JOB.format(name=name, rounds=rounds, secure=secure, bits=CASES[case])
     found = trained(fleet, name, {"idle.py": IDLE_MODEL, "job.toml": text}, DEVICES)
     number = max(int(each.name) for each in (fleet.directory / "jobs").iterdir() if each.name.isdigit())
     tensors = load_file(fleet.directory / "jobs" / str(number) / "model.safetensors")

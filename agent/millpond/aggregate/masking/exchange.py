@@ -155,10 +155,11 @@ class MaskedExchange:
         for name in self._survivors:
             yield Mask(secrets[name], subtract=True)
         for lost in self._offers.keys() - self._survivors:
+            private = keys.private(secrets[lost])
             for name in self._survivors:
                 public = self._offers[name].public
                 try:
-                    seed = pair_seed(self._session, secrets[lost], public, lost, name)
+                    seed = pair_seed(self._session, private, public, lost, name)
                 except ValueError:
                     raise CohortFailed(f"{name}: its key is none", {name: "its key is none"}) from None
                 # The survivor has added it if its name comes first.

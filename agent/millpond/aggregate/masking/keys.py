@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from millpond.aggregate.masking.messages import KEY_BYTES
 
@@ -32,23 +30,29 @@ class Mask:
 
 def public_of(secret: bytes) -> bytes:
     """Return the public key of a secret one of KEY_BYTES."""
-    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+    return private(secret).public_key().public_bytes_raw()
 
 
-def in_common(secret: bytes, public: bytes) -> bytes:
+def private(secret: bytes) -> X25519PrivateKey:
+    """Return the key of a secret one of KEY_BYTES, which takes as long as a secret in common."""
+    return X25519PrivateKey.from_private_bytes(secret)
+
+
+def in_common(own: X25519PrivateKey, public: bytes) -> bytes:
     """Return the secret of two members, by the key of either. Raises ValueError for what is no public key."""
-    return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+    return own.exchange(X25519PublicKey.from_public_bytes(public))
 
 
 def derived(secret: bytes, use: str, *about: bytes | str) -> bytes:
     """Return the key for one ``use``, ``about`` what it names, of two members with a ``secret`` in common."""
-    return HKDF(SHA256(), KEY_BYTES, None, digest(f"millpond {use}", *about)).derive(secret)
+    drawn = hmac.digest(bytes(KEY_BYTES), secret, "sha256")
+    return hmac.digest(drawn, digest(f"millpond {use}", *about) + b"\x01", "sha256")
 
 
 def is_public(key: bytes) -> bool:
     """Return whether a key is a public one, with which secrets can be shared."""
     try:
-        in_common(bytes(range(KEY_BYTES)), key)
+        in_common(private(bytes(range(KEY_BYTES))), key)
     except ValueError:
         return False
     return True

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from millpond.aggregate.masking import keys, shamir
 from millpond.aggregate.masking.keys import Mask
 from millpond.aggregate.masking.messages import (
@@ -74,6 +76,7 @@ class _Exchange:
         self.session, self.members = request.session, dict(sorted(request.members.items()))
         self.threshold = threshold_of(len(self.members))
         self.seed, self.secret = random(SECRET_BYTES), random(KEY_BYTES)
+        self.private, self.public = keys.private(self.secret), keys.public_of(self.secret)
         self.offers: dict[str, Dealt] = {}
         self.shares: dict[str, tuple[bytes, bytes]] = {}
         self.seeds: dict[str, bytes] = {}
@@ -93,7 +96,8 @@ class CohortMember:
     """The device ``name`` with its lasting ``secret`` key in the exchanges of one job."""
 
     def __init__(self, name: str, secret: bytes, roster: CohortRoster, random: Random) -> None:
-        self._name, self._secret, self._roster, self._random = name, secret, roster, random
+        self._name, self._roster, self._random = name, roster, random
+        self._private, self._public = keys.private(secret), keys.public_of(secret)
         self._exchange: _Exchange | None = None
         self._next = ""
         self._in_common: dict[bytes, bytes] = {}  # the secrets in common with lasting keys of others
@@ -124,10 +128,10 @@ class CohortMember:
         """
         self._exchange, self._next = None, ""
         self._roster.check(request.members)
-        if request.members.get(self._name) != keys.public_of(self._secret):
+        if request.members.get(self._name) != self._public:
             refuse(f"cohort: the host gives '{self._name}' another key than it has")
         made, count = _Exchange(request, self._random), len(request.members)
-        public, commitment = keys.public_of(made.secret), keys.digest(made.seed)
+        public, commitment = made.public, keys.digest(made.seed)
         pairs = zip(
             *(shamir.split(each, count, made.threshold, self._random) for each in (made.seed, made.secret)),
             strict=True,
@@ -147,7 +151,7 @@ class CohortMember:
         other = exchange.members[receiver if sender == self._name else sender]
         if other not in self._in_common:
             try:
-                self._in_common[other] = keys.in_common(self._secret, other)
+                self._in_common[other] = keys.in_common(self._private, other)
             except ValueError:
                 refuse(f"cohort: a key of '{sender}' or '{receiver}' is none")
         return keys.derived(self._in_common[other], use, exchange.session, sender, receiver)
@@ -169,7 +173,7 @@ class CohortMember:
         if not exchange.members.keys() >= taking_part.keys() or len(taking_part) < least:
             refuse(f"cohort: {len(taking_part)} of {len(exchange.members)} members take part, {least} must")
         own = request.offers.get(self._name)
-        if own is None or own.public != keys.public_of(exchange.secret):
+        if own is None or own.public != exchange.public:
             refuse("cohort: the host leaves the device's own offer out")
         exchange.offers, exchange.scale = request.offers, request.scale
         wrong = tuple(name for name, each in request.offers.items() if not self._take_offer(name, each))
@@ -189,7 +193,7 @@ class CohortMember:
         exchange.shares[name] = found
         try:
             exchange.seeds[name] = pair_seed(
-                exchange.session, exchange.secret, offer.public, self._name, name
+                exchange.session, exchange.private, offer.public, self._name, name
             )
         except ValueError:
             return False
@@ -245,8 +249,8 @@ class CohortMember:
         return Shares(shares, wrong)
 
 
-def pair_seed(session: bytes, secret: bytes, public: bytes, one: str, other: str) -> bytes:
+def pair_seed(session: bytes, private: X25519PrivateKey, public: bytes, one: str, other: str) -> bytes:
     """Return the seed of the mask that two members have in common, by the key of either in the exchange.
     Raises ValueError for what is no public key.
     """
-    return keys.derived(keys.in_common(secret, public), "mask", session, *sorted((one, other)))
+    return keys.derived(keys.in_common(private, public), "mask", session, *sorted((one, other)))
