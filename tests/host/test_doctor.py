@@ -441,7 +441,7 @@ def test_a_tunnel_is_measured_unless_a_job_runs(
     monkeypatch.setattr(Told, "runs", runs)
     told = list[str]()
     found = fleet_facts.look(tmp_path / "fleet", told.append)
-    assert told == ([] if runs else ["measuring the tunnels of 1 device ..."])
+    assert told == ([] if runs else ["measures the tunnels of 1 device"])
     assert found.devices[0].tunnel == TUNNEL and found.boards == {"emulated": 1} and found.emulated == 1
     assert (found.devices[0].link is None, bool(found.unmeasured)) == (runs, runs)
     clock = found.devices[0].clock

@@ -12,6 +12,7 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, LocalError, MillpondError
+from millpond.base.text import named
 from millpond.host.api.launch import (
     LaunchInput,
     LaunchInputsEnd,
@@ -260,7 +261,7 @@ def test_a_launch_says_how_far_it_is_until_its_scripts_run(monkeypatch: pytest.M
     preparing.begun("csd0")
     preparing.begun("csd1")
     assert [preparing.news(), preparing.news()] == [LaunchPrepares(), None]
-    assert preparation.named([f"csd{number}" for number in range(10)]).endswith("csd7, 2 more")
+    assert named([f"csd{number}" for number in range(10)]).endswith("csd7, 2 more")
 
 
 def test_the_files_of_a_launch_and_its_start_are_shown_until_it_runs() -> None:

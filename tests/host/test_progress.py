@@ -165,3 +165,19 @@ def test_on_a_terminal_the_line_stands_below_the_table() -> None:
 
     tables.JobView(console, ["csd0"]).follow(progresses())
     assert "round 2 of 10" not in output.getvalue().splitlines()[-1]
+
+
+def test_something_that_lasts_is_told_from_the_first_second_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress_lines, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress_lines, "PERIOD_SECONDS", 0.01)
+    with progress_lines.waiting("run", "waits for csd0, csd1") as tell:
+        told = eventually(
+            lambda: "run: waits for csd0, csd1, " in capsys.readouterr().err, "a line", 20, 0.01
+        )
+        tell("waits for csd1")
+        eventually(lambda: "run: waits for csd1, " in capsys.readouterr().err, "another line", 20)
+    with progress_lines.waiting("run", "", shows=False):
+        pass
+    assert told and not capsys.readouterr().out

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 LONGEST = 1000
 
 
@@ -30,3 +32,9 @@ def printable(text: str, longest: int = LONGEST, *, kept: str = "") -> str:
     """
     cleaned = "".join(char if char.isprintable() or char in kept else " " for char in text[: longest + 1])
     return cleaned if len(cleaned) <= longest else cleaned[: longest - 3] + "..."
+
+
+def named(names: Sequence[str], most: int = 8) -> str:
+    """Return names as one text, of many the first ones and a number."""
+    more = len(names) - most
+    return ", ".join([*names[:most], *([f"{more} more"] if more > 0 else [])])

@@ -16,6 +16,7 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import waiting
 from millpond.wire.audit_log import is_nonce
 
 if TYPE_CHECKING:
@@ -69,12 +70,15 @@ def audit(
     else:
         if authority or (nonce and not save):
             raise LocalError("--ca is for --from, and --nonce for --from and --save")
-        copy, verdict = _from_device(fleet_directory, device, nonce, save, verify=verify or anew, anew=anew)
+        shows = output is Format.TEXT
+        copy, verdict = _from_device(
+            fleet_directory, device, nonce, save, verify=verify or anew, anew=anew, shows=shows
+        )
     _show(copy, verdict, job, entries=entries, output=output)
 
 
 def _from_device(
-    fleet: Path, device: str, nonce: str, save: Path | None, *, verify: bool, anew: bool
+    fleet: Path, device: str, nonce: str, save: Path | None, *, verify: bool, anew: bool, shows: bool
 ) -> tuple[AuditLogCopy, AuditVerdict | None]:
     """Return the log of a device, and what was verified of it; save it in a file, if there is one."""
     from millpond.host.remote.audit import reading
@@ -82,7 +86,8 @@ def _from_device(
     wanted = (nonce or secrets.token_hex(16)) if verify or save else ""
     with DaemonClient(fleet) as client:
         began = time.time()
-        copy, verdict = reading.read(client, device, wanted), None
+        with waiting(device, "sends its audit log", shows=shows):
+            copy, verdict = reading.read(client, device, wanted), None
         if verify:
             from millpond.host.remote.audit import verification  # imports cryptography, which takes long
 
@@ -107,6 +112,8 @@ def _from_file(
         return copy, None
     from millpond.host.remote.audit import verification
 
+    if not trusted.exists():
+        raise LocalError(f"there is no {trusted}: --ca names the certificate of the fleet's authority")
     authority = directory.read(trusted).identity.authority if trusted.is_dir() else trusted
     return copy, verification.verify_saved(authority, copy, at, nonce)
 

@@ -28,6 +28,7 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.remote.doctor import device_checks
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format, size
+from millpond.host.terminal.progress_lines import waiting
 from millpond.host.terminal.tables import state
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.tunnel.ring.link_params import CSUM, TSO4, TSO6
@@ -76,7 +77,8 @@ def topology(
     """
     from millpond.host.terminal import topology_table
 
-    with DaemonClient(fleet_directory) as client:
+    shows = output is Format.TEXT
+    with DaemonClient(fleet_directory) as client, waiting("topology", "measures the links", shows=shows):
         found = client.topology(values, root, repeats if explain else 0)
     printing.show(output, found, lambda: topology_table.show(found, values))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from millpond.host.remote.doctor import (
     system_facts,
 )
 from millpond.host.terminal.printing import Format, show
+from millpond.host.terminal.progress_lines import waiting
 
 app = new_app()
 
@@ -42,7 +44,8 @@ def doctor(
     features, packages, clocks, disks, certificates, the daemon, and the state, tunnel, version and drive of
     each device. The tunnels' rates are measured unless a job runs.
     """
-    found = _look(fleet_directory)
+    with waiting("doctor", "looks at host and fleet", shows=output is Format.TEXT) as tell:
+        found = _look(fleet_directory, tell)
     if report:
         _write(report, diagnosis.reported(found))
     document = {"diagnoses": found, "wrong": diagnosis.is_wrong(found)}
@@ -52,10 +55,10 @@ def doctor(
     raise typer.Exit(REMOTE if diagnosis.is_wrong(found) else 0)
 
 
-def _look(directory: Path) -> list[diagnosis.Diagnosis]:
+def _look(directory: Path, tell: Callable[[str], None]) -> list[diagnosis.Diagnosis]:
     machine = machine_facts.look()
     system = system_facts.look(has_namespaces=not machine.namespaces)
-    fleet = fleet_facts.look(directory, _tell)
+    fleet = fleet_facts.look(directory, tell)
     emulates = fleet_checks.emulates(fleet)
     found = [*system_checks.checks(system, emulates=emulates)]
     if emulates:
@@ -66,12 +69,6 @@ def _look(directory: Path) -> list[diagnosis.Diagnosis]:
 def _width() -> int:
     """Return the columns of the terminal, 0 where lines are for a program or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-
-
-def _tell(line: str) -> None:
-    """Tell a person what takes a while."""
-    if sys.stderr.isatty():
-        print(line, file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:

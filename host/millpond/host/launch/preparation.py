@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Mapping
 
+from millpond.base.text import named
 from millpond.host.api.launch import LaunchPrepares
 
 PERIOD_SECONDS = 1.0
 """The time before the first word of a launch that is slow to start, and between two."""
-_MOST_NAMED = 8
 
 
 class Period:
@@ -58,9 +58,3 @@ class LaunchPreparation:
                 files = [name for name, size in self._left.items() if size]
                 return LaunchPrepares(f"files to {named(files)}", self._total - left, self._total)
             return LaunchPrepares(f"waits for {named(list(self._left))} to start")
-
-
-def named(workers: list[str]) -> str:
-    """Return workers as one text, of many the first ones and a number."""
-    more = len(workers) - _MOST_NAMED
-    return ", ".join([*workers[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])])

@@ -23,7 +23,7 @@ from millpond.base.errors import (
     Refused,
     RemoteError,
 )
-from millpond.base.text import counted
+from millpond.base.text import counted, named
 from millpond.host.api.launch import BeginLaunch, JoinLaunch, LaunchOpened, LaunchPrepares, StartLaunch
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
@@ -31,7 +31,7 @@ from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.launch.links import HostLinks, host_links
 from millpond.host.launch.links import clear as clear_links
-from millpond.host.launch.preparation import Period, named
+from millpond.host.launch.preparation import Period
 from millpond.host.launch.run import END_SECONDS, LaunchRun, check_present
 from millpond.host.launch.shared import SharedFolder
 from millpond.host.launch.workers import (

@@ -17,6 +17,8 @@ from millpond.host.terminal.printing import size
 
 PERIOD_SECONDS = 10.0
 """Time between two lines."""
+QUIET_SECONDS = 1.0
+"""Time after which a terminal shows what ``waiting`` is for."""
 
 
 class ProgressView(Protocol):
@@ -158,3 +160,30 @@ def view(*, terminal: bool, shows: bool = True) -> ProgressView:
     from millpond.host.terminal.progress_bars import ProgressBars  # loads rich
 
     return ProgressBars()
+
+
+@contextlib.contextmanager
+def waiting(name: str, text: str, *, shows: bool = True) -> Iterator[Callable[[str], None]]:
+    """Show ``text`` of something without a known end that lasts longer than QUIET_SECONDS inside the context.
+    Enters as the function to call with what is known of it later.
+    """
+    told, said = threading.Event(), [text]
+    with view(terminal=sys.stdout.isatty(), shows=shows) as shown, shown.status(name) as say:
+
+        def tell_of(later: str) -> None:
+            said[0] = later
+            if told.is_set():
+                say(later)
+
+        def begin() -> None:
+            told.set()
+            say(said[0])
+
+        timer = threading.Timer(QUIET_SECONDS, begin)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield tell_of
+        finally:
+            timer.cancel()
+            timer.join()

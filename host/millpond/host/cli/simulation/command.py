@@ -14,6 +14,7 @@ from millpond.base.schema import dump
 from millpond.host.cli.options import FormatOption, new_app
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import waiting
 
 app = new_app()
 
@@ -38,17 +39,20 @@ def simulate(
     """
     from millpond.host.cli.simulation import fleet, roofline, tiers  # load numpy
 
-    kinds = _tables(file)
+    kinds, shows = _tables(file), output is Format.TEXT
     if "tiers" in kinds:
-        by_repeats = tiers.run(tiers.read(file))
+        with waiting(file.name, "simulated", shows=shows):
+            by_repeats = tiers.run(tiers.read(file))
         printing.show(output, _document(by_repeats), lambda: tiers.show(by_repeats))
         return
     if "roofline" in kinds:
-        points = roofline.run(roofline.read(file))
+        with waiting(file.name, "simulated", shows=shows):
+            points = roofline.run(roofline.read(file))
         printing.show(output, _document(points), lambda: roofline.show(points))
         return
     found = fleet.read(file)
-    results = fleet.run(found, fleet.cohort_of(found, file.name))
+    with waiting(file.name, "simulated", shows=shows):
+        results = fleet.run(found, fleet.cohort_of(found, file.name))
     printing.show(output, _document(results), lambda: fleet.show(results))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from millpond.base.errors import LocalError
+from millpond.base.text import named
 from millpond.host.cli.exits import SSH, ended_by_signals
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
@@ -32,6 +32,7 @@ from millpond.host.records import device_set
 from millpond.host.terminal import printing, streams
 from millpond.host.terminal.folded_output import FoldedOutput
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import waiting
 from millpond.host.terminal.streams import WholeOutput
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 app = new_app()
 _CHUNK = 1 << 16
-_HINT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _run_on_many(asked: _Command, names: str) -> None:
         authority=asked.authority,
         given=SharedInput(sys.stdin.fileno()) if asked.reads else None,
     )
-    ended = _show(many, chosen, folds=not asked.as_it_comes)
+    ended = _show(many, chosen, as_it_comes=asked.as_it_comes, shows=not asked.as_json)
     if asked.as_json:
         printing.print_json([one.captured for one in ended])
     for one in ended:
@@ -192,17 +192,28 @@ def _run_on_one(asked: _Command, device: str) -> None:
     raise typer.Exit(result.exit_code if result.exit_code >= 0 else SSH)
 
 
-def _show(fleet_run: ParallelRun, chosen: dict[str, str], *, folds: bool) -> Sequence[Ended]:
+def _left(names: Collection[str]) -> str:
+    return f"waits for {named(list(names))}"
+
+
+def _show(
+    fleet_run: ParallelRun, chosen: dict[str, str], *, as_it_comes: bool, shows: bool
+) -> Sequence[Ended]:
     """Print output, as lines come or at the end. Returns the ends, in the fleet's order."""
     from millpond.host.remote.run_many import OutputLines
 
     ended: dict[str, Ended] = {}
-    with _folded(list(chosen)) if folds else _streamed() as shown:
+    folds = shows and not as_it_comes
+    with (
+        _folded(list(chosen)) if not as_it_comes else _streamed() as shown,
+        waiting("run", f"{_left(chosen)}: --stream shows output as it comes", shows=folds) as tell,
+    ):
         for event in fleet_run.follow(chosen):
             if isinstance(event, OutputLines):
                 shown(event.device, event.lines, is_error=event.is_error)
             else:
                 ended[event.device] = event
+                tell(_left([name for name in chosen if name not in ended]))
     return [ended[name] for name in chosen]
 
 
@@ -210,22 +221,13 @@ def _show(fleet_run: ParallelRun, chosen: dict[str, str], *, folds: bool) -> Seq
 def _folded(devices: Sequence[str]) -> Iterator[Any]:
     """Yield what takes lines and keeps them; the end of the block prints them, also where it is cut short."""
     held = FoldedOutput(devices)
-    hint = threading.Timer(_HINT_SECONDS, _tell_of_waiting)
-    hint.daemon = True
-    hint.start()
     try:
         yield held.add
     except BrokenPipeError:  # nobody reads
         held.forget()
         raise
     finally:
-        hint.cancel()
         held.show()
-
-
-def _tell_of_waiting() -> None:
-    if sys.stderr.isatty():
-        print("millpond: output is shown at the end; --stream shows it as it comes", file=sys.stderr)
 
 
 @contextmanager

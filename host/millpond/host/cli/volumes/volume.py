@@ -11,6 +11,7 @@ from millpond.host.cli.exits import REMOTE
 from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, FormatOption, new_app
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import waiting
 
 app = new_app()
 
@@ -38,10 +39,12 @@ def volume(
     from millpond.host.terminal import volume_table
 
     if not check:
-        found = volume_report.ask(fleet_directory, device)
+        with waiting(device, "counts its files", shows=output is Format.TEXT):
+            found = volume_report.ask(fleet_directory, device)
         show = volume_table.show_operations if operations else volume_table.show
         printing.show(output, found, lambda: show(found))
         return
-    checked = volume_report.check(fleet_directory, device)
+    with waiting(device, "its volume is checked", shows=output is Format.TEXT):
+        checked = volume_report.check(fleet_directory, device)
     printing.show(output, checked, lambda: "\n".join(volume_table.lines(checked)))
     raise typer.Exit(REMOTE if checked.findings else 0)

@@ -36,15 +36,18 @@ class _Heading:
 
 
 def save(path: Path, copy: AuditLogCopy, time: float) -> None:
-    """Write or replace a file by a log that was read at ``time``. Raises LocalError for a log that is not
-    signed, OSError.
+    """Write or replace a file by a log that was read at ``time``. Raises LocalError, also for a log that is
+    not signed.
     """
     head = copy.head
     if not head.signature:
         raise LocalError(f"{copy.device}: its audit log is not signed: {head.reason or 'it says not why'}")
     numbers = head.oldest, head.number, head.digest, head.signature
     heading = json.dumps(dump(_Heading(FORMAT, copy.device, *numbers, copy.nonce, time)))
-    write_durably(path, "".join(f"{line}\n" for line in (heading, *copy.lines)).encode())
+    try:
+        write_durably(path, "".join(f"{line}\n" for line in (heading, *copy.lines)).encode())
+    except OSError as error:
+        raise LocalError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def load_copy(path: Path, device: str) -> tuple[AuditLogCopy, float]:

@@ -91,7 +91,7 @@ def _measure(
         return {}, "no device is ready"
     if any(job.state == JobState.RUNNING for job in client.jobs(_LATEST)):
         return {}, "a job runs, which it would slow down"
-    tell(f"measuring the tunnels of {counted(len(devices), 'device')} ...")
+    tell(f"measures the tunnels of {counted(len(devices), 'device')}")
     try:
         return client.topology(_PROBED).links, ""
     except MillpondError as error:
