@@ -15,6 +15,6 @@ app = new_app()
 
 @app.command("dial-stdio", hidden=True)
 def dial_stdio(fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
-    """Relay a connection to the host daemon from and to the standard streams."""
+    """Relay the standard streams to and from the host daemon."""
     with connected(directory.read(fleet_directory)) as connection:
         relay(connection, sys.stdin.fileno(), sys.stdout.fileno())
