@@ -86,13 +86,15 @@ class LaunchService:
         if request.transforms:
             check_transforms_file(request.transforms, request.files)
         names = self._names(request)
+        if not request.several_hosts:
+            request = _counted(request, len(names) + request.host)
         inputs.check([*([HOST] if request.host else []), *names])
         with self._reserve(names), contextlib.ExitStack() as undo:
             there = self._wait_ready(names, client, _least(request, names))
             ends = undo.enter_context(self._ends(request))
             joined = self._joined(request, names, client, ends)
-            request = _counted(request, joined.size if joined else len(names) + request.host)
-            check_start(request.processes, dict(request.variables), request.elastic)
+            if joined:
+                request = _counted(request, joined.size)
             public = self._mounted(there, client) if request.host else {}
             reached = () if request.confined else names
             links = ends.to(joined, names[0]) if joined else []
@@ -222,7 +224,10 @@ def _least(request: StartLaunch, names: Sequence[str]) -> int:
 
 
 def _counted(request: StartLaunch, workers: int) -> StartLaunch:
-    """Return an elastic request with the numbers of its ``workers``, if it has none. Raises ConfigError."""
+    """Return a request that is checked for so many ``workers``; an elastic one gets their number, if it has
+    none. Raises ConfigError.
+    """
+    check_start(request.processes, dict(request.variables))
     if not (elastic := request.elastic):
         return request
     if not elastic.most:
@@ -232,6 +237,7 @@ def _counted(request: StartLaunch, workers: int) -> StartLaunch:
             f"--nnodes {elastic.least}:{elastic.most}: the launch has {counted(workers, 'worker')}; "
             "--devices chooses the devices, and --no-host leaves the host out"
         )
+    check_start(request.processes, {}, elastic)
     return replace(request, elastic=elastic)
 
 
