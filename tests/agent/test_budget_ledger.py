@@ -40,7 +40,9 @@ def test_a_folder_in_a_folder_is_the_same_samples(tmp_path: Path) -> None:
     assert ledger.spent("private/ab") == 0
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b'{"version": 2}', b'{"version": 1, "spent": {"a": -1.0}}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"version": 2}', b'{"version": 1, "spent": {"a": -1.0}, "runs": {}}']
+)
 def test_a_ledger_that_is_broken_is_all_spent(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "b").write_bytes(data)
     ledger = BudgetLedger(tmp_path / "b")
@@ -91,7 +93,7 @@ def test_a_kill_at_each_call_gives_nothing_back(
     monkeypatch.undo()
     spent = BudgetLedger(file).spent(FOLDER)
     assert spent >= (0.75 if answered else 0.25)
-    assert set(json.loads(file.read_bytes())) == {"version", "spent"}
+    assert set(json.loads(file.read_bytes())) == {"version", "spent", "runs"}
     assert answered == (moment >= 7)
 
 

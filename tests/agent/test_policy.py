@@ -83,7 +83,7 @@ def test_with_a_pinned_cohort_private_folders_are_for_masked_jobs_alone() -> Non
 )
 def test_a_job_that_says_that_it_masks_and_would_tell_more_is_refused(changes: dict[str, Any]) -> None:
     error = refusal(Policy(), work=replace(MASKED, **changes))
-    assert error.text == "secure: a job with masks has rounds, means, and no scores of devices"
+    assert error.text == "secure: a job with masks or noise has rounds, means, and no scores of devices"
 
 
 def test_a_masked_job_exchanges_no_buffers() -> None:

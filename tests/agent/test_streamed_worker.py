@@ -19,6 +19,7 @@ from millpond.agent.config import AgentConfig, LinkConfig, Privacy
 from millpond.agent.gate import KINDS, Gate, LedgerCounters, Pattern
 from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.job_worker import JobWorker
+from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers
 from millpond.base.deadline import Deadline
@@ -94,9 +95,9 @@ class Device:
         work = replace(WORK, model=replace(WORK.model, arguments={"hidden": hidden}))
         request = PrepareWorker(work, self.name, (folder,), {}, TENSORS, streams=place)
         files = LaidOutFiles(WorkerFiles(written({"net.py": MODEL}, self._base / "code")), ("net.py",))
-        draws = SecretDraws(self._base / "draws.key")
+        draws, ledger = SecretDraws(self._base / "draws.key"), BudgetLedger(self._base / "budget")
         return JobWorker(
-            self.config, request, files, self._zygote, StateAnswers(0), draws, self.gate, unlogged()
+            self.config, request, files, self._zygote, StateAnswers(0), ledger, draws, self.gate, unlogged()
         )
 
 

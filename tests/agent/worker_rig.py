@@ -18,6 +18,7 @@ from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledger
 from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.job_worker import JobWorker
+from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers
 from millpond.agent.policy.settings import Policy
@@ -193,6 +194,7 @@ class Agent:
             files,
             zygote,
             StateAnswers(0),
+            BudgetLedger(base / "budget"),
             SecretDraws(base / "draws.key"),
             self.gate,
             unlogged(),

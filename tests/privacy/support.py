@@ -20,12 +20,14 @@ from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import Gate, LedgerCounters, ledger
 from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.job_worker import JobWorker
+from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers, check_job
 from millpond.agent.policy.settings import Policy
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, RemoteError
 from millpond.linux.zygote.client import Zygote
+from millpond.privacy.spec import PrivacySpec
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -159,6 +161,9 @@ class Device:
         held_out: float = 0.0,
         local: tuple[str, ...] = (),
         unsent: int = 0,
+        privacy: PrivacySpec | None = None,
+        rounds: int = 1,
+        clip: float = 0.0,
     ) -> None:
         policy = policy or Policy()
         link = LinkConfig("10.77.0.2/30", str(volume.base / "s"))
@@ -177,7 +182,8 @@ class Device:
             "attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch, held_out=held_out
         )
         work = replace(work, local_layers=local, accumulate=accumulate)
-        request = PrepareWorker(work, "csd0", tuple(folders), {}, tensors, unsent)
+        work = replace(work, privacy=privacy, total=rounds, clip=clip)
+        request = PrepareWorker(work, "csd0", tuple(folders), {}, tensors, unsent, run="run 7")
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())
         self.left = Leaving(self.gate)
@@ -185,8 +191,11 @@ class Device:
         self.size, self.seed = layout.size(tensors), seed
         answers = answers or StateAnswers(policy.answers_per_state)
         draws = SecretDraws(base / "state" / "draws.key")
+        self.ledger = BudgetLedger(base / "state" / "budget")
         files = LaidOutFiles(WorkerFiles(written(code or model(), base / "code")), ("net.py",))
-        self.worker = JobWorker(config, request, files, zygote, answers, draws, self.gate, unlogged())
+        self.worker = JobWorker(
+            config, request, files, zygote, answers, self.ledger, draws, self.gate, unlogged()
+        )
         near, far = socket.socketpair()
         try:
             with Channel(near, "csd0"), Channel(far, "host") as control:

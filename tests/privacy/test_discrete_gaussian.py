@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from millpond.privacy import discrete_gaussian as module
-from millpond.privacy.discrete_gaussian import MOST_SIGMA, discrete_gaussian
+from millpond.privacy.accounting import MOST_SIGMA
+from millpond.privacy.discrete_gaussian import discrete_gaussian
 
 
 def of_seed(seed: int) -> module.Random:

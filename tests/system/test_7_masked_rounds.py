@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked rounds on a fleet: the model's bits, a device that dies, cohorts that devices have pinned."""
+"""Masked rounds on a fleet: the model's bits, a device that dies, pinned cohorts, privacy budgets."""
 
 from __future__ import annotations
 
@@ -118,16 +118,50 @@ def test_an_outer_round_is_of_masked_rounds(cohort: Emulation) -> None:
     assert same == values
 
 
+def set_policy(fleet: Emulation, text: str) -> None:
+    """Give all devices this policy, and restart them."""
+    for name in NAMES:
+        own = fleet.fleet.device_directory(name) / "etc" / "agent.toml"
+        own.write_text(f"{own.read_text().partition('[policy]')[0]}\n[policy]\n{text}")
+        fleet.pid_one(name).kill()
+    fleet.wait_ready()
+
+
+def private(fleet: Emulation, name: str, secure: str, epsilon: float) -> Path:
+    """Return a job of two rounds with noise."""
+    path = job(fleet, name, secure)
+    path.write_text(f"{path.read_text()}\n[privacy]\nepsilon = {epsilon}\n")
+    return path
+
+
+def test_a_budget_is_kept_over_jobs_and_restarts_and_then_the_folder_is_silent(cohort: Emulation) -> None:
+    set_policy(cohort, "budget = { epsilon = 8 }\n")
+    with cohort.pace() as pace:
+        pace.hurry()
+        plain, _ = cohort.wait_for_end(cohort.submit(job(cohort, "no-privacy", "cohort")))
+        assert "policy.budget: private folders have a privacy budget" in plain.error
+        for name, secure in (("noisy", "cohort"), ("noisy-star", "")):
+            ended, rounds = cohort.wait_for_end(cohort.submit(private(cohort, name, secure, 4.0)))
+            assert ended.state == "done", f"{ended.error}\n{cohort.logs()}"
+            assert [set(round_.workers) for round_ in rounds] == [set(NAMES)] * 2
+            assert "training_loss" not in rounds[0].metrics
+        for name in NAMES:
+            cohort.pid_one(name).kill()
+        cohort.wait_ready()
+        silent, _ = cohort.wait_for_end(cohort.submit(private(cohort, "silent", "cohort", 8.0)))
+    assert "of its privacy budget left, less than this costs" in silent.error
+    loads = [info.load for info in cohort.devices().values()]
+    assert all(load and dict(load.budgets)["private/digits"] > 0.5 for load in loads)
+    log = (cohort.directory / "host.log").read_text()
+    assert "privacy: 2 rounds are (4, 1e-05)-private for each device" in log
+
+
 def test_pinned_devices_take_part_in_masked_jobs_of_their_cohort_alone(cohort: Emulation) -> None:
     cohort.wait_ready()
     folders = {name: cohort.fleet.device_directory(name) for name in NAMES}
     lines = [next(folder.rglob("cohort.pub")).read_text().strip() for folder in folders.values()]
     pins = "".join(f'"{line}", ' for line in lines)
-    for name, folder in folders.items():
-        own = folder / "etc" / "agent.toml"
-        own.write_text(f"{own.read_text()}\n[policy]\ncohort = [{pins}]\nleast_devices = 4\n")
-        cohort.pid_one(name).kill()
-    cohort.wait_ready()
+    set_policy(cohort, f"cohort = [{pins}]\nleast_devices = 4\n")
     with cohort.pace() as pace:
         pace.hurry()
         plain, _ = cohort.wait_for_end(cohort.submit(job(cohort, "unmasked", "", 1)))

@@ -201,7 +201,7 @@ ERRORS += [
     for topology, table, error in UNREPAIRED
 ]
 SECURE = [
-    ("", "", "sums of masked values need a public bound: set limits.clip"),
+    ("", "", "sums of masked or noisy values need a public bound: set limits.clip"),
     ("buffer = 3", "limits", "the host sees sums alone, which does not go with federated.buffer"),
     ('late = "carry"', "limits", 'the host sees sums alone, which does not go with federated.late = "carry"'),
     ('strategy = "median"', "limits", "the host sees sums alone, which does not go with the rule 'median'"),
@@ -232,6 +232,30 @@ ERRORS += [
     (
         f"{GOOD}[federated]\nsum_bits = 32",
         "job.toml: federated: sum_bits: sums of 32 bits need a public bound: set limits.clip",
+    ),
+    *(
+        (f"{GOOD}[privacy]\nepsilon = 3.0\n{text}", f"job.toml: {error}")
+        for text, error in (
+            ("[limits]\nclip = 1.0\n[outer]", "privacy: an outer job has no number of rounds"),
+            (
+                "[synchronous]\n[limits]\nclip = 1.0",
+                "privacy: noise is planned for the rounds",
+            ),
+            (
+                "",
+                "federated: with [privacy]: sums of masked or noisy values need a public bound",
+            ),
+            ("delta = 0.0", "privacy: delta: 0.0 is not greater than 0"),
+            ('unit = "sample"', "privacy: unit"),
+            (
+                'unit = "group"\n[train]\nmini_epoch = 64\n[limits]\nclip = 1.0',
+                'privacy: unit = "group"',
+            ),
+            (
+                '[evaluate]\non = ["devices"]\n[limits]\nclip = 1.0',
+                "federated: with [privacy]: the host",
+            ),
+        )
     ),
     (f'{GOOD}[synchronous]\nsecure = "cohort"', "job.toml: synchronous: unknown key 'secure'"),
 ]

@@ -184,4 +184,7 @@ def read(path: Path) -> AgentConfig:
         except LocalError as error:
             raise ConfigError(f"{path.name}: {key}: {error}") from None
     check_policy(config.policy, f"{path.name}: policy")
+    if config.policy.budget and config.privacy.launch == "private":
+        told = 'launched scripts are not charged: set privacy.launch to "public"'
+        raise ConfigError(f"{path.name}: policy: budget: {told}")
     return config

@@ -206,7 +206,9 @@ class AgentService:
         with self._lock:
             names = [*(worker.name for worker in self._workers), *self.launches.names]
             self._note_greeting()
-            return load.measure(self.config, names, self._meter, self._check.fault)
+            budget = self.config.policy.budget
+            spent = self.budget.shares(budget.rho) if budget else {}
+            return load.measure(self.config, names, self._meter, self._check.fault, spent)
 
     def _note_greeting(self) -> None:
         """Signal to a new slot's trial boot that the host has accepted this agent."""
@@ -380,7 +382,15 @@ class AgentService:
         self, request: PrepareWorker, files: LaidOutFiles, host: Channel, session: AuditSession
     ) -> None:
         worker = JobWorker(
-            self.config, request, files, self.zygote, self._answers, self._draws, self.gate, session
+            self.config,
+            request,
+            files,
+            self.zygote,
+            self._answers,
+            self.budget,
+            self._draws,
+            self.gate,
+            session,
         )
         self._workers.append(worker)
         log.info("job %s: worker started", worker.name)

@@ -25,7 +25,9 @@ from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.node.memory import NodeMemory
 from millpond.agent.node.release import ReleaseBuffer
 from millpond.agent.policy import batch_structure, error_reports
+from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.draws import SecretDraws
+from millpond.agent.policy.job_budget import JobBudget
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.agent.policy.shown_volume import OWN, showing_folders
 from millpond.aggregate.encoding.layout import PLAIN
@@ -83,8 +85,9 @@ _IN_USE_LOCK = threading.Lock()
 class JobWorker:
     """The worker process of one job with ``files``, a fork of ``zygote``. ``prepare`` comes first; then
     ``relay`` relays each bulk request. The state and the values of updates lie in memory that the agent
-    shares with the worker. Answers at one state are counted in ``answers``; models draw from ``draws``. What
-    leaves, also by the relay of the worker's streams, passes ``gate``, and is noted in ``session``.
+    shares with the worker. Answers at one state are counted in ``answers``, their cost in privacy in
+    ``ledger``; models draw from ``draws``. What leaves, also by the relay of the worker's streams, passes
+    ``gate``, and is noted in ``session``.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class JobWorker:
         files: LaidOutFiles,
         zygote: Zygote,
         answers: StateAnswers,
+        ledger: BudgetLedger,
         draws: SecretDraws,
         gate: Gate,
         session: AuditSession,
@@ -102,18 +106,24 @@ class JobWorker:
         self.name, self._request, self._files = request.work.name, request, files
         self._place = Path("/", os.urandom(8).hex())  # of private folders, in the worker's sandbox
         self._config, self._answers, self._draws = config, answers, draws
+        self._budget = JobBudget(config.policy, ledger, request)
+        self._budget.check([folder.path for folder in request.folders if not folder.public])
         self._guard: ExchangeGuard | None = None
         self._held: tuple[int, ...] = ()  # samples that are held out, by folder
         self._has_update = False  # whether the shared values are of an update whose head has left
         size, end = layout.size(request.tensors), layout.parameters_end(request.tensors)
         self._size, encoding = 4 * size, request.work.encoding
         self._encoder = UpdateEncoder(encoding, size, end) if encoding.name != PLAIN else None
-        self._masked, released = None, self._size
+        self._masked, self._noisy, released = None, None, self._size
         if request.work.secure:
             from millpond.agent.node.masked_update import MaskedUpdates  # with numpy and cryptography
 
             self._masked = MaskedUpdates(config, request, size)
             released = self._masked.bytes
+        elif request.work.privacy:
+            from millpond.agent.node.update_noise import NoisyUpdates  # with numpy
+
+            self._noisy = NoisyUpdates(config, request.work, size)
         self._busy = threading.Lock()
         sandbox = showing_folders(bare_sandbox(config), config, request.folders, self._place)
         self._streams = _relay(config, request, self.gate)
@@ -160,12 +170,10 @@ class JobWorker:
             found = self._rebuilt(Failure(error.code, error.text))
             raise Refused("", found.code, found.text) from None
         self._held = ready.held
-        self._guard = ExchangeGuard(
-            self._config.policy, self._answers, self._request.folders, ready.parts, ready.held
-        )
+        policy, folders, charge = self._config.policy, self._request.folders, self._budget.charge
+        self._guard = ExchangeGuard(policy, self._answers, folders, ready.parts, ready.held, charge)
         work = self._request.work
         batch = () if work.total else batch_structure.rebuilt(ready.batch, work, self._files.sources())
-        policy = self._config.policy
         answer = Ready(ready.parts, ready.held, policy.least_samples, batch=batch)
         if self._masked is None:
             return answer
@@ -265,14 +273,14 @@ class JobWorker:
             raise Refused("", SPREAD, "the state that was spread is not the one that the host means")
 
     def _released(self, update: Update, request: Work, host: Channel) -> Update | Failure:
-        """Copy the values of an update out of the worker's memory, or mask or encode them: what is sent is
-        read from there. Returns its head with the bounds of what will be decoded.
+        """Copy the values of an update out of the worker's memory, or mask, encode or add noise: what is
+        sent is read from there. Returns its head with the bounds of what will be decoded.
         """
-        if self._masked:
-            masked, values = self._masked, host.examined(self._values.data)
+        if writer := self._masked or self._noisy:
+            values = host.examined(self._values.data)
             try:
                 return self._release.fill(
-                    update.exchange, lambda out: masked.write(update, request, values, out)
+                    update.exchange, lambda out: writer.write(update, request, values, out)
                 )
             except Refused as error:
                 return Failure(error.code, error.text)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from millpond.privacy.discrete_gaussian import MOST_SIGMA
-
+MOST_SIGMA = 1 << 54
+"""The largest standard deviation of noise that can be drawn: a sample fits into 64 bits."""
 _ROUNDING = 1 + 2.0**-20
 """What is added to each cost, so that no rounding makes it less than it is."""
 _GOLDEN = (math.sqrt(5) - 1) / 2

@@ -21,11 +21,11 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.privacy.accounting import MOST_SIGMA
+
 Random = Callable[[int], bytes]
 """Returns so many bytes that nobody can guess, such as ``os.urandom``."""
 Integers = NDArray[np.int64]
-MOST_SIGMA = 1 << 40
-"""The largest standard deviation: samples and their squares stay in the range where float64 is near."""
 BITS = 52
 _ERROR = 2.0**-46  # of exp(-g) in float64: far more than a few units in the last place of g and exp
 _BLOCK = 1 << 16

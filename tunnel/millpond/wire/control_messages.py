@@ -74,7 +74,8 @@ class Load(Message):
 
     ``joules`` is the energy used since its agent was started; ``energy`` names the source of that figure.
     ``fault`` is the reason why the device can run no job now, "" if it can. ``drive`` is the health of its
-    drive. ``time`` is in seconds since 1970 by the device's clock.
+    drive. ``time`` is in seconds since 1970 by the device's clock. ``budgets`` are private
+    folders with the shares of their privacy budgets that are spent.
     """
 
     cpu: float
@@ -87,6 +88,7 @@ class Load(Message):
     fault: str = ""
     drive: DriveHealth = DriveHealth()
     time: float = 0.0
+    budgets: tuple[tuple[str, float], ...] = ()
 
 
 @message("ledger.get")

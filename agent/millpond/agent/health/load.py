@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -22,9 +23,15 @@ def meter(config: AgentConfig, sysfs: Path = Path("/sys")) -> EnergyMeter:
     return EnergyMeter(None if config.board == "emulated" else sysfs, config.watts)
 
 
-def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter, fault: str = "") -> Load:
+def measure(
+    config: AgentConfig,
+    jobs: Iterable[str],
+    energy: EnergyMeter,
+    fault: str = "",
+    budgets: Mapping[str, float] = MappingProxyType({}),
+) -> Load:
     """Measure the present load; ``cpu`` is the busy share, 0 to 1, since the last call. ``fault`` is why no
-    job can run.
+    job can run, ``budgets`` are the spent shares of privacy budgets by folder.
     """
     taken = energy.read()
     return Load(
@@ -38,6 +45,7 @@ def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter, fault
         fault=fault,
         drive=DriveHealth("none") if config.board == "emulated" else drive.health(Path(config.flash)),
         time=time.time(),
+        budgets=tuple(sorted(budgets.items())),
     )
 
 

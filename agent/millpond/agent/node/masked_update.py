@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from millpond.agent.config import AgentConfig
+from millpond.agent.node.update_noise import UpdateNoise
 from millpond.agent.policy.cohort_key import secret_key
 from millpond.agent.policy.told_sums import ToldSums
 from millpond.aggregate.exact import OutOfBounds
@@ -21,6 +23,7 @@ from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, U
 from millpond.aggregate.masking.stream import MaskedVector, MaskStream, mask_stream
 from millpond.aggregate.reduction import NORM_ERROR
 from millpond.base.errors import ProtocolError, Refused
+from millpond.privacy.discrete_gaussian import Integers
 from millpond.train.protocol import PrepareWorker, Update, Work, state_digest
 from millpond.train.task.sums import LOSS
 from millpond.train.update_bounds import UpdateBounds
@@ -40,6 +43,7 @@ class MaskedUpdates:
         self._told = ToldSums(Path(config.state)) if policy.pinned else None
         secret = secret_key(Path(config.state), config.name)
         self.public = keys.public_of(secret)
+        self._noise = UpdateNoise(config, work, size) if work.privacy else None
         roster = CohortRoster(policy.least_devices, policy.pinned)
         self._member = CohortMember(config.name, secret, roster, os.urandom)
 
@@ -80,30 +84,44 @@ class MaskedUpdates:
         scale, terms = self._member.rounding
         most = self._clip * update.samples
         factor = most / update.norm if update.norm > most else 1.0
-        words, stream = MaskedVector(self._size, self._bits, out), mask_stream(self._member.masks(self._what))
+        share, figures = None, update.metrics[LOSS]
+        if self._noise:
+            factor, figures = factor / self._noise.divisor(update.samples), (0.0, 0.0)
+            share = self._noise.share(scale, self._member.fewest)
+        what = keys.digest(self._what, repr(scale))  # in other units the noise of others would be less
+        words, stream = MaskedVector(self._size, self._bits, out), mask_stream(self._member.masks(what))
         try:
-            words.figures[:] = [fixed_point.whole_figure(each) for each in update.metrics[LOSS]]
+            words.figures[:] = [fixed_point.whole_figure(each) for each in figures]
             stream.add(words.figures)
             quantiser = fixed_point.Quantiser(self._bits, scale, factor, update.largest, terms)
-            squares = self._masked(quantiser, stream, np.frombuffer(values, np.float32), words)
+            squares = self._masked(quantiser, stream, np.frombuffer(values, np.float32), words, share)
         except OutOfBounds:
             text = f"its update or its loss is beyond what a sum of {terms} devices can have"
             raise Refused("", "model", text) from None
         if update.weight != update.samples or math.sqrt(squares) > update.norm * (1 + NORM_ERROR):
             raise ProtocolError("the worker sent an update that is not what its head says")
-        return replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
+        head = replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
+        return self._noise.head(head) if self._noise else head
 
     @staticmethod
     def _masked(
-        quantiser: fixed_point.Quantiser, stream: MaskStream, values: Vector, words: MaskedVector
+        quantiser: fixed_point.Quantiser,
+        stream: MaskStream,
+        values: Vector,
+        words: MaskedVector,
+        share: Callable[[int], Integers] | None,
     ) -> float:
-        """Write the masked words of values part by part, and return the sum of the values' squares."""
+        """Write the masked words of values, with the ``share`` of noise if there is one, part by part, and
+        return the sum of the values' squares.
+        """
         squares = 0.0
         for place in words.parts():
             part = values[place].copy()  # the worker may go on writing to its memory
             squares += kernels().squares(part)
             whole = np.empty(len(part), words.values.dtype)  # what leaves is never there without masks
             quantiser.write(part, whole)
+            if share:
+                whole += share(len(part)).astype(whole.dtype)
             stream.add(whole)
             words.values[place] = whole
         return squares

@@ -19,6 +19,10 @@ from millpond.base.errors import Refused
 from millpond.linux.files import write_secret
 
 FILE = "privacy-budget.json"
+MOST_RUNS = 256
+"""Jobs of which the ledger knows the cost, so that they can go on."""
+_ALL = 1 - 1e-8
+"""The share from which on a budget is spent: costs that add up to it are rounded."""
 _VERSION = 1
 
 
@@ -29,9 +33,9 @@ class BudgetLedger:
 
     def __init__(self, file: Path) -> None:
         self._file, self._lock = file, threading.Lock()
-        self._spent, self._fault = dict[str, float](), ""
+        self._spent, self._runs, self._fault = dict[str, float](), dict[str, float](), ""
         try:
-            self._spent = _read(file.read_bytes())
+            self._spent, self._runs = _read(file.read_bytes())
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -44,6 +48,11 @@ class BudgetLedger:
         """
         with self._lock:
             return self._of(folder)
+
+    def shares(self, most: float) -> dict[str, float]:
+        """Return the share of ``most`` that is spent by each folder that answers were about, 1 at most."""
+        with self._lock:
+            return {folder: min(1.0, self._of(folder) / most) for folder in self._spent}
 
     def _of(self, folder: str) -> float:
         if self._fault:
@@ -68,7 +77,7 @@ class BudgetLedger:
             if self._fault:
                 raise Refused("", "policy", f"policy.budget: {self._fault}")
             spent = self._of(folder)
-            if spent >= most:
+            if spent >= most * _ALL:
                 raise Refused("", "policy", f"policy.budget: the privacy budget of '{folder}' is spent")
             if spent + rho > most:
                 text = (
@@ -76,16 +85,25 @@ class BudgetLedger:
                 )
                 raise Refused("", "policy", f"policy.budget: {text}")
 
-    def spend(self, folders: Sequence[str], rho: float, most: float) -> None:
-        """Spend ``rho`` of each folder, and return when that is on the flash. Raises Refused, and nothing may
-        be told then, if less is left of ``most`` or the ledger cannot be written.
+    def spent_by(self, run: str) -> float:
+        """Return what the answers of a job's ``run`` have cost, 0 if it is none of the last MOST_RUNS."""
+        with self._lock:
+            return self._runs.get(run, 0.0)
+
+    def spend(self, folders: Sequence[str], rho: float, most: float, run: str = "") -> None:
+        """Spend ``rho`` of each folder for an answer of a job's ``run``, if it is of one, and return when
+        that is on the flash. Raises Refused, and nothing may be told then, if less is left of ``most`` or
+        the ledger cannot be written.
         """
         with self._lock:
             self._check(folders, rho, most)
             spent = dict(self._spent)
             for folder in set(folders):
                 spent[folder] = math.nextafter(spent.get(folder, 0.0) + rho, math.inf)
-            data = json.dumps({"version": _VERSION, "spent": dict(sorted(spent.items()))}).encode()
+            if run:
+                self._runs[run] = self._runs.pop(run, 0.0) + rho
+                self._runs = dict(list(self._runs.items())[-MOST_RUNS:])
+            data = json.dumps({"version": _VERSION, "spent": spent, "runs": self._runs}).encode()
             try:
                 write_secret(self._file, data)
             except OSError as error:
@@ -95,14 +113,17 @@ class BudgetLedger:
                 self._spent = spent  # it may have reached the flash all the same
 
 
-def _read(data: bytes) -> dict[str, float]:
-    """Return the costs by folder. Raises ValueError."""
+def _read(data: bytes) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the costs by folder and by run. Raises ValueError."""
     found = json.loads(data)
     if not isinstance(found, dict) or found.get("version") != _VERSION:
         raise ValueError("version")
-    spent = found.get("spent")
-    if not isinstance(spent, dict):
-        raise ValueError("spent")
-    if not all(isinstance(rho, float) and 0 <= rho < math.inf for rho in spent.values()):
-        raise ValueError("costs")
-    return spent
+    return _costs(found.get("spent")), _costs(found.get("runs"))
+
+
+def _costs(found: object) -> dict[str, float]:
+    if not isinstance(found, dict):
+        raise ValueError("no table")
+    if not all(isinstance(rho, float) and 0 <= rho < math.inf for rho in found.values()):
+        raise ValueError("no costs")
+    return found

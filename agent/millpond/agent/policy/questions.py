@@ -30,6 +30,8 @@ def check_question(policy: Policy, device: str, request: AskDevice) -> None:
             raise Refused("", "data", f"'{folder.path}' is of another device")
     if all(folder.public for folder in request.folders):
         return
+    if policy.budget:
+        raise refused("budget", "private folders have a privacy budget, and questions are not charged")
     if policy.questions == "none":
         raise refused("questions", "the device answers no questions about private folders")
     if not request.masked and (policy.cohort or policy.questions != "plain"):

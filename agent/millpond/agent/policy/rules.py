@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from millpond.agent.policy.settings import Policy
@@ -105,16 +105,25 @@ def check_masks(policy: Policy, request: PrepareWorker) -> None:
     """Raise Refused for a job whose answers tell more than the sum of a cohort, if that is all that the
     device tells, and for one that says so and does not.
     """
-    work = request.work
-    if not work.secure:
-        if policy.cohort and any(not folder.public for folder in request.folders):
-            raise refused("cohort", "private folders are for jobs with federated.secure alone")
+    work, is_private = request.work, any(not folder.public for folder in request.folders)
+    if policy.cohort and is_private and not work.secure:
+        raise refused("cohort", "private folders are for jobs with federated.secure alone")
+    if policy.budget and is_private:
+        if not work.privacy:
+            raise refused("budget", "private folders have a privacy budget: they are for jobs with [privacy]")
+        if policy.budget.unit == "device" and work.privacy.unit == "group":
+            raise refused("budget", 'it is for the device, and a job with unit = "group" protects less')
+    if not (work.secure or work.privacy):
         return
+    key = "secure" if work.secure else "privacy"
     if not work.passes or work.held_out or work.encoding.name != PLAIN or work.local.normalized:
-        raise Refused("", "model", "secure: a job with masks has rounds, means, and no scores of devices")
-    if layout.parameters_end(request.tensors) < layout.size(request.tensors):
-        text = "secure: the model exchanges buffers, which no clip bounds: keep them by federated.local"
+        text = f"{key}: a job with masks or noise has rounds, means, and no scores of devices"
         raise Refused("", "model", text)
+    if layout.parameters_end(request.tensors) < layout.size(request.tensors):
+        text = f"{key}: the model exchanges buffers, which no clip bounds: keep them by federated.local"
+        raise Refused("", "model", text)
+    if work.privacy and (not (work.clip and work.total) or work.repeat.name):
+        raise Refused("", "model", "privacy: noise needs a clip and rounds, and no rule repeats mini-epochs")
 
 
 class StateAnswers:
@@ -165,7 +174,7 @@ class ExchangeGuard:
     """The requests of one prepared worker, which has ``parts`` samples by folder, and holds out ``held``
     besides. The private samples of a folder are in groups of ``least_samples``, see ``data_plan.order``, and
     an answer covers whole groups: what many answers tell together, in whatever epochs and jobs, are sums
-    over groups.
+    over groups. ``charge`` spends what an answer about private folders costs.
     """
 
     def __init__(
@@ -175,11 +184,12 @@ class ExchangeGuard:
         folders: Sequence[Folder],
         parts: Sequence[int],
         held: Sequence[int],
+        charge: Callable[[Sequence[str]], None] = lambda _folders: None,
     ) -> None:
         if not len(folders) == len(parts) == len(held):
             raise Refused("", "data", f"the worker has samples of {len(parts)} folders, not {len(folders)}")
         self._group, self._answers, self._folders, self._parts = policy.least_samples, answers, folders, parts
-        self._held = held
+        self._held, self._charge = held, charge
         for folder, samples, out in zip(folders, parts, held, strict=True):
             if out < 0 or out % self._group:
                 raise Refused("", "data", f"{out} samples of '{folder.path}' are held out, no whole groups")
@@ -208,6 +218,7 @@ class ExchangeGuard:
                 wanted.append(folder.path)
         if wanted:
             self._answers.count(wanted, state)
+            self._charge(wanted)
 
     def _check_ranges(self, folder: Folder, samples: int, ranges: Ranges) -> None:
         group, before = self._group, 0

@@ -11,10 +11,30 @@ from typing import Annotated, Literal
 
 from millpond.aggregate.masking.messages import KEY_BYTES, LEAST_COHORT
 from millpond.base.errors import ConfigError
-from millpond.base.keys import Key
+from millpond.base.keys import Key, check_keys
+from millpond.privacy.accounting import rho_of
 
 _KEY = re.compile(r"(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 """A public key's line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The privacy budget of each private folder over all jobs: together they are (epsilon, delta)-private for
+    each ``unit``.
+    """
+
+    epsilon: Annotated[float, Key("what all answers together may tell of a unit", above=0)]
+    delta: Annotated[float, Key("probability with which they may tell more", above=0, most=0.1)] = 1e-5
+    unit: Annotated[
+        Literal["device", "group"],
+        Key('what is protected: all samples of the "device", or each "group" of least_samples'),
+    ] = "device"
+
+    @property
+    def rho(self) -> float:
+        """The most that a folder may cost, see ``privacy.accounting``."""
+        return rho_of(self.epsilon, self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +94,14 @@ class Policy:
         ),
     ] = "masked"
 
+    budget: Annotated[
+        Budget | None,
+        Key(
+            "the privacy budget of each private folder over all jobs, { epsilon = 8, delta = 1e-5 }; the "
+            "folders are then for jobs with [privacy] alone, until it is spent"
+        ),
+    ] = None
+
     @property
     def pinned(self) -> dict[str, bytes]:
         """The keys of the devices in ``cohort`` by name. Raises ValueError for what is none."""
@@ -95,6 +123,11 @@ def check_policy(policy: Policy, where: str) -> None:
             )
     if policy.code == "signed" and not policy.owners:
         raise ConfigError(f"{where}: code: 'signed' needs keys in owners")
+    if policy.budget:
+        check_keys(policy.budget, f"{where}: budget")
+        if policy.budget.unit == "group" and policy.code == "any":
+            told = 'the worker clips groups, unseen by the agent: take known code alone, code = "signed"'
+            raise ConfigError(f"{where}: budget: unit: {told}")
     try:
         pinned = policy.pinned
     except ValueError:

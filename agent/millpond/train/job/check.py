@@ -40,6 +40,7 @@ def check(job: Job, where: str) -> Job:
             f"{where}: {job.table}: signature: '{job.code.signature}' must be beside the job file"
         )
     _check_evaluation(job, f"{where}: evaluate")
+    _check_privacy(job, f"{where}: privacy")
     if job.synchronous:
         _check_steps(job.synchronous, f"{where}: synchronous")
     else:
@@ -187,11 +188,11 @@ def _check_secure(job: Job, where: str) -> None:
         raise ConfigError(
             f"{where}: sum_bits: sums of {spec.sum_bits} bits need a public bound: set limits.clip"
         )
-    if not spec.secure:
+    if not (spec.secure or job.privacy):
         return
-    where = f"{where}: secure"
+    where = f"{where}: secure" if spec.secure else f"{where}: with [privacy]"
     if job.limits.clip is None:
-        raise ConfigError(f"{where}: sums of masked values need a public bound: set limits.clip")
+        raise ConfigError(f"{where}: sums of masked or noisy values need a public bound: set limits.clip")
     strategy = catalogue.check(job.strategy, where)
     refused = {
         "federated.buffer": bool(spec.buffer),
@@ -204,6 +205,24 @@ def _check_secure(job: Job, where: str) -> None:
     }
     if other := next((name for name, found in refused.items() if found), ""):
         raise ConfigError(f"{where}: the host sees sums alone, which does not go with {other}")
+
+
+def _check_privacy(job: Job, where: str) -> None:
+    """Refuse what noise does not go with, besides what masks do not. Raises ConfigError."""
+    if job.privacy is None:
+        return
+    if job.synchronous:
+        raise ConfigError(f"{where}: noise is planned for the rounds of [federated] alone")
+    if job.outer:
+        raise ConfigError(f"{where}: an outer job has no number of rounds to plan noise for: remove [outer]")
+    if job.train.mini_epoch and job.privacy.unit == "group":
+        raise ConfigError(f'{where}: unit = "group" trains on each group alone: remove train.mini_epoch')
+    strategy = catalogue.check(job.strategy, where)
+    if job.privacy.unit == "group" and (job.averaging.local or (strategy and strategy.local.personal)):
+        told = "what a device keeps of one group would change the updates of others: remove federated.local"
+        raise ConfigError(f'{where}: unit = "group": {told}, and personal strategies')
+    if job.train.repeat:
+        raise ConfigError(f"{where}: how often a rule repeats would tell of the samples: remove train.repeat")
 
 
 def check_work(work: WorkSpec, where: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
 from millpond.base.keys import MOST, Key
+from millpond.privacy.spec import PrivacySpec
 from millpond.train.job.encodings import encoding_of
 from millpond.train.job.host_spec import EvaluationSpec, LimitsSpec, OuterSpec, TrackSpec
 from millpond.train.job.variation import Variation
@@ -296,9 +297,9 @@ class WorkSpec(WorkerKeys):
     ``local_layers`` stay with each worker.
 
     ``model`` is a task if ``task``, else a model alone. The job has ``total`` rounds or epochs. A share
-    ``held_out`` of each private folder is not trained on. Where updates are ``secure``, devices mask them,
-    and scale larger ones down to the norm ``clip`` per sample. Clipped updates are rounded to whole numbers
-    whose sums have ``sum_bits``.
+    ``held_out`` of each private folder is not trained on. Where updates are ``secure`` devices mask them,
+    with ``privacy`` they add noise, and scale larger ones down to the norm ``clip`` per sample. Clipped
+    updates are rounded to whole numbers whose sums have ``sum_bits``.
     """
 
     name: str
@@ -323,6 +324,7 @@ class WorkSpec(WorkerKeys):
     secure: Literal["", "cohort"] = ""
     sum_bits: Literal[64, 32] = 64
     clip: Annotated[float, Key(least=0)] = 0.0
+    privacy: PrivacySpec | None = None
 
     def most_local_steps(self, samples: int) -> int:
         """Return the most local steps over so many samples: a batch is half full at least, or one group."""
@@ -353,6 +355,7 @@ class Job:
     train: TrainingSpec = field(default_factory=TrainingSpec)
     federated: FederatedSpec | None = None
     synchronous: SynchronousSpec | None = None
+    privacy: PrivacySpec | None = None
     outer: OuterSpec | None = None
     evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
@@ -435,7 +438,8 @@ class Job:
             local_layers=() if synchronous else self.averaging.local,
             secure="" if synchronous else self.averaging.secure,
             sum_bits=64 if synchronous else self.averaging.sum_bits,
-            clip=(self.limits.clip or 0.0) if self.averaging.secure else 0.0,
+            clip=(self.limits.clip or 0.0) if self.averaging.secure or self.privacy else 0.0,
+            privacy=self.privacy,
             **local,
             **{key.name: getattr(train, key.name) for key in fields(WorkerKeys)},
         )

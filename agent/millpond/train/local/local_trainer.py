@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -136,7 +137,11 @@ class LocalTrainer:
         passes = 0 if made_up else 1 if self._work.repeat.name else max(1, self._work.passes)
         self._loop.pace.begin(passes * len(chosen))
         self.parameters.model.train()
-        if self._work.passes:
+        privacy = self._work.privacy
+        if privacy and privacy.unit == "group" and isinstance(chosen, Selection):
+            loss, count, found = self._train_groups(chosen, request, state)
+            weight = float(len(chosen))
+        elif self._work.passes:
             loss, count = self._train(chosen, request)
             weight = float(len(chosen))
             found = self.parameters.gather_differences(state, len(chosen), self._local_steps)
@@ -160,6 +165,27 @@ class LocalTrainer:
         self._exchanges += 1
         self.parameters.check_bound()
         return loss, count
+
+    def _train_groups(
+        self, chosen: Selection, request: Work, state: Vector
+    ) -> tuple[float, float, tuple[float, float, float]]:
+        """Train on each group alone, from the same state, and add up the differences, each scaled down to the
+        norm ``clip`` and times the least samples of a group: so no group adds more than that to the sum. A
+        difference that is not finite counts as none. Returns the summed loss, its count, and what was
+        measured of the sum, which is in ``parameters.sums``.
+        """
+        sums, group = self.parameters.sums, self._samples.group
+        total, loss, count = np.zeros(len(sums)), 0.0, 0.0
+        most = self._work.clip * (1 - len(chosen.groups) * 2.0**-22)  # the sum is rounded to float32
+        for samples in chosen.each_group():
+            self.parameters.load(state)
+            one, counted = self._train(samples, request)
+            loss, count = loss + one, count + counted
+            norm = self.parameters.gather_differences(state, 1)[1]
+            if math.isfinite(norm):
+                total += sums * np.float64(group * min(1.0, most / norm if norm else 1.0))
+        sums[:] = total
+        return loss, count, (float(np.abs(total).max()), float(np.linalg.norm(total)), 0.0)
 
     def _train(self, chosen: Selection | Synthetic, request: Work) -> tuple[float, float]:
         """Train locally. Returns the summed loss of one pass and its count, the means over all passes. The

@@ -45,6 +45,11 @@ class SampleFolders:
         """The numbers of samples to train on, by folder."""
         return tuple(len(part) - held for part, held in zip(self._parts, self.held, strict=True))
 
+    @property
+    def group(self) -> int:
+        """The least samples of a group of private ones."""
+        return max((folder.group for folder in self._folders if not folder.public), default=1)
+
     def take(self, request: Work) -> Selection:
         """Return the samples of a request. Raises DataError for positions that do not exist."""
         if len(request.ranges) != len(self._parts):
@@ -173,6 +178,12 @@ class Selection:
         starts = np.flatnonzero(np.diff(group_of, prepend=-1))
         return ordered, np.diff(starts, append=len(ordered))
 
+    def each_group(self) -> Iterator[Selection]:
+        """Yield the samples of each group alone."""
+        for places in places_of(self.groups, ([number] for number in range(len(self.groups)))):
+            parts, indices = zip(*self.wanted(places), strict=True)
+            yield Selection(self.task, parts, indices, np.array([len(places)]), in_memory=self.in_memory)
+
     def _part_of(self, places: Ints) -> Ints:
         return np.searchsorted(self._ends, places, side="right")
 
@@ -192,7 +203,7 @@ def batches(groups: Ints, batch: int, steps: int, shuffle: torch.Generator) -> I
     yield from places_of(groups, np.split(order, cuts[:-1]))
 
 
-def places_of(groups: Ints, parts: Iterable[Ints]) -> Iterator[Ints]:
+def places_of(groups: Ints, parts: Iterable[Ints | list[int]]) -> Iterator[Ints]:
     """Yield for each part, some of the ``groups`` of these sizes, the places of their samples."""
     starts = np.cumsum(groups) - groups
     for part in parts:

@@ -80,22 +80,29 @@ _LESS_NEEDED = (
     "power",
     "drive",
     "cohort",
+    "budget",
     "private",
     "cpu",
     "memory",
 )
 """Columns of devices, those that go first on a narrow terminal first."""
+_IF_ANY = {"power", "drive", "cohort", "budget", ""}
+"""Columns that are shown if any device has something in them."""
 
 
 def devices(infos: Sequence[DeviceInfo], width: int = WIDE) -> Table:
     """Return the table of ``millpond devices`` in so many characters."""
     headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "private", "temp"]
-    headings += ["power", "drive", "cohort", "jobs", "tunnel to / from", ""]
+    headings += ["power", "drive", "cohort", "budget", "jobs", "tunnel to / from", ""]
     rows: list[list[Cell]] = [
         [info.name, info.board, state(info.state), *_device_cells(info)] for info in infos
     ]
     empty = [name for place, name in enumerate(headings) if all(str(row[place]) in ("", "-") for row in rows)]
-    kept = [name for name in headings if name not in {"power", "drive", "cohort", ""} or name not in empty]
+    kept = [
+        name
+        for name in headings
+        if name not in {"power", "drive", "cohort", "budget", ""} or name not in empty
+    ]
     places = [headings.index(name) for name in kept]
     shown = [[row[place] for place in places] for row in rows]
     return fitted(kept, shown, width, dropped=_LESS_NEEDED, wrapped=("jobs", ""))
@@ -120,7 +127,7 @@ def ledgers(found: Mapping[str, Ledger], devices: Iterable[str]) -> Table:
 def _device_cells(info: DeviceInfo) -> list[Cell]:
     welcome, load = info.welcome, info.load
     if welcome is None or load is None or info.state == "faulty":
-        return [*[""] * 12, info.reason]
+        return [*[""] * 13, info.reason]
     return [
         f"{welcome.software} {welcome.machine}",
         str(welcome.cores),
@@ -132,6 +139,7 @@ def _device_cells(info: DeviceInfo) -> list[Cell]:
         _power(info.watts, load.energy),
         "-" if load.drive.wear is None else f"{load.drive.wear:.0%} worn",
         f"{welcome.pinned} pinned" if welcome.pinned else "-",
+        ", ".join(map(_spent, load.budgets)) or "-",
         ", ".join(load.jobs) or "-",
         f"{size(info.tunnel[0])} / {size(info.tunnel[1])}",
         "",
@@ -140,6 +148,12 @@ def _device_cells(info: DeviceInfo) -> list[Cell]:
 
 def _power(watts: float | None, source: str) -> str:
     return "-" if watts is None else f"{watts:.1f} W ({source})"
+
+
+def _spent(budget: tuple[str, float]) -> str:
+    """Return how much of a private folder's privacy budget is spent."""
+    folder, share = budget
+    return f"{folder} {'spent' if share >= 1 - 1e-9 else f'{share:.0%} spent'}"
 
 
 def _share(used: int, total: int) -> str:

@@ -73,6 +73,8 @@ class Admission:
                 self._refuse(dispatcher, refusal)
         if self._row.job.work.secure:
             self._log.info("%s", self._group.rosters)
+        if privacy := self._row.job.privacy:
+            self._log.info("%s", privacy.plan(self._row.job.total))
         if not isinstance(self._planner, Planner):
             return Curves((), {})
         self._log.info("plan: %s", self._planner.description)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 
 from millpond.host.jobs.context import JobContext, JobFailed
 from millpond.host.records.jobs import HOST
@@ -26,7 +27,16 @@ def masked_reduction(job: Job, server: ParameterServer) -> MaskedReduction | Non
         fault = f"no clip bounds the buffer '{buffer}': keep it on its device by federated.local"
     if fault:
         raise JobFailed(f"federated: secure: {fault}")
-    return MaskedReduction(server.mean, job.work.sum_bits, job.work.clip)
+    clip = math.inf if job.privacy else job.work.clip
+    return MaskedReduction(server.mean, job.work.sum_bits, clip)
+
+
+def noisy_bound(job: Job) -> Callable[[Collection[int]], float] | None:
+    """Return what bounds the terms of a sum of updates with noise, by their samples; None without noise."""
+    privacy, clip, rounds = job.privacy, job.limits.clip, job.total
+    if privacy is None or clip is None:
+        return None
+    return lambda samples: privacy.largest(clip, rounds, samples)
 
 
 def node_reduction(

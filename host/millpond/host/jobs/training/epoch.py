@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -68,8 +69,8 @@ class Epoch:
         mean and the largest number of exchanges that updates were late, the median milliseconds of an
         exchange without computation, and the share of the workers' time in which they waited for data.
         """
-        return {
-            "training_loss": self.loss / max(self.loss_count, 1e-9),
+        loss = {"training_loss": self.loss / self.loss_count} if self.loss_count else {}
+        return loss | {
             "samples_per_second": self.samples / max(self.seconds, 1e-9),
             "late_share": self.late / self.samples,
             "staleness": fmean(self.ages or [0]),
@@ -109,7 +110,7 @@ def summary(result: Round) -> str:
     parts = ", ".join(f"{name} {own['share']:.1%}" for name, own in sorted(result.by_worker.items()))
     late = f" ({found['late_share']:.1%} late)" if found["late_share"] else ""
     return (
-        f"training loss {found['training_loss']:.4f}, "
+        f"training loss {found.get('training_loss', math.nan):.4f}, "
         f"{result.samples} samples{late} in {result.seconds:.2f} s, {found['samples_per_second']:.1f} per "
         f"second, {found['exchange_ms']:.1f} ms of a step exchange; {parts}"
         f"{f'; {wait}' if wait else ''}"

@@ -24,7 +24,7 @@ from millpond.aggregate.rules.mean import MEAN
 from millpond.aggregate.rules.rule import CombinationRule
 from millpond.host.jobs.context import JobFailed
 from millpond.host.jobs.training.collection import ALL_COUNT, Collection, LatePolicy
-from millpond.host.jobs.training.reduction import UpdateBuffer, UpdateReduction
+from millpond.host.jobs.training.reduction import NoisyBound, UpdateBuffer, UpdateReduction
 from millpond.host.jobs.training.roster import JobRoster
 from millpond.host.records.data_costs import DataCosts
 from millpond.host.workers.dispatcher import (
@@ -129,6 +129,7 @@ class ExchangeEngine:
         late: LatePolicy = ALL_COUNT,
         clip: float | None = None,
         bits: int = BITS,
+        largest: NoisyBound | None = None,
         rule: CombinationRule = MEAN,
         nodes: NodeReduction | None = None,
         coming: Coming | None = None,
@@ -141,7 +142,10 @@ class ExchangeEngine:
             roster.size, np.nan
         )  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
-        self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes, late, parameters, bits), nodes
+        self._reduction, self._nodes = (
+            UpdateReduction(mean, clip, rule, nodes, late, parameters, bits, largest),
+            nodes,
+        )
         self._late, self._masked = late, masked
         self._buffer = UpdateBuffer(mean, self._reduction, late.buffer) if late.buffer else None
         self._collection = Collection(late_counts=late.counts, buffer=late.buffer)

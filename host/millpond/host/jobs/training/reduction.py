@@ -11,7 +11,7 @@ to add, it leaves the buffers as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -26,12 +26,16 @@ from millpond.host.records.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
 from millpond.host.workers.node_reduction import NodeReduction
 
+NoisyBound = Callable[[Collection[int]], float]
+"""Returns what bounds the terms of a sum of updates with noise, by their samples."""
+
 
 class UpdateReduction:
     """Writes means of updates to ``mean``, float32 [size], or combines them by another ``rule``, with one
     vote for each worker. Updates are scaled down to the norm ``clip`` per sample, and count as ``late`` says.
     Where there are ``nodes`` they add the updates, if they can. The first ``parameters`` values, by default
     all, are of parameters, the others of buffers. Sums of clipped updates have up to so many ``bits``.
+    Where these have noise, ``largest`` bounds what they add up to, and devices alone clip them.
     """
 
     def __init__(
@@ -43,10 +47,12 @@ class UpdateReduction:
         late: LatePolicy = ALL_COUNT,
         parameters: int | None = None,
         bits: int = BITS,
+        largest: NoisyBound | None = None,
     ) -> None:
         self._reduction, self._votes = Reduction(mean, 0, rule, parameters), rule.votes
         self._mean, self._nodes, self._late = mean, nodes, late
         self._clip, self.unit, self._bits = math.inf if clip is None else clip, math.inf, bits
+        self._largest = largest
         self.buffers = mean[parameters:] if parameters is not None else mean[len(mean) :]
         self._begun: dict[int, Vector] = {}  # the buffers that exchanges began from
 
@@ -61,7 +67,8 @@ class UpdateReduction:
         of a unit that follows from that alone, whoever is lost.
         """
         if self._clip < math.inf and self.unit == math.inf:
-            self.unit = scale_of(self._clip * max(samples), len(samples), self._bits)
+            largest = self._largest(samples) if self._largest else self._clip * max(samples)
+            self.unit = scale_of(largest, len(samples), self._bits)
 
     def keep(self, exchanges: Collection[int]) -> None:
         """Forget the states of all but these exchanges."""
@@ -93,7 +100,7 @@ class UpdateReduction:
 
     def _addend(self, answer: WorkerAnswer, number: int) -> Addend:
         update = answer.update
-        most = self._clip * update.samples if self._clip < math.inf else math.inf
+        most = self._clip * update.samples if self._clip < math.inf and not self._largest else math.inf
         # A vote is the update per sample, of samples that the host has counted, whatever the worker claims.
         weight = float(answer.task.samples) if self._votes else update.weight
         addend = Addend(answer.dispatcher.worker, weight, update.largest, update.norm, most, update.shift)

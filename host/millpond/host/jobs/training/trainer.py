@@ -42,7 +42,7 @@ from millpond.host.jobs.training.checkpoints import (
     newest,
 )
 from millpond.host.jobs.training.collection import LatePolicy
-from millpond.host.jobs.training.device_reduction import masked_reduction, node_reduction
+from millpond.host.jobs.training.device_reduction import masked_reduction, node_reduction, noisy_bound
 from millpond.host.jobs.training.epoch import Epoch
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
 from millpond.host.jobs.training.membership import MemberState
@@ -162,7 +162,7 @@ class Trainer:
         repeats, local = bool(self._late.buffer), self._server.ready.local
         if self._late.discounted and (fault := unfit_for_lateness(combine, local, repeats=repeats)):
             raise JobFailed(f"federated: strategy: {fault}")  # of a class of the user's own
-        nodes = node_reduction(self._job, self._context, self._server, self.log, self._closers)
+        nodes = self._nodes = node_reduction(self._job, self._context, self._server, self.log, self._closers)
         devices = [rank for rank, name in enumerate(names) if name != HOST]
         self._roster = JobRoster(len(names), devices, self._job.quorum)
         self._engine = ExchangeEngine(
@@ -173,13 +173,13 @@ class Trainer:
             late=self._late,
             clip=self._job.limits.clip,
             bits=bits_of_sum(self._job.work.sum_bits),
+            largest=noisy_bound(self._job),
             rule=rule_of(combine.rule, combine.share, self._job.work.encoding.block),
             nodes=nodes,
             coming=self._shards.coming if self._job.data.is_streamed else None,
             parameters=layout.parameters_end(self._server.tensors),
             masked=masked_reduction(self._job, self._server),
         )
-        self._nodes = nodes
         self._admission = Admission(
             self._row,
             self._context,
