@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from millpond.agent.config import read
 from millpond.agent.policy.questions import check_counted, check_question
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers, check_job
-from millpond.agent.policy.settings import Policy
+from millpond.agent.policy.settings import Budget, Policy
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError, Refused
 from millpond.train.balance.ranges import Ranges
@@ -117,6 +117,20 @@ def test_the_device_decides_which_questions_it_answers(policy: Policy, masked: b
         return
     with pytest.raises(Refused, match=rule):
         check(PUBLIC, PRIVATE)
+
+
+def test_folders_with_a_budget_answer_questions_with_noise_alone() -> None:
+    def check(unit: Literal["device", "group"], rho: float) -> None:
+        policy = Policy(budget=Budget(1.0, unit=unit))
+        check_question(policy, "csd0", AskDevice("a", DataQuestion("count"), (PRIVATE,), rho=rho))
+
+    check("group", 0.1)
+    with pytest.raises(Refused, match=r"policy.budget: .* questions need noise \(--epsilon\)"):
+        check("group", 0.0)
+    with pytest.raises(
+        Refused, match=r"policy.budget: it is for the device, and noise of questions protects"
+    ):
+        check("device", 0.1)
 
 
 def test_noise_is_for_known_code_alone() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.policy.budget_ledger import BudgetLedger
-from millpond.agent.policy.settings import Policy
+from millpond.agent.policy.settings import Budget, Policy
 from millpond.agent.questions.noise import SumsNoise
 from millpond.agent.questions.release import QuestionMember
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
@@ -102,6 +102,16 @@ def test_the_sum_has_the_noise_of_the_fewest_devices_and_each_device_has_paid(tm
     for name in NAMES:
         spent = BudgetLedger(tmp_path / "0" / name / "budget").spent("private/digits")
         assert spent == pytest.approx(rho)
+
+
+def test_a_budget_is_for_all_questions_together(tmp_path: Path) -> None:
+    policy = Policy(budget=Budget(1.0, unit="group"))
+    assert policy.budget
+    asked, zeros = replace(ASKED, rho=policy.budget.rho / 3), dict.fromkeys(NAMES, np.zeros(6, np.int64))
+    for _ in range(3):
+        unmasked({name: device(name, tmp_path, asked, policy) for name in NAMES}, zeros)
+    with pytest.raises(Refused, match=r"policy.budget: .*private/digits"):
+        unmasked({name: device(name, tmp_path, asked, policy) for name in NAMES}, zeros)
 
 
 def test_an_answer_that_cannot_be_paid_does_not_leave(tmp_path: Path) -> None:

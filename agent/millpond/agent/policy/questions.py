@@ -30,13 +30,21 @@ def check_question(policy: Policy, device: str, request: AskDevice) -> None:
             raise Refused("", "data", f"'{folder.path}' is of another device")
     if all(folder.public for folder in request.folders):
         return
-    if policy.budget:
-        raise refused("budget", "private folders have a privacy budget, and questions are not charged")
+    _check_budget(policy, request)
     if policy.questions == "none":
         raise refused("questions", "the device answers no questions about private folders")
     if not request.masked and (policy.cohort or policy.questions != "plain"):
         rule = "cohort" if policy.cohort else "questions"
         raise refused(rule, "private folders are for masked questions alone (--secure)")
+
+
+def _check_budget(policy: Policy, request: AskDevice) -> None:
+    """Raise Refused for a question that the privacy budget of private folders does not cover."""
+    if policy.budget and not request.rho:
+        raise refused("budget", "private folders have a privacy budget: questions need noise (--epsilon)")
+    if policy.budget and policy.budget.unit == "device":
+        told = 'it is for the device, and noise of questions protects groups of samples (unit = "group")'
+        raise refused("budget", told)
 
 
 def _check_model(policy: Policy, request: AskDevice) -> None:

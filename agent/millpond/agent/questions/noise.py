@@ -18,18 +18,23 @@ from millpond.privacy.discrete_gaussian import discrete_gaussian
 from millpond.train.questions.messages import AskDevice
 from millpond.train.questions.sums import Words
 
+_ROUNDING = 1 + 1e-9
+"""Parts of a cost may add up to a little more than the whole."""
+
 
 class SumsNoise:
     """The noise of a question with ``rho`` above 0, which ``ledger`` charges to its private folders."""
 
     def __init__(self, config: AgentConfig, request: AskDevice, ledger: BudgetLedger) -> None:
         self._rho, self._ledger, self._size = request.rho, ledger, request.question.words
+        budget = config.policy.budget
+        self._most = budget.rho * _ROUNDING if budget else math.inf
         self._sensitivity = request.question.sensitivity * config.policy.least_samples
         self._folders = [folder.path for folder in request.folders if not folder.public]
 
     def check(self) -> None:
         """Raise Refused if a folder has too little of its budget left."""
-        self._ledger.check(self._folders, self._rho, math.inf)
+        self._ledger.check(self._folders, self._rho, self._most)
 
     def added(self, words: Words, terms: int) -> Words:
         """Return the sums with the device's share of the noise of ``terms`` devices: all of it for one.
@@ -39,5 +44,5 @@ class SumsNoise:
             sigma = sigma_of_sum(self._rho, self._sensitivity, terms, self._size)
         except ValueError:
             raise Refused("", "data", "epsilon: it is too small for noise of whole numbers") from None
-        self._ledger.spend(self._folders, self._rho, math.inf)
+        self._ledger.spend(self._folders, self._rho, self._most)
         return words + discrete_gaussian(sigma, self._size, os.urandom)
