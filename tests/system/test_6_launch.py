@@ -210,7 +210,8 @@ def test_a_device_that_is_lost_ends_the_launch(ready: Emulation, victim: str) ->
         _, errors = process.communicate(timeout=3 * ENDS_SECONDS)
     assert process.returncode == 3
     lost = r"millpond: csd[01] \(rank [12]\): .*; the others were ended\n"
-    assert re.fullmatch(lost if victim == "all tunnels" else lost.replace("[01]", "1"), errors)
+    last = errors.splitlines(keepends=True)[-1]  # on a busy machine its progress is before it
+    assert re.fullmatch(lost if victim == "all tunnels" else lost.replace("[01]", "1"), last)
     if victim == "all tunnels":  # until they are new, some devices still pass for ready
         eventually(lambda: len(interfaces(ready) - before) == 3, "all tunnels are new", every=0.1)
     ready.wait_ready()
