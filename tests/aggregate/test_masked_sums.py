@@ -190,6 +190,29 @@ def test_devices_that_mask_for_other_states_or_units_give_no_share(differs: str,
     assert set(fleet.host.disagreeing()) == set(fleet.names[:odd] if odd < 3 else fleet.names[odd:])
 
 
+@pytest.mark.parametrize("differs", ["what", "scale"])
+def test_the_update_of_one_device_with_another_state_is_in_no_sum(differs: str) -> None:
+    """The others, whose updates are 0, are enough to unmask: the masks of the one must not cancel."""
+    fleet = Fleet(6, {})
+    for name in fleet.names:
+        fleet.host.offered(name, fleet.members[name].open(fleet.host.opening()))
+    total = MaskedVector(SIZE, 64)
+    for name, dealt in fleet.host.dealing(1.0).items():
+        is_odd = name == "csd0"
+        fleet.members[name].take(replace(dealt, scale=0.5 if is_odd and differs == "scale" else 1.0))
+        words = MaskedVector(SIZE, 64)
+        words.values[:] = 1000 * is_odd
+        words.add_masks(fleet.members[name].masks(b"other" * (is_odd and differs == "what")))
+        total.add(words)
+    request = fleet.host.agreeing(fleet.names)
+    for name in fleet.names:
+        fleet.host.agreed(name, fleet.members[name].agree(request))
+    for name, asked in fleet.host.unmasking().items():
+        fleet.host.shared(name, fleet.members[name].unmask(asked))
+    total.add_masks(list(fleet.host.masks()))
+    assert abs(np.unpackbits(total.values.view(np.uint8)).mean() - 0.5) < 0.02
+
+
 def agreed(fleet: Fleet, name: str, wrong: tuple[str, ...]) -> Agreed:
     """Return the tags of a member, of which those for some are wrong."""
     tags = fleet.members[name].agree(fleet.host.agreeing(fleet.names)).tags

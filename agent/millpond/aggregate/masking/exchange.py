@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from millpond.aggregate.masking import keys, shamir
 from millpond.aggregate.masking.keys import Mask
-from millpond.aggregate.masking.member import pair_seed, threshold_of
+from millpond.aggregate.masking.member import mask_seed, pair_seed, threshold_of
 from millpond.aggregate.masking.messages import (
     KEY_BYTES,
     Agree,
@@ -44,6 +44,7 @@ class MaskedExchange:
         self._survivors: frozenset[str] = frozenset()
         self._tags: dict[str, dict[str, bytes]] = {}
         self._shares: dict[str, dict[int, bytes]] = {}
+        self._masked: dict[str, bytes] = {}
 
     def opening(self) -> OpenCohort:
         """Return the request to all members."""
@@ -139,6 +140,7 @@ class MaskedExchange:
         for each, share in answer.shares.items():
             if keys.digest(share) != self._offers[each].digests[name][each not in self._survivors]:
                 return f"its share of a mask of {each} is wrong"
+        self._masked[name] = answer.masked
         for each, share in answer.shares.items():
             self._shares.setdefault(each, {})[self._numbers[name]] = share
         return ""
@@ -152,6 +154,7 @@ class MaskedExchange:
         whose shares are of no secret.
         """
         secrets = {name: self._secret_of(name) for name in self._offers}
+        masked = Counter(self._masked.values()).most_common(1)[0][0]
         for name in self._survivors:
             yield Mask(secrets[name], subtract=True)
         for lost in self._offers.keys() - self._survivors:
@@ -163,7 +166,7 @@ class MaskedExchange:
                 except ValueError:
                     raise CohortFailed(f"{name}: its key is none", {name: "its key is none"}) from None
                 # The survivor has added it if its name comes first.
-                yield Mask(seed, subtract=name < lost)
+                yield Mask(mask_seed(seed, masked), subtract=name < lost)
 
     def _secret_of(self, name: str) -> bytes:
         shares, offer = self._shares.get(name, {}), self._offers[name]

@@ -6,8 +6,9 @@ common, which one of them adds and the other subtracts. After the survivors are 
 of the seeds of the survivors and of the keys of the others: of each member either, never both. A member
 gives its shares when ``threshold`` members, and as many as its own policy asks for, have been told of the
 same survivors and have masked updates of the same job, state and unit: as more than half of them are needed,
-there is one such set in an exchange. Otherwise a host could give all members but one a state at which their
-updates are 0 (Pasquini et al. 2022, arXiv:2111.07380).
+there is one such set in an exchange. Masks of two members that have masked other things do not cancel.
+Otherwise a host could give all members but one a state at which their updates are 0, and have the update of
+the one (Pasquini et al. 2022, arXiv:2111.07380).
 """
 
 from __future__ import annotations
@@ -88,8 +89,13 @@ class _Exchange:
         survives.
         """
         offers = [part for name, each in sorted(self.offers.items()) for part in (name, each.public)]
-        masked = self.what, self.scale.hex()
-        return keys.digest(self.session, *offers, "masked", *masked, "survivors", *sorted(self.survivors))
+        return keys.digest(
+            self.session, *offers, "masked", self.masked(), "survivors", *sorted(self.survivors)
+        )
+
+    def masked(self) -> bytes:
+        """Return a digest of what the update of the device is of, and of its unit."""
+        return keys.digest(self.what, self.scale.hex())
 
 
 class CohortMember:
@@ -207,8 +213,8 @@ class CohortMember:
         exchange.what = what
         if exchange.seeds.keys() != exchange.offers.keys():
             refuse("cohort: the host goes on with members whose shares are wrong")
-        pairs = {name: seed for name, seed in exchange.seeds.items() if name != self._name}
-        masks = [Mask(seed, subtract=self._name > name) for name, seed in pairs.items()]
+        pairs, masked = {n: seed for n, seed in exchange.seeds.items() if n != self._name}, exchange.masked()
+        masks = [Mask(mask_seed(seed, masked), subtract=self._name > name) for name, seed in pairs.items()]
         return [Mask(exchange.seed), *masks]
 
     def agree(self, request: Agree) -> Agreed:
@@ -246,7 +252,7 @@ class CohortMember:
             refuse(f"cohort: {agree} devices {text}, {least} must")
         given = exchange.shares if agree >= least else {}
         shares = {name: found[name not in exchange.survivors] for name, found in given.items()}
-        return Shares(shares, wrong)
+        return Shares(shares, wrong, exchange.masked())
 
 
 def pair_seed(session: bytes, private: X25519PrivateKey, public: bytes, one: str, other: str) -> bytes:
@@ -254,3 +260,10 @@ def pair_seed(session: bytes, private: X25519PrivateKey, public: bytes, one: str
     Raises ValueError for what is no public key.
     """
     return keys.derived(keys.in_common(private, public), "mask", session, *sorted((one, other)))
+
+
+def mask_seed(seed: bytes, masked: bytes) -> bytes:
+    """Return the seed of the mask that two members with a ``seed`` in common add to what they have
+    ``masked``: if one of them has masked something else their masks do not cancel, and nothing removes them.
+    """
+    return keys.derived(seed, "masked", masked)

@@ -96,8 +96,10 @@ class Unmask(Message):
 @dataclass(frozen=True, slots=True)
 class Shares(Message):
     """One share by member: of the seed of its own mask if it survives, else of its secret key; none if too
-    few members agree with the device. ``wrong`` are the members whose tags say that they do not.
+    few members agree with the device. ``wrong`` are the members whose tags say that they do not. ``masked``
+    is a digest of what the device has masked, by which the host finds the masks of lost members.
     """
 
     shares: dict[str, bytes]
     wrong: tuple[str, ...] = ()
+    masked: bytes = b""
