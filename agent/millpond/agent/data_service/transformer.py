@@ -14,8 +14,7 @@ import threading
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
-from millpond.data.streaming.transforms.messages import GOES_ON
-from millpond.data.streaming.transforms.remote import PROCESSES
+from millpond.data.streaming.transforms.messages import GOES_ON, PROCESSES
 from millpond.launch.inputs import lay_out
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end

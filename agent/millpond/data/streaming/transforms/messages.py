@@ -9,6 +9,8 @@ from millpond.wire.messages import Message, message
 
 GOES_ON: Final = "(the process goes on)"
 """The line of the log behind the error of a request: what follows belongs to others."""
+PROCESSES: Final = 4
+"""The most processes of one data service. Another one starts only while all others are at work."""
 
 
 @message("transforms.apply")

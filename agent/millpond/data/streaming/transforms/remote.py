@@ -26,7 +26,7 @@ from millpond.base.text import printable
 from millpond.data.streaming.protocol.messages import MOST_HEAD
 from millpond.data.streaming.protocol.service import LARGEST_CHUNK
 from millpond.data.streaming.served_set import ReadSamples, Transform, TransformerLost
-from millpond.data.streaming.transforms.messages import ApplyTransform, TransformedSamples
+from millpond.data.streaming.transforms.messages import PROCESSES, ApplyTransform, TransformedSamples
 from millpond.train.data.columns import Packed, unpack
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
@@ -36,8 +36,6 @@ TRANSFORM_SECONDS = 50.0
 """How long a transform may take for ``PART`` samples."""
 PART = 32
 """Samples that are sent to the process at once."""
-PROCESSES = 4
-"""The most processes of one data service. Another one starts only while all others are at work."""
 Restart = Callable[[int], tuple[str, socket.socket | None]]
 """Ends the process of that number, if there is one, and starts another. Returns the reason for the end of the
 former, and the connection to the latter; without a connection the reason why none has started."""
