@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from bench import harness
-from bench.privacy import aimed, masked, membership, property_inference, rebuilding
+from bench.privacy import aimed, dp, masked, membership, property_inference, rebuilding
 
 EXPERIMENTS = (
     rebuilding.EXPERIMENT,
@@ -16,6 +16,7 @@ EXPERIMENTS = (
     property_inference.EXPERIMENT,
     aimed.EXPERIMENT,
     masked.EXPERIMENT,
+    dp.EXPERIMENT,
 )
 
 
