@@ -103,10 +103,12 @@ def test_a_resident_job_is_submitted_once_and_resumed_where_it_failed(
     assert ResidentJob(rig.directory, path, patience=20).model()[0] == MODEL and len(rig.states) == 1
     rig.finish(1, "the model diverged")
     rig.begun.clear()
-    asked = pool.submit(job.order, "train", "1", STATE)
+    asked = pool.submit(job.order, "train", "1", lambda _model: STATE)
     mailbox = prepared(rig, 1)
-    mailbox.answer("train", "1", OuterAnswer(5), STATE)
-    assert asked.result()[0].samples == 5 and len(rig.states) == 1
+    order = eventually(mailbox.order, "the order", 20, 0.01)
+    assert order.key.startswith("1/")
+    mailbox.answer("train", order.key, OuterAnswer(5), STATE)
+    assert asked.result().answer.samples == 5 and len(rig.states) == 1
     end = pool.submit(job.end, "end", lambda _model: STATE)
     while mailbox.order() is None:
         mailbox.wait(1.0)

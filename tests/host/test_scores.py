@@ -28,6 +28,7 @@ def test_the_model_is_scored_after_so_many_rounds_and_after_the_last(
 ) -> None:
     made = ScoreBoard(EvaluationSpec(every=every), total)
     assert [number for number in range(1, total + 1) if made.is_due(number)] == due
+    assert made.is_due(6 * every) and (every == 1 or not made.is_due(6 * every + 1))  # a resident job goes on
     nowhere = ScoreBoard(EvaluationSpec(every=every, on=()), total)
     assert not any(map(nowhere.is_due, range(1, total + 1)))
 

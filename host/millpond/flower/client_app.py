@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import time
-import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,17 +21,18 @@ ARRAYS, METRICS, CONFIG, WEIGHT = "arrays", "metrics", "config", "num-examples"
 """The records of messages, by the names that Flower's strategies give them."""
 
 
-def client(job: str | Path | None = None) -> ClientApp:
+def client(job: str | Path | None = None, mods: Sequence[Any] = ()) -> ClientApp:
     """Return the ClientApp of a fleet: it trains by the resident job of the file ``job``, or by the one that
     the SuperNode's ``--node-config`` names, with the fleet's directory:
     ``fleet="/var/lib/millpond" job="/etc/millpond/job.toml"``; ``test="/data/test"`` is its ``data.test``.
 
     Messages are ``train``, ``evaluate``, and the queries ``model`` (first values) and ``end`` (the arrays of
     the message are the model, and the job ends). A reply of ``train`` weighs as many samples as were used.
+    ``mods`` of Flower, such as ``fixedclipping_mod``, are around ``train`` alone.
     """
     app = ClientApp()
     for register, answer in (
-        (app.train(), _train),
+        (app.train(mods=list(mods)), _train),
         (app.evaluate(), _evaluate),
         (app.query("model"), _model),
         (app.query("end"), _end),
@@ -65,34 +65,30 @@ def _model(_message: Message, job: ResidentJob) -> RecordDict:
 
 
 def _train(message: Message, job: ResidentJob) -> RecordDict:
-    began = time.time()
-    model, _ = job.model()
-    base = state_of(model.tensors, message.content[ARRAYS])
-    ordered = time.time()
-    answer, state = job.order("train", _key(message, base), base)
-    answered = time.time()
-    end = layout.parameters_end(model.tensors)
-    state[:end] += base[:end]
+    began, arrays = time.time(), message.content[ARRAYS]
+    done = job.order("train", _key(message), lambda model: state_of(model.tensors, arrays))
+    tensors, answer, state = done.model.tensors, done.answer, done.values
+    end = layout.parameters_end(tensors)
+    state[:end] += done.state[:end]
     metrics = {name: total / max(answer.samples, 1) for name, total in answer.sums.items()}
-    arrays = arrays_of(model.tensors, state)
+    trained = arrays_of(tensors, state)
     times = {
         "process-began": psutil.Process().create_time(),
         "began": began,
         "ended": time.time(),
-        "ordered-seconds": answered - ordered,
+        "ordered-seconds": done.seconds,
         "fleet-seconds": answer.seconds,
     }
     record = MetricRecord({WEIGHT: answer.samples, **metrics, **times})
-    return RecordDict({ARRAYS: arrays, METRICS: record})
+    return RecordDict({ARRAYS: trained, METRICS: record})
 
 
 def _evaluate(message: Message, job: ResidentJob) -> RecordDict:
-    model, _ = job.model()
-    state = state_of(model.tensors, message.content[ARRAYS])
-    answer, _ = job.order("score", _key(message, state), state)
+    arrays = message.content[ARRAYS]
+    done = job.order("score", _key(message), lambda model: state_of(model.tensors, arrays))
     figures = {
         f"{place}-{name}": float("nan") if value is None else value
-        for place, found in answer.scores.items()
+        for place, found in done.answer.scores.items()
         for name, value in found.items()
     }
     return RecordDict({METRICS: MetricRecord({WEIGHT: 1, **figures})})  # each fleet counts as much
@@ -104,8 +100,8 @@ def _end(message: Message, job: ResidentJob) -> RecordDict:
     return RecordDict({CONFIG: ConfigRecord({"job": number})})
 
 
-def _key(message: Message, state: np.ndarray[Any, np.dtype[np.float32]]) -> str:
-    """Return the name of an order: the same for a message that is sent again, and for no other."""
+def _key(message: Message) -> str:
+    """Return the name of an order, but for its state: the same for a message that is sent again."""
     config = message.content.get(CONFIG)
     number = config["server-round"] if config and "server-round" in config else 0
-    return f"{message.metadata.run_id}/{number}/{zlib.crc32(state.data):08x}"
+    return f"{message.metadata.run_id}/{number}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,21 @@ from millpond.train.job import file
 from millpond.train.job.overrides import Settings
 
 T = TypeVar("T")
+StateOf = Callable[[OuterModel], Vector]
 PATIENCE_SECONDS, RETRY_SECONDS = 600.0, 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OuterOutcome:
+    """The answer to an order with its ``values``, float32 [size], after so many ``seconds``; and the model,
+    and the state that the order brought.
+    """
+
+    model: OuterModel
+    state: Vector
+    answer: OuterAnswer
+    values: Vector
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +53,22 @@ class ResidentJob:
         """Return the layout of the model and its state, float32 [size]. Raises MillpondError."""
         return self._tried(lambda client: client.outer_model(self._number(client)))
 
-    def order(self, kind: OrderKind, key: str, state: Vector) -> tuple[OuterAnswer, Vector]:
-        """Give an order, again where the daemon or the job has died meanwhile, and return its answer, as
-        ``OuterClient.outer_round`` does. Raises MillpondError.
+    def order(self, kind: OrderKind, key: str, state_of: StateOf) -> OuterOutcome:
+        """Give an order from the state that ``state_of`` returns, again where the daemon or the job has died
+        meanwhile. ``key`` is completed by the state. Raises MillpondError.
         """
-        return self._tried(lambda client: client.outer_round(self._number(client), kind, key, state))
 
-    def end(self, key: str, state_of: Callable[[OuterModel], Vector]) -> int:
+        def once(client: OuterClient) -> OuterOutcome:
+            number = self._number(client)
+            model, _ = client.outer_model(number)
+            state = state_of(model)
+            began, own = time.monotonic(), f"{key}/{zlib.crc32(state.data):08x}"
+            answer, values = client.outer_round(number, kind, own, state)
+            return OuterOutcome(model, state, answer, values, time.monotonic() - began)
+
+        return self._tried(once)
+
+    def end(self, key: str, state_of: StateOf) -> int:
         """End the job, unless it has ended, with the state that ``state_of`` returns as its model. Returns
         its number, 0 without one. Raises MillpondError.
         """

@@ -19,7 +19,8 @@ from millpond.flower.client_app import ARRAYS, CONFIG
 
 POLL_SECONDS = 0.1
 END_SECONDS, MODEL_SECONDS = 600.0, 600.0
-_VELOCITY = "velocity:"
+_KEPT = ("velocity", "m_t", "v_t", "momentum_vector")
+"""What DiLoCo, Flower's adaptive strategies and FedAvgM keep between rounds: arrays by name, or a list."""
 
 
 class DiLoCo(FedAvg):  # type: ignore[misc]
@@ -103,14 +104,15 @@ def serve(grid: Grid, context: Context, make: Callable[..., Strategy] = FedAvg) 
     arrays = saved.arrays
     saved.watch()
     if rounds > saved.rounds:
-        first = _first_values(prompt, hosts, strategy)  # also for which of the saved arrays are buffers
+        first = _first_values(prompt, hosts, _inner(strategy))  # also for the buffers, and the arrays' order
+        arrays = ArrayRecord({name: arrays[name] for name in first}) if arrays else first
         result = strategy.start(
             prompt,
-            arrays or first,
+            arrays,
             num_rounds=rounds - saved.rounds,
             timeout=float(config.get("timeout", 3600.0)),
         )
-        arrays = result.arrays or arrays or first
+        arrays = result.arrays or arrays
     _end(prompt, arrays, hosts)
 
 
@@ -128,24 +130,26 @@ class _Saved:
     def _load(self) -> None:
         values = load_file(self._file)
         self.rounds = int(values.pop("rounds:")[0])
-        kept = {name: values.pop(name) for name in list(values) if name.startswith(_VELOCITY)}
-        if hasattr(self._strategy, "velocity"):
-            self._strategy.velocity = {name.removeprefix(_VELOCITY): each for name, each in kept.items()}
+        for about in _KEPT:
+            names = sorted(name for name in values if name.startswith(f"{about}:"))
+            kept = {name.removeprefix(f"{about}:"): values.pop(name) for name in names}
+            if kept and hasattr(inner := _inner(self._strategy), about):
+                setattr(inner, about, list(kept.values()) if about == "momentum_vector" else kept)
         self.arrays = ArrayRecord({name: Array(each) for name, each in values.items()})
 
     def watch(self) -> None:
         """Save the outcome of each round from now on."""
-        aggregate, sent = self._strategy.aggregate_train, [time.time()]
+        aggregate, sent, before = self._strategy.aggregate_train, [time.time()], self.rounds
         configure, score = self._strategy.configure_train, self._strategy.aggregate_evaluate
 
-        def configured(*arguments: Any) -> Iterable[Message]:
-            messages = list(configure(*arguments))
+        def configured(server_round: int, *arguments: Any) -> Iterable[Message]:
+            messages = list(configure(before + server_round, *arguments))
             sent[0] = time.time()
             return messages
 
         def aggregated(server_round: int, replies: Iterable[Message]) -> Any:
             came, known = time.time(), list(replies)
-            arrays, metrics = aggregate(server_round, known)
+            arrays, metrics = aggregate(before + server_round, known)
             if arrays is not None:
                 self._save(arrays)
             whole = [dict(each.content["metrics"]) for each in known if not each.has_error()]
@@ -168,11 +172,19 @@ class _Saved:
     def _save(self, arrays: ArrayRecord) -> None:
         self.rounds += 1
         values = {name: np.ascontiguousarray(each.numpy()) for name, each in arrays.items()}
-        velocity = getattr(self._strategy, "velocity", {})
-        values |= {_VELOCITY + name: np.ascontiguousarray(each) for name, each in velocity.items()}
+        for about in _KEPT:
+            kept = getattr(_inner(self._strategy), about, None) or {}
+            if isinstance(kept, list):
+                kept = {f"{number:06d}": each for number, each in enumerate(kept)}
+            values |= {f"{about}:{name}": np.ascontiguousarray(each) for name, each in kept.items()}
         fresh = self._file.with_suffix(".part")
         save_file(values | {"rounds:": np.array([self.rounds], np.int64)}, fresh)
         fresh.replace(self._file)
+
+
+def _inner(strategy: Any) -> Any:
+    """Return the strategy that averages, inside wrappers such as those of differential privacy."""
+    return _inner(strategy.strategy) if hasattr(strategy, "strategy") else strategy
 
 
 def _first_values(grid: _Prompt, hosts: int, strategy: Any) -> ArrayRecord:

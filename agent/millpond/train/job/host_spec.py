@@ -11,12 +11,14 @@ from millpond.base.keys import Key
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSpec:
-    """The model is scored after ``every`` rounds or epochs, and after the last one. Only sums and counts
-    leave a device. Without ``metric`` it is "accuracy" if there is one, else "loss". Without ``mode`` it is
-    "min" for a loss, else "max".
+    """The model is scored after ``every`` rounds or epochs, or outer rounds, and after the last one. Only
+    sums and counts leave a device. Without ``metric`` it is "accuracy" if there is one, else "loss". Without
+    ``mode`` it is "min" for a loss, else "max".
     """
 
-    every: Annotated[int, Key("rounds or epochs from one evaluation to the next", above=0)] = 1
+    every: Annotated[
+        int, Key("rounds or epochs (of a resident job, outer rounds) between evaluations", above=0)
+    ] = 1
     on: Annotated[
         tuple[Literal["host", "devices"], ...],
         Key('where the model is scored; "devices": on held-out private samples'),

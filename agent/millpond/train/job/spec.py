@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
@@ -397,6 +397,11 @@ class Job:
     def averaging(self) -> FederatedSpec:
         """The table of a federated job, all of it defaults if the file has none."""
         return self.federated or FederatedSpec()
+
+    @property
+    def scoring(self) -> EvaluationSpec:
+        """When and where the model is scored, by rounds of the fleet also where the job is resident."""
+        return replace(self.evaluate, every=self.evaluate.every * (self.outer.every if self.outer else 1))
 
     @property
     def quorum(self) -> float:

@@ -418,7 +418,7 @@ class JobService:
         """Return a job as commands see it. Raises LocalError for a round that cannot be read."""
         standing, (last, waits) = row.standing, self._recent(row.id)
         if standing is None:
-            board = ScoreBoard.of(row.job.evaluate, row.job.total, self._store.scores(row.id))
+            board = ScoreBoard.of(row.job.scoring, row.job.total, self._store.scores(row.id))
             self._store.set_standing(row.id, standing := board.standing)
         return replace(
             self._without_rounds(row),

@@ -63,7 +63,7 @@ class ScoreBoard:
 
     def is_due(self, number: int) -> bool:
         """Return whether the model is scored after round ``number``."""
-        return bool(self._spec.on) and (number % self._spec.every == 0 or number >= self._total)
+        return bool(self._spec.on) and (number % self._spec.every == 0 or number == self._total)
 
     def add(self, number: int, scores: Scores) -> bool:
         """Take in the scores of a round, if it was scored where the metric decides. Returns whether its model

@@ -259,7 +259,7 @@ class Trainer:
 
     def _train(self, done: list[Round]) -> None:
         scores = [(round_.round, round_.scores) for round_ in done]
-        self._board = ScoreBoard.of(self._job.evaluate, self._steps.epochs, scores)
+        self._board = ScoreBoard.of(self._job.scoring, self._steps.epochs, scores)
         self._best = BestModel(self._directory, self._board.best)
         self._saved_at = time.monotonic()
         self._plans = PlanReport(self._admission.note, self.log)
