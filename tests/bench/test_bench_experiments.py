@@ -29,7 +29,7 @@ TOGETHER = {
     "data": ["met_points", "met_speed", "streamed", "tuner,transforms", "accuracy,elastic"],
     "hosts": ["levels,flower,flower_kills,crowd", "scale", "launch_hosts"],
     "people": ["watchers,top,scrape,dashboard"],
-    "privacy": ["inversion,membership,property,aimed", "masked"],
+    "privacy": ["inversion,membership,property,aimed", "masked", "dp"],
     "task": ["task_overhead,uint8_memory", "big_data", "prepare_over_import", "lora_bytes"],
     "train": ["host_models,sim_rounds_10000,lines", "round_over_floor"],
     "tunnel": ["tcp_python_over_relay", "pps_python_over_relay"],

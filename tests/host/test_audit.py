@@ -211,6 +211,7 @@ def test_a_saved_log_is_verified_without_the_fleet(device: Device, tmp_path: Pat
         (lambda lines: [*lines[:-1], lines[-1].replace(b'"time":', b'"time":1')], "is not the one"),
         (lambda lines: [*lines[:-1], lines[-1][:-1]], "it ends within an entry"),
         (lambda lines: [b"{}\n", *lines[1:]], "is no saved audit log"),
+        (lambda lines: [lines[0].replace(b"12.0", b"1e300"), *lines[1:]], "is no saved audit log"),
         (lambda lines: [b"[" * 100_000, *lines[1:]], "is no saved audit log"),
     ],
 )
@@ -223,6 +224,23 @@ def test_a_changed_file_is_told(
     file.write_bytes(b"".join(change(lines)))
     with pytest.raises((RemoteError, LocalError), match=told):
         saved.load_copy(file, "csd0")
+
+
+def test_a_saved_log_without_its_front_is_told(device: Device, tmp_path: Path) -> None:
+    device.restart()  # from here on it would be a log of its own
+    file, ca = tmp_path / "csd0.audit", device.fleet.identity.authority
+    saved.save(file, device.copy(), 12.0)
+    heading, *lines = file.read_bytes().splitlines(keepends=True)
+    begin = max(number for number, line in enumerate(lines) if b'"in force"' in line)
+    file.write_bytes(b"".join([heading, *lines[begin:]]))
+    with pytest.raises(RemoteError, match=f"begins with entry {begin + 1}, not 1|is no entry|the chain"):
+        saved.load_copy(file, "csd0")
+    file.write_bytes(
+        b"".join([heading.replace(b'"oldest": 1,', b'"oldest": %d,' % (begin + 1)), *lines[begin:]])
+    )
+    copy, at = saved.load_copy(file, "csd0")
+    with pytest.raises(RemoteError, match=r"signature of entry .* is not valid"):
+        verify_saved(ca, copy, at)
 
 
 def test_another_devices_key_does_not_sign(device: Device, tmp_path: Path) -> None:

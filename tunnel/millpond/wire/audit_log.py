@@ -31,7 +31,8 @@ MOST_BYTES: Final = 1 << 27
 _NONCE: Final = re.compile(r"[0-9A-Za-z._-]{16,128}")
 _LARGEST = 1 << 63
 _DEEPEST = 16
-_LATEST = 1e11  # seconds since 1970: the year 5138
+LATEST: Final = 1e11
+"""The latest time (s since 1970) of an entry, in the year 5138."""
 
 Role = Literal["job", "launch", "node", "data service", "shared folder", "question", "control", "volume"]
 State = Literal["begins", "goes on", "ends"]
@@ -172,12 +173,13 @@ def described(entry: Entry) -> dict[str, Any]:
     }
 
 
-def checkpoint(device: str, head: LogHead, nonce: str = "") -> str:
-    """Return the text that a device signs for the head of its log; behind it the ``nonce`` of whoever asked,
-    which no earlier signature can have. The signatures in the log itself have none.
+def checkpoint(device: str, head: LogHead, nonce: str = "", oldest: int = 0) -> str:
+    """Return the text that a device signs for the head of its log. For whoever asks it has the number of the
+    ``oldest`` entry, so that nobody can cut the front of a copy, and the ``nonce`` of the question, which no
+    earlier signature can have. The signatures in the log itself have neither.
     """
     text = f"millpond audit log of {device}\n{head.number}\n{head.digest}\n"
-    return f"{text}{nonce}\n" if nonce else text
+    return f"{text}{oldest}\n{nonce}\n" if nonce else text
 
 
 def is_nonce(text: str) -> bool:
@@ -217,7 +219,7 @@ def _decoded(line: str) -> tuple[str, Entry]:
     number, time, previous = found["number"], found["time"], found["previous"]
     if type(number) is not int or number < 1 or not isinstance(previous, str):
         raise ValueError
-    if type(time) not in (int, float) or not 0 <= time <= _LATEST:
+    if type(time) not in (int, float) or not 0 <= time <= LATEST:
         raise ValueError
     if isinstance(event, InForce):
         _check_depth(event.rules, _DEEPEST)

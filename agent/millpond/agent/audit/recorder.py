@@ -155,10 +155,10 @@ class AuditRecorder:
         if not is_nonce(nonce):
             raise Refused("", "protocol", "a nonce has 16 to 128 letters, digits, '.', '-' and '_'")
         try:
-            head, signature = self._sign_head(nonce)
+            oldest, head, signature = self._sign_head(nonce)
         except LocalError as error:
             return self._unsigned(str(error))
-        return AuditHead(self._log.oldest, head.number, head.digest, signature)
+        return AuditHead(oldest, head.number, head.digest, signature)
 
     def _unsigned(self, reason: str) -> AuditHead:
         with self._lock:
@@ -237,7 +237,7 @@ class AuditRecorder:
         if self._log.head == self._signed:
             return
         try:
-            head, signature = self._sign_head()
+            _, head, signature = self._sign_head()
         except LocalError as error:
             log.warning("the audit log is not signed: %s", error)
             return
@@ -245,19 +245,23 @@ class AuditRecorder:
             with self._lock:
                 self._signed = self._log.head if self._log.head.number == head.number + 1 else head
 
-    def _sign_head(self, nonce: str = "") -> tuple[LogHead, str]:
-        """Return the head and its signature. A new certificate has an entry first. Raises LocalError."""
+    def _sign_head(self, nonce: str = "") -> tuple[int, LogHead, str]:
+        """Return the number of the oldest entry, the head and its signature. A new certificate has an entry
+        first. Raises LocalError.
+        """
         with self._signing:
             certificate = self._signer.certificate()
             while True:
-                head = self._synced(certificate)
-                text = checkpoint(self._name, head, nonce)
+                oldest, head = self._synced(certificate)
+                text = checkpoint(self._name, head, nonce, oldest)
                 signature, certificate = self._signer.sign(NAMESPACE, text)
                 if certificate == self._in_force.certificate:
-                    return head, signature
+                    return oldest, head, signature
 
-    def _synced(self, certificate: str) -> LogHead:
-        """Return the head, with all entries on the disk, the last of which are of the ``certificate``."""
+    def _synced(self, certificate: str) -> tuple[int, LogHead]:
+        """Return the number of the oldest entry and the head, with all entries on the disk, the last of which
+        are of the ``certificate``.
+        """
         with self._lock:
             try:
                 if certificate != self._in_force.certificate:
@@ -267,7 +271,7 @@ class AuditRecorder:
             except OSError as error:
                 self._note(error)
                 raise LocalError(self._error) from None
-            return self._log.head
+            return self._log.oldest, self._log.head
 
 
 Begin = Callable[[Answered], contextlib.AbstractContextManager[AuditSession]]

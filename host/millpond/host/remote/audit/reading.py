@@ -53,6 +53,10 @@ def follow(device: str, head: AuditHead, nonce: str, lines: Iterable[str]) -> Au
         if size > MOST_BYTES:
             raise ProtocolError(f"{device}: its audit log is too long")
         entry = _taken(reader, line, device)
+        if not entries and entry.number != head.oldest:
+            raise ProtocolError(
+                f"{device}: its audit log begins with entry {entry.number}, not {head.oldest}"
+            )
         kept.append(line)
         entries.append(cleaned(entry))
         assert reader.head

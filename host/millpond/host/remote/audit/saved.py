@@ -13,7 +13,7 @@ from millpond.base.errors import ConfigError, LocalError, ProtocolError
 from millpond.base.schema import dump, load
 from millpond.host.remote.audit.reading import AuditLogCopy, follow
 from millpond.linux.files import write_durably
-from millpond.wire.audit_log import LONGEST_LINE, is_nonce
+from millpond.wire.audit_log import LATEST, LONGEST_LINE, is_nonce
 from millpond.wire.control_messages import AuditHead
 
 FORMAT = "millpond audit log, 1"
@@ -67,7 +67,7 @@ def _heading(path: Path, line: str) -> _Heading:
         found = load(_Heading, json.loads(line), path.name)
     except (ValueError, RecursionError, ConfigError):
         found = None
-    if found is None or found.format != FORMAT or not is_nonce(found.nonce):
+    if found is None or found.format != FORMAT or not is_nonce(found.nonce) or not 0 <= found.time < LATEST:
         raise LocalError(f"{path} is no saved audit log of this version: 'millpond audit --save' writes one")
     return found
 

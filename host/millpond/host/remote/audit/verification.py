@@ -96,7 +96,7 @@ def _check_signatures(trust: _Trust, copy: AuditLogCopy) -> tuple[x509.Certifica
     certificate = _certificate(trust, device, encoded)
     if why := trust.refuses(certificate):
         raise RemoteError(f"{device}: the certificate in the audit log is {why}")
-    _check(device, certificate, copy.end, copy.head.signature, copy.nonce)
+    _check(device, certificate, copy.end, copy.head.signature, copy.nonce, copy.head.oldest)
     count = 1
     for encoded, signed in before:
         earlier = _certificate(trust, device, encoded)
@@ -151,12 +151,19 @@ def _loaded(path: Path) -> x509.Certificate:
 
 
 def _check(
-    device: str, certificate: x509.Certificate, head: LogHead, signature: str, nonce: str = ""
+    device: str,
+    certificate: x509.Certificate,
+    head: LogHead,
+    signature: str,
+    nonce: str = "",
+    oldest: int = 0,
 ) -> None:
     key = certificate.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    if not ssh_signatures.verify([key.decode()], NAMESPACE, checkpoint(device, head, nonce), signature):
+    if not ssh_signatures.verify(
+        [key.decode()], NAMESPACE, checkpoint(device, head, nonce, oldest), signature
+    ):
         raise RemoteError(f"{device}: the signature of entry {head.number} of the audit log is not valid")
 
 
