@@ -59,13 +59,13 @@ class Device:
         raise AssertionError
 
 
-def mean_of(bits: int, spoil: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+def mean_of(bits: int, spoil: np.ndarray[Any, Any] | None, noise: float = 0.0) -> np.ndarray[Any, Any]:
     """Return the mean of three devices' updates, of which one is spoilt."""
     devices = {name: Device(name, bits) for name in ("csd0", "csd1", "csd2")}
     devices["csd1"].spoil = spoil
     workers = cast(Mapping[str, DeviceWorker], devices)
     mean = np.empty(SIZE, np.float32)
-    reduction = MaskedReduction(mean, bits, CLIP)
+    reduction = MaskedReduction(mean, bits, CLIP, noise)
     assert reduction.begin(workers, scale_of(CLIP * SAMPLES, 3, fixed_point.bits_of_sum(bits))) == ({}, "")
     assert not reduction.read(workers)
     assert not reduction.finish(workers, 3 * SAMPLES)[0]
@@ -82,3 +82,13 @@ def test_a_sum_beyond_the_clip_is_none(bits: int) -> None:
         with pytest.raises(WrongMasks, match=r"csd0, csd1, csd2 is beyond limits\.clip"):
             mean_of(bits, spoil)
     np.testing.assert_allclose(mean_of(bits, None), CLIP / np.sqrt(SIZE), rtol=1e-4)
+
+
+def test_a_sum_with_noise_may_be_beyond_the_clip_by_the_noise() -> None:
+    noise, scale = 2.0 * CLIP * SAMPLES, scale_of(CLIP * SAMPLES, 3, fixed_point.bits_of_sum(64))
+    drawn = np.random.default_rng(1).normal(0.0, noise, SIZE)
+    spoil = np.rint(drawn * scale).astype(np.int64).view(np.uint64)
+    assert np.linalg.norm(mean_of(64, spoil, noise)) > CLIP
+    for junk in (3 * spoil.view(np.int64)).view(np.uint64), np.frombuffer(os.urandom(SIZE * 8), np.uint64):
+        with pytest.raises(WrongMasks):
+            mean_of(64, junk, noise)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edge (the budget's file): noise in the sums of a question, paid for before they leave.
 
-The noise protects a group of ``policy.least_samples`` samples, as answers in training cover whole groups:
-sums with the group, and with zeros in its place, differ by the question's sensitivity for each sample.
+The noise protects a group of samples as training forms them, of ``policy.least_samples`` and more: sums with
+the group, and with zeros in its place, differ by the question's sensitivity for each sample.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ _ROUNDING = 1 + 1e-9
 """Parts of a cost may add up to a little more than the whole."""
 
 
+def largest_group(least_samples: int) -> int:
+    """Return the most samples of a group: the last one of a folder has the rest, too."""
+    return 2 * least_samples - 1
+
+
 class SumsNoise:
     """The noise of a question with ``rho`` above 0, which ``ledger`` charges to its private folders."""
 
@@ -29,7 +34,7 @@ class SumsNoise:
         self._rho, self._ledger, self._size = request.rho, ledger, request.question.words
         budget = config.policy.budget
         self._most = budget.rho * _ROUNDING if budget else math.inf
-        self._sensitivity = request.question.sensitivity * config.policy.least_samples
+        self._sensitivity = request.question.sensitivity * largest_group(config.policy.least_samples)
         self._folders = [folder.path for folder in request.folders if not folder.public]
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ from millpond.agent.config import AgentConfig
 from millpond.agent.policy.cohort_key import secret_key
 from millpond.agent.policy.told_sums import ToldSums
 from millpond.agent.questions.counting import CountedSums
-from millpond.agent.questions.noise import SumsNoise
+from millpond.agent.questions.noise import SumsNoise, largest_group
 from millpond.aggregate.masking import keys
 from millpond.aggregate.masking.member import CohortMember, CohortRoster
 from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
@@ -41,7 +41,7 @@ def release(
 ) -> None:
     """Let the sums leave as the host asks for them, until it closes the connection. Raises RemoteError."""
     leaving = QuestionMember(config, request, noise) if request.masked else _Plain(noise)
-    counted = replace(leaving.counted(), group=config.policy.least_samples)
+    counted = replace(leaving.counted(), group=largest_group(config.policy.least_samples))
     host.send(counted, Deadline.after(SEND_SECONDS))
     while True:
         try:

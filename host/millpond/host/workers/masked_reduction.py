@@ -32,6 +32,8 @@ ASK_SECONDS = 10.0
 _NO_KEY = "its key in the cohort is none"
 _MOST_OVER = 1.001
 """Norms, by which updates are scaled down to the clip, are rounded."""
+_FAR = 8.0
+"""The standard deviations by which the norm of noise is at most above that of the mean one."""
 _MOST_THREADS = 4
 """Whole updates that are read at the same time, each into memory of its own."""
 R = TypeVar("R", bound=Message)
@@ -48,12 +50,13 @@ class WrongMasks(LocalError):
 
 class MaskedReduction:
     """Writes means of masked updates to ``mean``, float32 [size], from words of so many ``bits``. Updates,
-    and so their mean, have at most the norm ``clip`` per sample; it is infinite where devices add noise.
+    and so their mean, have at most the norm ``clip`` per unit that counts; each value of a sum has noise of
+    the standard deviation ``noise`` at most.
     """
 
-    def __init__(self, mean: Vector, bits: int, clip: float) -> None:
+    def __init__(self, mean: Vector, bits: int, clip: float, noise: float = 0.0) -> None:
         self._mean, self._bits, self._exchange = mean, bits, MaskedExchange({}, b"")
-        self._clip = clip
+        self._clip, self._noise = clip, noise * (math.sqrt(len(mean)) + _FAR)
         self._scale, self._adding = 1.0, threading.Lock()
         self._sum, self._spare = self._made(), list[MaskedVector]()
 
@@ -127,7 +130,8 @@ class MaskedReduction:
             told = f"{error} ({reasons})" if reasons else str(error)
             raise CohortFailed(told, wrong | dict(error.wrong)) from None
         figures = fixed_point.divide(self._sum, self._scale, divisor, self._mean)
-        if not math.sqrt(kernels().squares(self._mean)) <= _MOST_OVER * self._clip:
+        most = self._clip + self._noise / divisor
+        if not math.sqrt(kernels().squares(self._mean)) <= _MOST_OVER * most:
             raise WrongMasks(
                 f"the sum of the masked updates of {', '.join(workers)} is beyond limits.clip: one of them"
                 " has masked wrongly; leave out one after the other by 'devices' in the job file"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Collection
 
 from millpond.host.jobs.context import JobContext, JobFailed
@@ -14,6 +13,9 @@ from millpond.host.workers.masked_reduction import MaskedReduction
 from millpond.host.workers.node_reduction import DATAGRAMS, NodeReduction
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.train.job.spec import Job
+
+_MOST_NOISE = 2.0
+"""Noise of all devices together, over that which the fewest devices of a sum add."""
 
 
 def masked_reduction(job: Job, server: ParameterServer) -> MaskedReduction | None:
@@ -27,8 +29,10 @@ def masked_reduction(job: Job, server: ParameterServer) -> MaskedReduction | Non
         fault = f"no clip bounds the buffer '{buffer}': keep it on its device by federated.local"
     if fault:
         raise JobFailed(f"federated: secure: {fault}")
-    clip = math.inf if job.privacy else job.work.clip
-    return MaskedReduction(server.mean, job.work.sum_bits, clip)
+    clip, noise = job.work.clip, 0.0
+    if job.privacy:
+        noise = _MOST_NOISE * job.privacy.multiplier(job.total) * clip
+    return MaskedReduction(server.mean, job.work.sum_bits, clip, noise)
 
 
 def noisy_bound(job: Job) -> Callable[[Collection[int]], float] | None:
