@@ -18,7 +18,15 @@ from millpond.aggregate.kernels import NativeKernels, NumpyKernels
 from millpond.aggregate.masking import fixed_point, keys, shamir, stream
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.member import CohortMember, CohortRoster, threshold_of
-from millpond.aggregate.masking.messages import Agree, Agreed, Offered, Shares, TakeOffers, Unmask
+from millpond.aggregate.masking.messages import (
+    Agree,
+    Agreed,
+    Offered,
+    OffersTaken,
+    Shares,
+    TakeOffers,
+    Unmask,
+)
 from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.errors import Refused
 
@@ -33,7 +41,10 @@ class Fleet:
         secrets = {name: os.urandom(32) for name in self.names}
         self.keys = {name: keys.public_of(secret) for name, secret in secrets.items()}
         roster = CohortRoster(least, self.keys)
-        self.members = {name: CohortMember(name, secrets[name], roster, os.urandom) for name in self.names}
+        self.members = {
+            name: CohortMember(name, secrets[name], roster, os.urandom, set[bytes]().add)
+            for name in self.names
+        }
         self.lost, self.host = lost, MaskedExchange(self.keys, os.urandom(16))
         self.values = {name: np.random.default_rng(n).normal(size=SIZE) for n, name in enumerate(self.names)}
         self.bits, self.came = bits, dict[str, MaskedVector]()
@@ -156,7 +167,7 @@ def test_a_host_that_names_other_survivors_to_each_gets_no_share() -> None:
             not fleet.members[name].unmask(Unmask({each: tags[each].get(name, b"") for each in tags})).shares
         )
     fleet.members["csd1"]._next = "unmask"
-    with pytest.raises(Refused, match=r"1 devices agree about .* who has answered, 4 must"):
+    with pytest.raises(Refused, match=r"1 devices agree about .* who has answered, 5 must"):
         fleet.members["csd1"].unmask(Unmask({}))
 
 
@@ -270,7 +281,7 @@ def test_a_device_unmasks_no_sum_of_fewer_than_it_allows(least: int) -> None:
     fleet.begin()
     fleet.members["csd0"].masks()
     with pytest.raises(
-        Refused, match=f"2 of 6 devices have answered; 4 must answer, .*least_devices {least}"
+        Refused, match=f"2 of 6 devices have answered; 5 must answer, .*least_devices {least}"
     ):
         fleet.members["csd0"].agree(Agree(("csd0", "csd1")))
 
@@ -365,6 +376,31 @@ def resealed(fleet: Fleet, sender: str, offer: Offered) -> Offered:
         about = keys.digest(offer.public, offer.commitment, *offer.digests[name])
         sealed[name] = keys.seal(key, os.urandom(12), data, about)
     return replace(offer, sealed=sealed)
+
+
+@pytest.mark.parametrize("count", range(2, 40))
+def test_no_two_sets_that_unmask_have_only_dishonest_members_in_common(count: int) -> None:
+    """Up to a third of the devices work for the host: it could have both secrets of one device else."""
+    assert count // 3 < 2 * threshold_of(count) - count
+    assert threshold_of(count) > count - count / 3 - (count == 2)  # fewer than a third may be lost
+
+
+def test_one_device_that_claims_wrong_shares_of_many_is_out_alone() -> None:
+    host = MaskedExchange({f"csd{number}": b"" for number in range(9)}, bytes(16))
+    host._offers = dict.fromkeys(host._members, Offered(b"", b"", {}, {}))
+    host.taken("csd0", OffersTaken(("csd1", "csd2", "csd3", "csd4")))
+    with pytest.raises(CohortFailed) as caught:
+        host.check_taken()
+    assert set(caught.value.wrong) == {"csd0"}
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan, 0.0, -1.0])
+def test_a_unit_that_is_none_is_refused(scale: float) -> None:
+    fleet = Fleet(3, {})
+    for name in fleet.names:
+        fleet.host.offered(name, fleet.members[name].open(fleet.host.opening()))
+    with pytest.raises(Refused, match="cannot be rounded to multiples"):
+        fleet.members["csd0"].take(fleet.host.dealing(scale)["csd0"])
 
 
 def test_shares_give_the_secret_back_and_fewer_another() -> None:

@@ -33,7 +33,7 @@ class Device:
 
     def __post_init__(self) -> None:
         self.cohort_key = keys.public_of(self.secret)
-        self.member = CohortMember(self.name, self.secret, CohortRoster(2), os.urandom)
+        self.member = CohortMember(self.name, self.secret, CohortRoster(2), os.urandom, set[bytes]().add)
 
     def ask(self, request: Any, _reply: type, _deadline: object) -> Any:
         steps = {OpenCohort: self.member.open, TakeOffers: self.member.take, Agree: self.member.agree}

@@ -21,6 +21,7 @@ from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.aggregate.masking.stream import mask_add
 from millpond.base.errors import Refused
+from millpond.host.workers.masked_reduction import fresh_session
 from millpond.privacy.accounting import sigma_of_sum
 from millpond.train.protocol import Folder
 from millpond.train.questions.messages import AskDevice
@@ -40,7 +41,9 @@ def device(name: str, folder: Path, asked: AskDevice, policy: Policy | None = No
 
 def unmasked(members: dict[str, QuestionMember], sums: dict[str, np.ndarray[Any, Any]]) -> list[int]:
     """Return the sum that a host learns."""
-    exchange = MaskedExchange({name: one.counted().cohort_key for name, one in members.items()}, bytes(16))
+    exchange = MaskedExchange(
+        {name: one.counted().cohort_key for name, one in members.items()}, fresh_session()
+    )
 
     def answers(requests: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
         found = {name: members[name].answer(request) for name, request in requests.items()}
@@ -85,6 +88,18 @@ def test_pinned_devices_answer_a_question_with_one_set_of_devices(tmp_path: Path
     with pytest.raises(Refused, match="a sum of other devices was told"):
         asked(NAMES[:2])
     asked(NAMES[:2], replace(ASKED, folders=(Folder("private/other", ""),)))
+    known = replace(ASKED, folders=(Folder("public/known", "", public=True),))
+    asked(NAMES, known)
+    asked(NAMES[:2], known)
+
+
+def test_a_question_opens_no_session_of_another_one(tmp_path: Path) -> None:
+    made = {name: device(name, tmp_path, ASKED) for name in NAMES}
+    keys = {name: one.counted().cohort_key for name, one in made.items()}
+    opening = MaskedExchange(keys, fresh_session()).opening()
+    assert isinstance(made["csd0"].answer(opening), Offered)
+    with pytest.raises(Refused, match="this session was opened before"):
+        device("csd0", tmp_path, ASKED).answer(opening)
 
 
 def test_the_sum_has_the_noise_of_the_fewest_devices_and_each_device_has_paid(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@ import pytest
 
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.node.masked_update import MaskedUpdates
+from millpond.agent.node.update_noise import UpdateNoise
 from millpond.agent.policy.settings import Policy
 from millpond.aggregate.masking.exchange import MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.base.errors import Refused
+from millpond.host.workers.masked_reduction import fresh_session
+from millpond.privacy.spec import PrivacySpec
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import Folder, PrepareWorker, Update, Work
 from millpond.train.state.layout import Tensor
@@ -79,7 +82,7 @@ def test_no_sum_of_updates_of_other_states_or_jobs(
 ) -> None:
     """Two of three devices are made to answer with nothing, or with what the host knows."""
     devices = {name: device(name, tmp_path, PREPARED if name == "csd0" else prepared) for name in NAMES}
-    host = MaskedExchange({name: one.public for name, one in devices.items()}, bytes(16))
+    host = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
     for name, one in devices.items():
         offer = one.answer(host.opening())
         assert isinstance(offer, Offered) and not host.offered(name, offer)
@@ -96,9 +99,11 @@ def test_no_sum_of_updates_of_other_states_or_jobs(
         assert isinstance(found, Shares) and bool(found.shares) is is_same
 
 
-def exchange(devices: dict[str, MaskedUpdates], survivors: tuple[str, ...]) -> None:
-    """Unmask the sum of ``survivors`` at one state."""
-    host = MaskedExchange({name: one.public for name, one in devices.items()}, os.urandom(16))
+def exchange(
+    devices: dict[str, MaskedUpdates], survivors: tuple[str, ...], between: Work | None = None
+) -> None:
+    """Unmask the sum of ``survivors`` at one state, with a request ``between`` masking and unmasking."""
+    host = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
     for name, one in devices.items():
         offer = one.answer(host.opening())
         assert isinstance(offer, Offered) and not host.offered(name, offer)
@@ -106,6 +111,8 @@ def exchange(devices: dict[str, MaskedUpdates], survivors: tuple[str, ...]) -> N
         devices[name].answer(request)
     for name in survivors:
         answer(devices[name], ASKED, STATE)
+        if between:
+            devices[name].begin(between, memoryview(os.urandom(16)))
     for name in survivors:
         agreed = devices[name].answer(host.agreeing(survivors))
         assert isinstance(agreed, Agreed) and not host.agreed(name, agreed)
@@ -117,13 +124,45 @@ def exchange(devices: dict[str, MaskedUpdates], survivors: tuple[str, ...]) -> N
 
 def test_pinned_devices_tell_no_second_sum_of_others_at_a_state(tmp_path: Path) -> None:
     """The difference of the two sums would be the update of one device, also when agents have begun anew."""
-    made = {name: device(name, tmp_path, PREPARED) for name in NAMES}
+    names = (*NAMES, "csd3")
+    made = {name: device(name, tmp_path, PREPARED) for name in names}
     pins = tuple(f"{name} {base64.b64encode(one.public).decode()}" for name, one in made.items())
 
     def begun() -> dict[str, MaskedUpdates]:
-        return {name: device(name, tmp_path, PREPARED, pins, 2) for name in NAMES}
+        return {name: device(name, tmp_path, PREPARED, pins, 2) for name in names}
 
-    exchange(begun(), NAMES)
-    exchange(begun(), NAMES)
+    exchange(begun(), names)
+    exchange(begun(), names)
     with pytest.raises(Refused, match=r"policy\.cohort: at this state a sum of other devices was told"):
-        exchange(begun(), NAMES[1:])
+        exchange(begun(), NAMES)
+
+
+@pytest.mark.parametrize("between", [replace(ASKED, synthetic=1), replace(ASKED, held_out=True), ASKED])
+def test_a_request_after_masking_does_not_change_of_which_state_a_sum_is_noted(
+    between: Work, tmp_path: Path
+) -> None:
+    made = {name: device(name, tmp_path, PREPARED) for name in (*NAMES, "csd3")}
+    pins = tuple(f"{name} {base64.b64encode(one.public).decode()}" for name, one in made.items())
+    devices = {name: device(name, tmp_path, PREPARED, pins, 2) for name in made}
+    exchange(devices, tuple(made), between)
+    with pytest.raises(Refused, match="at this state a sum of other devices was told"):
+        exchange(devices, NAMES, between)
+
+
+def test_no_session_is_opened_twice_by_agents_that_have_begun_anew(tmp_path: Path) -> None:
+    """Else the old offer of a device that is said to be lost would give its other secret."""
+    devices = {name: device(name, tmp_path, PREPARED) for name in NAMES}
+    opening = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session()).opening()
+    for name, one in devices.items():
+        assert isinstance(one.answer(opening), Offered)
+        for again in (one, device(name, tmp_path, PREPARED)):
+            with pytest.raises(Refused, match="this session was opened before"):
+                again.answer(opening)
+
+
+def test_noise_in_a_unit_that_nobody_can_draw_is_refused(tmp_path: Path) -> None:
+    work = replace(WORK, clip=1e-9, total=4, privacy=PrivacySpec(1.0))
+    noise = UpdateNoise(AgentConfig("csd0", LinkConfig("10.77.0.2/30", "socket")), work, SIZE)
+    for scale in (1e200, 1e308):
+        with pytest.raises(Refused, match="privacy"):
+            noise.share(scale, 3)

@@ -32,7 +32,8 @@ class Cohort:
         public = {name: keys.public_of(secret) for name, secret in secrets.items()}
         roster = CohortRoster(LEAST, public)
         self.members = {
-            name: CohortMember(name, secret, roster, os.urandom) for name, secret in secrets.items()
+            name: CohortMember(name, secret, roster, os.urandom, set[bytes]().add)
+            for name, secret in secrets.items()
         }
         self.host = MaskedExchange(public, os.urandom(16))
 
@@ -54,7 +55,7 @@ def measure(run: Run) -> list[Row]:
     what = f"seconds until {SETUP} devices have agreed on the masks of an exchange, one after the other"
     right, none = _dropouts()
     told = (
-        f"of {SCHEDULES} exchanges with up to a third of their devices lost at any step, those with the "
+        f"of {SCHEDULES} exchanges with nearly a third of their devices lost at any step, those with the "
         f"exact sum of the others; in {none} there is no sum, and the round begins again"
     )
     return [
@@ -79,7 +80,7 @@ def _dropouts() -> tuple[int, int]:
     for seed in range(SCHEDULES):
         rng = random.Random(seed)
         count = rng.randint(4, 12)
-        lost = {f"csd{each}": rng.randrange(STEPS) for each in rng.sample(range(count), count // 3)}
+        lost = {f"csd{each}": rng.randrange(STEPS) for each in rng.sample(range(count), (count - 1) // 3)}
         cohort = Cohort(count)
         try:
             survivors = _exchange(cohort, lost)

@@ -31,6 +31,7 @@ from millpond.aggregate.masking import fixed_point
 from millpond.aggregate.masking.exchange import MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.aggregate.masking.stream import MaskedVector
+from millpond.host.workers.masked_reduction import fresh_session
 from millpond.privacy.accounting import sigma_of_sum
 from millpond.privacy.discrete_gaussian import discrete_gaussian
 from millpond.train.balance.data_plan import order
@@ -219,7 +220,7 @@ def sum_of(
 
 def _begun(devices: Sequence[TargetDevice]) -> MaskedExchange:
     keys = {device.name: device.masked.public for device in devices if device.masked}
-    host = MaskedExchange(keys, os.urandom(16))
+    host = MaskedExchange(keys, fresh_session())
     for device in devices:
         assert device.masked
         offer = device.masked.answer(host.opening())

@@ -14,6 +14,7 @@ import numpy as np
 from millpond.agent.config import AgentConfig
 from millpond.agent.node.update_noise import UpdateNoise
 from millpond.agent.policy.cohort_key import secret_key
+from millpond.agent.policy.opened_sessions import OpenedSessions
 from millpond.agent.policy.told_sums import ToldSums
 from millpond.aggregate.exact import OutOfBounds
 from millpond.aggregate.kernels import Vector, kernels
@@ -40,12 +41,14 @@ class MaskedUpdates:
         work, policy = prepared.work, config.policy
         self._clip, self._size, self._bits = work.clip, size, work.sum_bits
         self._job, self._what, self._at = _job_of(prepared), b"", b""
+        self._masked_at = b""
         self._told = ToldSums(Path(config.state)) if policy.pinned else None
         secret = secret_key(Path(config.state), config.name)
         self.public = keys.public_of(secret)
         self._noise = UpdateNoise(config, work, size) if work.privacy else None
         roster = CohortRoster(policy.least_devices, policy.pinned)
-        self._member = CohortMember(config.name, secret, roster, os.urandom)
+        opened = OpenedSessions(Path(config.state)).note
+        self._member = CohortMember(config.name, secret, roster, os.urandom, opened)
 
     @property
     def bytes(self) -> int:
@@ -66,11 +69,15 @@ class MaskedUpdates:
         """Give the shares of the present exchange, after it is noted durably whose sum is told with them."""
         shares = self._member.unmask(request)
         if self._told and shares.shares:
-            self._told.note(self._at, self._member.survivors)
+            self._told.note(self._masked_at, self._member.survivors)
         return shares
 
     def begin(self, request: Work, state: memoryview) -> None:
-        """Note what the next update is of: those of the other devices must be of the same."""
+        """Note what the next update is of: those of the other devices must be of the same. Requests without
+        an update change nothing.
+        """
+        if request.held_out or request.synthetic:
+            return
         digest = state_digest(state)
         self._at = digest.encode()
         self._what = keys.digest(self._job, str(request.epoch), digest)
@@ -89,6 +96,7 @@ class MaskedUpdates:
             factor, figures = factor / self._noise.divisor(update.samples), (0.0, 0.0)
             share = self._noise.share(scale, self._member.fewest)
         what = keys.digest(self._what, repr(scale))  # in other units the noise of others would be less
+        self._masked_at = self._at  # later requests do not change what a sum of this exchange is of
         words, stream = MaskedVector(self._size, self._bits, out), mask_stream(self._member.masks(what))
         try:
             words.figures[:] = [fixed_point.whole_figure(each) for each in figures]

@@ -55,7 +55,7 @@ class UpdateNoise:
         sensitivity = self._clip * scale * (1 + NORM_ERROR) + math.sqrt(self._size)
         try:
             sigma = sigma_of_sum(self._rho, sensitivity, shares, self._size)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise Refused("", "model", f"privacy: {error}") from None
         return lambda count: discrete_gaussian(sigma, count, os.urandom)
 

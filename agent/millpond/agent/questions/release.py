@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy.cohort_key import secret_key
+from millpond.agent.policy.opened_sessions import OpenedSessions
 from millpond.agent.policy.told_sums import ToldSums
 from millpond.agent.questions.counting import CountedSums
 from millpond.agent.questions.noise import SumsNoise, largest_group
@@ -99,9 +100,11 @@ class QuestionMember:
         self._noise = noise
         policy, secret = config.policy, secret_key(Path(config.state), config.name)
         self._public, self._policy, self._has_unmasked = keys.public_of(secret), policy, False
-        self._told_sums = ToldSums(Path(config.state)) if policy.pinned else None
+        private = any(not folder.public for folder in request.folders)
+        self._told_sums = ToldSums(Path(config.state)) if policy.pinned and private else None
         roster = CohortRoster(policy.least_devices, policy.pinned)
-        self._member = CohortMember(config.name, secret, roster, os.urandom)
+        opened = OpenedSessions(Path(config.state)).note
+        self._member = CohortMember(config.name, secret, roster, os.urandom, opened)
 
     def counted(self) -> Counted:
         """Return what the host needs for a cohort."""

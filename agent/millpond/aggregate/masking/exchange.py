@@ -93,17 +93,17 @@ class MaskedExchange:
 
     def _at_fault(self, members: int, about: str) -> dict[str, str]:
         """Return who is at fault in the disputes of so many members, and why: those with the most disputes if
-        these are with more than half of the others, then those of what is left, and both members of any other
-        dispute, as one of them lies.
+        these are with more than a third of the members, as fewer lie, then those of what is left, and both
+        members of any other dispute, as one of them lies.
         """
         wrong, left = dict[str, str](), set(self._disputes)
         while left:
             counts = Counter(name for pair in left for name in pair)
             most = max(counts.values())
-            if most <= (members - 1) // 2:
+            if most <= max(1, members // 3):
                 break
             found = {name for name, count in counts.items() if count == most}
-            wrong |= dict.fromkeys(found, f"most of the others disagree with it {about}")
+            wrong |= dict.fromkeys(found, f"more than a third of the devices disagree with it {about}")
             left = {pair for pair in left if not pair & found}
         for one, other in (sorted(pair) for pair in left):
             wrong[one], wrong[other] = (f"{each} and it disagree {about}" for each in (other, one))

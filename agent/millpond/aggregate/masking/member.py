@@ -13,7 +13,8 @@ the one (Pasquini et al. 2022, arXiv:2111.07380).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -40,8 +41,10 @@ from millpond.base.errors import Refused
 
 
 def threshold_of(members: int) -> int:
-    """Return how many of so many members unmask a sum: the others, up to a third, may be lost."""
-    return members - members // 3
+    """Return how many of so many members unmask a sum: the others, fewer than a third, may be lost. Two sets
+    of so many have a member in common that is honest, if up to a third are not.
+    """
+    return members - (members - 1) // 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +102,19 @@ class _Exchange:
 
 
 class CohortMember:
-    """The device ``name`` with its lasting ``secret`` key in the exchanges of one job."""
+    """The device ``name`` with its lasting ``secret`` key in the exchanges of one job. ``opened`` notes each
+    session durably, and raises Refused for one that may have been opened with this key before.
+    """
 
-    def __init__(self, name: str, secret: bytes, roster: CohortRoster, random: Random) -> None:
-        self._name, self._roster, self._random = name, roster, random
+    def __init__(
+        self,
+        name: str,
+        secret: bytes,
+        roster: CohortRoster,
+        random: Random,
+        opened: Callable[[bytes], None],
+    ) -> None:
+        self._name, self._roster, self._random, self._opened = name, roster, random, opened
         self._private, self._public = keys.private(secret), keys.public_of(secret)
         self._exchange: _Exchange | None = None
         self._next = ""
@@ -130,12 +142,13 @@ class CohortMember:
 
     def open(self, request: OpenCohort) -> Offered:
         """Begin an exchange; the last one ends unfinished. Raises Refused for another roster than the
-        device's own.
+        device's own, and for a session that is not new.
         """
         self._exchange, self._next = None, ""
         self._roster.check(request.members)
         if request.members.get(self._name) != self._public:
             refuse(f"cohort: the host gives '{self._name}' another key than it has")
+        self._opened(request.session)
         made, count = _Exchange(request, self._random), len(request.members)
         public, commitment = made.public, keys.digest(made.seed)
         pairs = zip(
@@ -173,6 +186,8 @@ class CohortMember:
     def take(self, request: TakeOffers) -> OffersTaken:
         """Take the shares of the members that take part. Raises Refused if these are too few, or others."""
         exchange = self._begun("take", "mask")
+        if not 0 < request.scale < math.inf:
+            refuse(f"cohort: values cannot be rounded to multiples of 1 / {request.scale}")
         taking_part = {name: exchange.members.get(name, b"") for name in request.offers}
         self._roster.check(taking_part)
         least = exchange.threshold

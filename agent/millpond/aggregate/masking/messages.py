@@ -19,7 +19,7 @@ LEAST_COHORT, MOST_COHORT = 2, 1024
 @dataclass(frozen=True, slots=True)
 class OpenCohort(Message):
     """Begin an exchange of the ``members``, whose lasting public keys are given, under the name ``session``;
-    answered by Offered.
+    a number of 16 bytes, which a device opens once; answered by Offered.
     """
 
     session: bytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -42,6 +43,11 @@ Losses = dict[str, tuple[str, bool]]
 """Why workers are lost, by name, and whether for good."""
 
 
+def fresh_session() -> bytes:
+    """Return the number of a new exchange, which is above those before: devices open each once."""
+    return time.time_ns().to_bytes(8) + os.urandom(8)
+
+
 class WrongMasks(LocalError):
     """A sum is none of updates within their bounds. Nothing tells which of the devices has masked wrongly:
     that takes sums of fewer of them.
@@ -67,7 +73,7 @@ class MaskedReduction:
         members = {name: worker.cohort_key for name, worker in workers.items()}
         lost: Losses = {name: (_NO_KEY, True) for name, key in members.items() if not keys.is_public(key)}
         known = {name: key for name, key in members.items() if name not in lost}
-        exchange = self._exchange = MaskedExchange(known, os.urandom(16))
+        exchange = self._exchange = MaskedExchange(known, fresh_session())
         self._scale = scale
         offered, more = self._ask(workers, dict.fromkeys(known, exchange.opening()), Offered)
         lost |= more

@@ -26,6 +26,7 @@ from millpond.host.api.questions import AskFleet, FleetAnswer
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.records.failures import listed, reason_of
+from millpond.host.workers.masked_reduction import fresh_session
 from millpond.privacy.accounting import sigma_of_sum
 from millpond.train.job.files import JobFile, contents
 from millpond.train.job.spec import WorkSpec
@@ -169,7 +170,7 @@ class _Asked:
         for tries_left in reversed(range(_MOST_TRIES)):
             self._check_least()
             exchange = MaskedExchange(
-                {name: each.cohort_key for name, each in self._counted.items()}, os.urandom(16)
+                {name: each.cohort_key for name, each in self._counted.items()}, fresh_session()
             )
             try:
                 return self._exchange(exchange)
