@@ -136,6 +136,65 @@ def test_a_link_to_another_host_is_open_for_a_launch_alone(tmp_path: Path) -> No
     in_namespace(body)
 
 
+def test_a_killed_daemons_way_to_another_host_is_not_taken_by_the_next_launch(tmp_path: Path) -> None:
+    """Before: an encrypted launch went by the plain route of one before it."""
+
+    def body() -> None:
+        tunnels(*NAMES, "csd2")
+        plain, other = link(), ipaddress.IPv4Address("10.78.0.2")
+        first = Forwarding(fleet(tmp_path / "first"))
+        first.between(["csd0"], links=[plain]).__enter__()
+        ip("rule", "flush")  # the routes are left alone
+        for priority, table in (("0", "local"), ("32766", "main"), ("32767", "default")):
+            ip("rule", "add", "pref", priority, "lookup", table)
+        encrypted = PeerLink("peer-csd1", None, plain.networks, plain.source)
+        with first.between(["csd1"], links=[encrypted]):
+            assert rtnetlink.next_hop(other) == ("peer-csd1", "")
+        second = Forwarding(fleet(tmp_path / "first"))
+        assert settings()[1] == "" and rtnetlink.routes(forwarding._TABLES) == []
+        with second.between(["csd0"], links=[encrypted]):
+            assert rtnetlink.next_hop(other) == ("peer-csd1", "")
+            assert len(rtnetlink.routes(range(forwarding._FIRST_TABLE, forwarding._FIRST_TABLE + 1))) == 3
+
+    in_namespace(body)
+
+
+def test_what_goes_to_another_host_goes_by_the_link_or_nowhere(tmp_path: Path) -> None:
+    """Before: it went by the default route, unencrypted, once the link was gone."""
+
+    def body() -> None:
+        tunnels(*NAMES, "csd2")
+        peer, other = link(), ipaddress.IPv4Address("10.78.0.2")
+        ip("route", "add", "default", "via", "192.0.2.254")
+        assert rtnetlink.next_hop(other) == ("wire", "192.0.2.254")
+        guard = Forwarding(fleet(tmp_path))
+        with guard.between(["csd0"], links=[PeerLink("mp-csd2", None, peer.networks, peer.source)]):
+            assert rtnetlink.next_hop(other) == ("mp-csd2", "")
+            guard.add("csd1")  # a device more, during the launch
+            assert rtnetlink.next_hop(other) == ("mp-csd2", "")
+            ip("link", "del", "mp-csd2")
+            assert rtnetlink.next_hop(other) == ("", "")
+            ip("route", "flush", "table", str(forwarding._FIRST_TABLE))
+            assert rtnetlink.next_hop(other) == ("", "")
+        assert rtnetlink.next_hop(other) == ("wire", "192.0.2.254")
+
+    in_namespace(body)
+
+
+def test_a_daemon_that_starts_leaves_the_links_of_other_fleets(tmp_path: Path) -> None:
+    def body() -> None:
+        tunnels(*NAMES)
+        peer, guard = link(), Forwarding(fleet(tmp_path / "first"))
+        with guard.between(["csd0"], links=[peer]):
+            before = settings()
+            elsewhere = FleetConfig("testing", network="10.79.0.0/16", host=HostConfig(firewall="off"))
+            other = Forwarding(Fleet(tmp_path / "first", elsewhere))
+            assert settings() == before
+            other.close()
+
+    in_namespace(body)
+
+
 def test_a_link_of_a_router_stays_as_it_is(tmp_path: Path) -> None:
     def body() -> None:
         guard = Forwarding(fleet(tmp_path))

@@ -8,7 +8,8 @@ last longer. A device may be in a launch and in jobs at the same time: each has 
 
 A launch over several hosts opens the way to another host likewise, and to nothing else behind this one: what
 comes in by the link is refused before the link's interface forwards. Where that forwards already, this
-machine is a router, whose other rules stay.
+machine is a router, whose other rules stay. What this host sends to devices behind a link goes by the link or
+nowhere: without it the default route would take it, unencrypted.
 
 Other programs change what they did not make: systemd-networkd deletes foreign rules when it starts, and
 ip_forward, switched on, sets the flag of each interface. ``mend`` puts back what is missing. The rules of
@@ -46,7 +47,10 @@ VANISH_SECONDS = 1.0
 _ALLOW, _PROHIBIT = 17700, 17701
 _FIRST_TABLE = 7_700_000
 _MOST = 64
-"""Launches and jobs at a time; each has a table and a priority."""
+"""Launches and jobs at a time, of all fleets of this machine; each has a table and priorities."""
+_TABLES = range(_FIRST_TABLE, _FIRST_TABLE + _MOST)
+_REFUSE = _PROHIBIT + 1
+_PRIORITIES = range(_ALLOW - _MOST + 1, _REFUSE + _MOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +79,18 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class _PeerWay:
-    """The way between another host and the devices of one launch: routes in the launch's ``table``, to which
-    rules lead what that host's devices send, and what this host sends itself.
+    """The way between another host and the devices of one launch: routes in the table of the launch's
+    ``place``, to which rules lead what that host's devices send, and what this host sends itself. Behind the
+    routes are others that refuse, and behind the table is a rule that does.
     """
 
     link: PeerLink
-    table: int
-    priority: int
+    place: int
+
+    @property
+    def table(self) -> int:
+        """The table of its routes."""
+        return _FIRST_TABLE + self.place
 
     @property
     def interface(self) -> str:
@@ -89,10 +98,12 @@ class _PeerWay:
         return self.link.interface
 
     def add_route(self) -> bool:
-        """Add the routes to the other host's devices. Raises OSError."""
+        """Add the routes to the other host's devices. Returns whether all are new. Raises OSError."""
+        for network in self.link.networks:
+            rtnetlink.add_unreachable(network, self.table, self.link.source)
         place = (self.link.interface, self.table, self.link.gateway, self.link.source)
         found = [rtnetlink.add_route(network, *place) for network in self.link.networks]
-        return any(found)
+        return all(found)
 
     def delete_route(self) -> None:
         """Delete these routes. Raises OSError."""
@@ -101,14 +112,16 @@ class _PeerWay:
 
     def add_rule(self) -> bool:
         """Add the rules. Returns whether one was not there. Raises OSError."""
-        place = (self.link.interface, self.priority, PORTS, self.table)
-        found = [rtnetlink.allow_tcp(*place, network) for network in self.link.networks]
-        return any([*found, rtnetlink.use_table("lo", self.priority, self.table)])
+        place = (self.link.interface, _ALLOW - self.place, PORTS, self.table)
+        found = [rtnetlink.prohibit("lo", _REFUSE + self.place, network) for network in self.link.networks]
+        found += [rtnetlink.allow_tcp(*place, network) for network in self.link.networks]
+        return any([*found, rtnetlink.use_table("lo", _ALLOW - self.place, self.table)])
 
     def delete_rule(self) -> None:
         """Delete the rules. Raises OSError."""
         for interface in (self.link.interface, "lo"):
-            rtnetlink.delete_rules(interface, self.priority)
+            rtnetlink.delete_rules(interface, _ALLOW - self.place)
+        rtnetlink.delete_rules("lo", _REFUSE + self.place)
 
 
 class Forwarding:
@@ -124,6 +137,7 @@ class Forwarding:
         self._open_ways: list[_Way | _PeerWay] = []
         self._guarded_links: set[str] = set()
         self._problem = ""
+        _try(_close_links, fleet)
         self._prohibit(self._interfaces)
 
     def _prohibit(self, interfaces: Sequence[str]) -> None:
@@ -131,7 +145,6 @@ class Forwarding:
         foreign = _still_there(interfaces)
         try:
             _delete_rules(set(interfaces) - foreign)  # a killed daemon leaves them
-            _close_links()
             for interface in interfaces:
                 rtnetlink.prohibit(interface, _PROHIBIT)
         except OSError as error:
@@ -201,10 +214,11 @@ class Forwarding:
         place = self._take_place()
         undo.callback(self._places.discard, place)
         ways: list[_Way | _PeerWay] = [self._way(name, place) for name in devices]
-        ways += [_PeerWay(link, _FIRST_TABLE + place, _ALLOW - place) for link in links]
+        ways += [_PeerWay(link, place) for link in links]
         for way in ways:
             undo.callback(_try, way.delete_route)
-            way.add_route()
+            if not way.add_route():  # what is there may lead elsewhere
+                raise OSError(errno.EEXIST, f"routing table {way.table} has such a route already")
         for way in ways:
             undo.callback(_try, way.delete_rule)
             way.add_rule()
@@ -244,9 +258,12 @@ class Forwarding:
         return any(way.interface == interface for way in self._open_ways)
 
     def _take_place(self) -> int:
+        """Take a place that nothing of another fleet, or of one that was killed, uses. Raises OSError."""
         with self._lock:
+            taken = self._places | {route.table - _FIRST_TABLE for route in rtnetlink.routes(_TABLES)}
+            taken |= {_place_of(priority) for _, priority in rtnetlink.rules(_PRIORITIES)}
             for place in range(_MOST):
-                if place not in self._places:
+                if place not in taken:
                     self._places.add(place)
                     return place
         raise OSError(errno.EAGAIN, f"{_MOST} launches and jobs have such devices already")
@@ -279,22 +296,40 @@ def _is_forwarding(interface: str) -> bool:
 
 def _delete_rules(interfaces: Collection[str]) -> None:
     """Delete the rules for these interfaces, found by one look at all: a fleet may have thousands."""
-    for interface, priority in rtnetlink.rules(range(_ALLOW - _MOST + 1, _PROHIBIT + 1)):
+    for interface, priority in rtnetlink.rules(_PRIORITIES):
         if interface in interfaces:
             rtnetlink.delete_rules(interface, priority)
 
 
-def _close_links() -> None:
-    """Close links to other hosts that a killed daemon has left open; those of one that runs it mends."""
-    for interface, priority in rtnetlink.rules(range(_ALLOW - _MOST + 1, _PROHIBIT + 1)):
-        if not interface.startswith("mp-"):
-            if priority == _PROHIBIT:
-                _try(_close_link, interface)
+def _close_links(fleet: Fleet) -> None:
+    """Close the links to other hosts that a killed daemon of this fleet has left open: its address is the
+    source of their routes. Those of other fleets stay. Raises OSError.
+    """
+    own, found = ipaddress.ip_network(fleet.config.network), rtnetlink.routes(_TABLES)
+    tables = {route.table for route in found if route.source and route.source in own}
+    places, closed = {table - _FIRST_TABLE for table in tables}, set[str]()
+    for interface, priority in rtnetlink.rules(_PRIORITIES):
+        if _place_of(priority) in places:
             rtnetlink.delete_rules(interface, priority)
+            closed.add(interface)
+    for route in found:
+        if route.table in tables:
+            rtnetlink.delete_route(route.network, route.table)
+    left = rtnetlink.rules(_PRIORITIES)
+    used = {interface for interface, priority in left if priority != _PROHIBIT}
+    for interface, priority in left:
+        if priority == _PROHIBIT and interface in closed - used and not interface.startswith("mp-"):
+            _close_link(interface)
+
+
+def _place_of(priority: int) -> int:
+    """Return the place of a rule of this priority; -1 for one of no launch or job."""
+    return priority - _REFUSE if priority >= _REFUSE else _ALLOW - priority
 
 
 def _close_link(interface: str) -> None:
-    rtnetlink.set_forwarding(interface, on=False)
+    if interface in {name for _, name in socket.if_nameindex()}:
+        rtnetlink.set_forwarding(interface, on=False)
     rtnetlink.delete_rules(interface, _PROHIBIT)
 
 

@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from millpond.linux.netlink.messages import (
     ACKNOWLEDGE,
@@ -38,10 +39,19 @@ _RTM_NEWRULE, _RTM_DELRULE, _RTM_GETRULE = 32, 33, 34
 _IFF_UP = 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFLA_AF_SPEC, _IFLA_INET_CONF, _DEVCONF_FORWARDING = 26, 1, 1
-_FRA_SRC, _FRA_IIFNAME, _FRA_PRIORITY, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = 2, 3, 6, 15, 22, 24
+_FRA_DST, _FRA_SRC, _FRA_IIFNAME, _FRA_PRIORITY, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = (
+    1,
+    2,
+    3,
+    6,
+    15,
+    22,
+    24,
+)
 _TO_TABLE, _PROHIBIT = 1, 8
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 6, 7, 15
 _PROTOCOL_STATIC, _SCOPE_LINK, _SCOPE_UNIVERSE, _SCOPE_ANY, _UNICAST, _ONLINK = 4, 253, 0, 255, 1, 4
+_ANY_TYPE, _UNREACHABLE, _LAST_METRIC = 0, 7, 1 << 31
 
 
 def set_forwarding(interface: str, *, on: bool) -> None:
@@ -92,12 +102,13 @@ def next_hop(address: ipaddress.IPv4Address) -> tuple[str, str]:
     return interface, str(ipaddress.IPv4Address(gateway)) if gateway else ""
 
 
-def prohibit(interface: str, priority: int) -> bool:
-    """Add a rule that refuses packets which come in by an interface and are not for this machine, unless an
-    earlier rule allows them. The interface need not exist yet. Returns whether there was no such rule. Raises
-    OSError.
+def prohibit(interface: str, priority: int, to: ipaddress.IPv4Network | None = None) -> bool:
+    """Add a rule that refuses packets which come in by an interface and are not for this machine, or only
+    those for the network ``to``, unless an earlier rule allows them. The interface need not exist yet.
+    Returns whether there was no such rule. Raises OSError.
     """
-    return _add_rule(_PROHIBIT, 0, _matching(interface, priority))
+    match = _matching(interface, priority) + (attribute(_FRA_DST, to.network_address.packed) if to else b"")
+    return _add_rule(_PROHIBIT, 0, match, to_bits=to.prefixlen if to else 0)
 
 
 def allow_tcp(
@@ -161,19 +172,53 @@ def add_route(
     return _added(_RTM_NEWROUTE, place + way)
 
 
+def add_unreachable(network: ipaddress.IPv4Network, table: int, source: ipaddress.IPv4Address) -> bool:
+    """Add a route to ``table`` that refuses what goes to a network while the table has no other route there.
+    It stays when interfaces go; ``source`` tells whose it is. Returns whether there was none. Raises OSError.
+    """
+    place = _route(network, table, _SCOPE_UNIVERSE, kind=_UNREACHABLE)
+    place += attribute(_RTA_PREFSRC, source.packed) + _number(_RTA_PRIORITY, _LAST_METRIC)
+    return _added(_RTM_NEWROUTE, place)
+
+
 def delete_route(network: ipaddress.IPv4Network, table: int) -> None:
-    """Delete a route of ``table``, if it is still there. Raises OSError."""
-    _done(_RTM_DELROUTE, _route(network, table, _SCOPE_ANY), errno.ESRCH)
+    """Delete the routes of ``table`` to a network that are still there. Raises OSError."""
+    while _done(_RTM_DELROUTE, _route(network, table, _SCOPE_ANY, kind=_ANY_TYPE), errno.ESRCH):
+        pass
 
 
-def _route(network: ipaddress.IPv4Network, table: int, scope: int, flags: int = 0) -> bytes:
-    fields = (socket.AF_INET, network.prefixlen, 0, 0, 0, _PROTOCOL_STATIC, scope, _UNICAST)
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of a ``table`` to a ``network``, and the ``source`` of what this machine sends there."""
+
+    table: int
+    network: ipaddress.IPv4Network
+    source: ipaddress.IPv4Address | None
+
+
+def routes(tables: range) -> list[Route]:
+    """Return the routes of these tables. Raises OSError."""
+    found = []
+    for body in _dump(_RTM_GETROUTE, _ROUTE.pack(socket.AF_INET, *bytes(7), 0)):
+        told = dict(attributes(body[_ROUTE.size :]))
+        table = int.from_bytes(told.get(_RTA_TABLE, b""), sys.byteorder)
+        if table in tables:
+            network = ipaddress.IPv4Network((told.get(_RTA_DST, bytes(4)), _ROUTE.unpack_from(body)[1]))
+            source = told.get(_RTA_PREFSRC)
+            found.append(Route(table, network, ipaddress.IPv4Address(source) if source else None))
+    return found
+
+
+def _route(
+    network: ipaddress.IPv4Network, table: int, scope: int, flags: int = 0, kind: int = _UNICAST
+) -> bytes:
+    fields = (socket.AF_INET, network.prefixlen, 0, 0, 0, _PROTOCOL_STATIC, scope, kind)
     head = _ROUTE.pack(*fields, flags) + attribute(_RTA_DST, network.network_address.packed)
     return head + _number(_RTA_TABLE, table)
 
 
-def _add_rule(action: int, table: int, match: bytes, source_bits: int = 0) -> bool:
-    head = _RULE.pack(socket.AF_INET, 0, source_bits, *bytes(4), action, 0)
+def _add_rule(action: int, table: int, match: bytes, source_bits: int = 0, to_bits: int = 0) -> bool:
+    head = _RULE.pack(socket.AF_INET, to_bits, source_bits, *bytes(4), action, 0)
     return _added(_RTM_NEWRULE, head + match + (_number(_FRA_TABLE, table) if table else b""))
 
 
