@@ -296,8 +296,31 @@ def test_devices_of_another_host_reach_the_worker_by_their_link_alone(tmp_path: 
             networks = (ipaddress.IPv4Network(network),)
             link = PeerLink("other", None, networks, ipaddress.IPv4Address(HOST))
             with guard.open_to(["csd0"], host=True, links=[link]) as opened, services():
+                assert wires.reaches(UNGUARDED, LOW) is not reaches  # of the launch, no service of the host
                 opened.reserve(HIGH)
                 assert wires.reaches(UNGUARDED, HIGH) is reaches
+                assert not reaches or wires.reaches(UNGUARDED, 0, "ping")
+                assert not reaches or wires.ask("tcp", UNGUARDED, str(LOW), "20") == "refused"
+        guard.close()
+
+    in_namespace(body)
+
+
+def test_devices_of_another_host_reach_no_service_of_a_host_without_a_worker(tmp_path: Path) -> None:
+    """Before: they reached each, as other machines of its network do, by the addresses of its fleet."""
+
+    def body(wires: Wires) -> None:
+        guard = HostFirewall(fleet(tmp_path))
+        link = PeerLink("other", None, (ipaddress.IPv4Network("10.99.0.0/30"),), ipaddress.IPv4Address(HOST))
+        with services() as udp:
+            with guard.open_to([], host=False, links=[link]):
+                assert not wires.reaches(UNGUARDED, LOW) and not wires.reaches(UNGUARDED, HIGH)
+                wires.ask("udp", UNGUARDED, str(LOW))
+                assert not gets(udp)
+                with socket.create_connection(("10.99.0.2", 7700), 5) as sock:
+                    wires.ask("accept", "once")
+                    assert sock.recv(10) == b"hello"
+            assert wires.reaches(UNGUARDED, LOW)
         guard.close()
 
     in_namespace(body)

@@ -10,6 +10,9 @@ connects at once meets it at the next try, a second later. Other networks and th
 other users reach none of the worker's ports: who reaches a rendezvous of torch can run code there. The guard
 outlives a reload of the machine's own rules, and a killed daemon, whose tunnels end a moment after it; the
 next one replaces it.
+
+The devices of another host, which a link brings, reach those ports of the host's worker that it listens on,
+and nothing else of the host.
 """
 
 from __future__ import annotations
@@ -94,10 +97,11 @@ class HostFirewall:
         self, devices: Sequence[str], *, host: bool, links: Sequence[PeerLink] = ()
     ) -> Iterator[OpenPorts]:
         """Let these devices, and those behind the ``links``, connect to the ``host``'s worker inside the
-        context, if there is one, and nobody else. Yields what opens other ports. Raises LocalError.
+        context, if there is one, and nobody else; those behind the links reach no other port of the host.
+        Yields what opens other ports. Raises LocalError.
         """
         with contextlib.ExitStack() as undo:
-            closed = host and self._guard
+            closed = (host or links) and self._guard
             strangers = undo.enter_context(self._closed_to_strangers(links)) if closed else None
             opened = OpenPorts(self._guard, tuple(map(self._fleet.interface, devices)), strangers)
             undo.callback(opened.close)

@@ -33,7 +33,7 @@ _FAMILY_HEADER = struct.Struct(">BBH")
 _NETLINK_NETFILTER, _NFTABLES, _INET, _IPV4 = 12, 10, 1, 2
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEW_TABLE, _DEL_TABLE, _NEW_CHAIN, _NEW_RULE, _NEW_SET, _NEW_ELEMENT, _DEL_ELEMENT = 0, 2, 3, 6, 9, 12, 14
-_LOCAL_IN, _LOCAL_OUT, _ACCEPT, _DROP = 1, 3, 1, 0
+_LOCAL_IN, _LOCAL_OUT, _ACCEPT, _DROP, _JUMP = 1, 3, 1, 0, -3
 _IFNAME_SIZE, _IFNAME_TYPE = 16, 41
 _PLACE_SIZE, _PORT_TYPE = 20, 13
 _UNREACHABLE, _RESET, _ICMP_PORT = 0, 1, 3
@@ -130,7 +130,8 @@ class InputGuard:
 class PortGuard:
     """A table that closes TCP ports of this machine, of IPv4 and IPv6, to all but what comes in by the
     ``trusted`` interfaces, or from ``networks`` by theirs, and to programs here but those of some ``users``.
-    It belongs to a netlink socket of this process, see InputGuard. Thread-safe.
+    All other ports are closed to the ``networks``: they may answer this machine's connections, and send ICMP
+    echoes. It belongs to a netlink socket of this process, see InputGuard. Thread-safe.
     """
 
     def __init__(
@@ -146,13 +147,21 @@ class PortGuard:
         self._socket = _connect()
         self._table = f"{name}-ports-{self._socket.getsockname()[0]}"
         try:
-            _send(self._socket, _port_guard(self._table, priority, users, networks), _INET)
+            self._make(priority, users, networks)
             for first in range(0, len(trusted), _AT_ONCE):
                 keys = list(map(_padded, trusted[first : first + _AT_ONCE]))
                 _send(self._socket, [_elements(_NEW_ELEMENT, self._table, "trusted", keys)], _INET)
         except BaseException:
             self.close()
             raise
+
+    def _make(
+        self, priority: int, users: Sequence[int], networks: Sequence[tuple[str, ipaddress.IPv4Network]]
+    ) -> None:
+        try:
+            _send(self._socket, _port_guard(self._table, priority, users, networks), _INET)
+        except FileNotFoundError:  # the kernel has no module to answer what it refuses
+            _send(self._socket, _port_guard(self._table, priority, users, networks, answers=False), _INET)
 
     def change(self, port: int, *, closed: bool) -> None:
         """Close a port, or open it again, for connections to come. Raises OSError."""
@@ -167,17 +176,32 @@ class PortGuard:
 
 
 def _port_guard(
-    table: str, priority: int, users: Sequence[int], networks: Sequence[tuple[str, ipaddress.IPv4Network]]
+    table: str,
+    priority: int,
+    users: Sequence[int],
+    networks: Sequence[tuple[str, ipaddress.IPv4Network]],
+    *,
+    answers: bool = True,
 ) -> list[Message]:
     """Return the messages that make a table which closes no port yet, by two chains: of what comes in, and of
-    what programs here send by the loopback interface.
+    what programs here send by the loopback interface. With ``answers`` those in ``networks`` are told of a
+    refusal, at the second packet, as by InputGuard.
     """
     begins = _protocol(TCP) + _flags(_EQUAL) + _load(2, 2)
-    begins += _expression("lookup", text(1, "closed") + _number(2, 1)) + _expression("counter", b"")
+    closed = _expression("lookup", text(1, "closed") + _number(2, 1))
+    begins += closed + _expression("counter", b"")
     rules = {
+        "linked": [
+            _protocol(TCP) + _flags(_NOT_EQUAL) + _verdict(_ACCEPT),
+            _protocol(TCP) + _load(2, 2) + closed + _verdict(_ACCEPT),
+            *_echoes(),
+            *([_protocol(TCP) + _lookup_attempt() + _add_attempt() + _verdict(_DROP),
+               _protocol(TCP) + _expression("counter", b"") + _reject(_RESET)] if answers else []),
+            _expression("counter", b"") + _verdict(_DROP),
+        ],
         "input": [
             _lookup("trusted") + _verdict(_ACCEPT),
-            *(_from(interface, network) + _verdict(_ACCEPT) for interface, network in networks),
+            *(_from(interface, network) + _verdict(_JUMP, "linked") for interface, network in networks),
             begins + _verdict(_DROP),
         ],
         "output": [
@@ -189,6 +213,9 @@ def _port_guard(
     }  # fmt: skip
     batch: list[Message] = [(_NEW_TABLE, CREATE, text(1, table) + _number(2, _OWNER))]
     batch += [_set(table, "trusted", 1), _set(table, "closed", 2, kind=_PORT_TYPE, size=2)]
+    batch += [_attempts(table, 3)] if answers else []
+    batch.append((_NEW_CHAIN, CREATE, text(1, table) + text(3, "linked")))
+    batch += [(_NEW_RULE, CREATE | APPEND, _rule(table, rule, "linked")) for rule in rules["linked"]]
     for chain, hook in (("input", _LOCAL_IN), ("output", _LOCAL_OUT)):
         body = text(1, table) + text(3, chain) + text(7, "filter") + _number(5, _ACCEPT)
         batch.append((_NEW_CHAIN, CREATE, body + nested(4, _number(1, hook) + _number(2, priority))))
@@ -214,8 +241,7 @@ def _guard(table: str, flags: int, priority: int, ports: range, *, answers: bool
         _protocol(TCP) + _lookup_place("added") + _verdict(_ACCEPT),
         _lookup("opened") + _protocol(TCP) + _destination(ports) + _lookup_place("others", inverted=True)
         + _verdict(_ACCEPT),
-        *(_protocol(ICMP) + _load(0, 1) + _compare(_EQUAL, bytes([kind])) + _verdict(_ACCEPT)
-          for kind in (ECHO_REPLY, ECHO_REQUEST)),
+        *_echoes(),
         *([_lookup("opened") + _protocol(TCP) + _lookup_attempt() + _add_attempt() + _verdict(_DROP),
            _protocol(TCP) + _expression("counter", b"") + _reject(_RESET),
            _expression("counter", b"") + _reject(_UNREACHABLE)] if answers else []),
@@ -340,8 +366,17 @@ def _compare(comparison: int, value: bytes) -> bytes:
     return _expression("cmp", _number(1, 1) + _number(2, comparison) + nested(3, attribute(1, value)))
 
 
-def _verdict(code: int) -> bytes:
-    return _expression("immediate", _number(1, 0) + nested(2, nested(2, _number(1, code))))
+def _verdict(code: int, chain: str = "") -> bytes:
+    found = _number(1, code) + (text(2, chain) if chain else b"")
+    return _expression("immediate", _number(1, 0) + nested(2, nested(2, found)))
+
+
+def _echoes() -> list[bytes]:
+    """Return the rules that pass ICMP echoes and their replies."""
+    kinds = (ECHO_REPLY, ECHO_REQUEST)
+    return [
+        _protocol(ICMP) + _load(0, 1) + _compare(_EQUAL, bytes([kind])) + _verdict(_ACCEPT) for kind in kinds
+    ]
 
 
 def _reject(kind: int) -> bytes:
