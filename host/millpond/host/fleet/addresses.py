@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from millpond.base.errors import ConfigError
 from millpond.base.text import counted
+from millpond.wire.control_messages import CONTROL_PORT
 
+PORTS = range(CONTROL_PORT + 1, 65535)
+"""Ports that devices of one launch reach on each other: not agents' or SSH's. The kernel takes no 65535."""
 _EACH = 4
 MOST_NETWORKS = 256
 """Most devices of one other host."""
@@ -99,8 +102,10 @@ def networks_of(host: str, texts: Sequence[str], peers: str, own: str) -> tuple[
     """Return the networks of another host's devices, which lie in ``peers`` and not in this fleet's ``own``.
     Raises ConfigError.
     """
+    if len(texts) > MOST_NETWORKS:
+        raise ConfigError(f"{host} has {len(texts)} devices in the launch; {MOST_NETWORKS} are possible")
     try:
-        found = tuple(map(ipaddress.IPv4Network, texts[:MOST_NETWORKS]))
+        found = tuple(map(ipaddress.IPv4Network, texts))
     except ValueError as error:
         raise ConfigError(f"{host}: {error}") from None
     allowed = ipaddress.IPv4Network(peers)

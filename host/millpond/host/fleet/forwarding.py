@@ -31,18 +31,15 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from millpond.base.errors import ConfigError, LocalError
-from millpond.host.fleet.addresses import PeerLink
+from millpond.host.fleet.addresses import PORTS, PeerLink
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.firewall import HostFirewall, OpenPorts
 from millpond.linux.netlink import rtnetlink
-from millpond.wire.control_messages import CONTROL_PORT
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PORTS = range(CONTROL_PORT + 1, 65535)
-"""Ports that devices of one launch reach on each other: not agents' or SSH's. The kernel takes no 65535."""
 VANISH_SECONDS = 1.0
 _ALLOW, _PROHIBIT = 17700, 17701
 _FIRST_TABLE = 7_700_000

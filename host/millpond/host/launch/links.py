@@ -19,12 +19,20 @@ from millpond.linux.netlink.wireguard import WireGuardLink, WireGuardPeer
 
 
 class HostLinks:
-    """The links of one launch, whose encryption is that of ``encrypted``, if they have any."""
+    """The links of one launch, whose encryption is that of ``encrypted``; without it there are only ``plain``
+    ones, if these are wanted.
+    """
 
     def __init__(
-        self, fleet: Fleet, encrypted: WireGuardLink | None = None, key: str = "", port: int = 0
+        self,
+        fleet: Fleet,
+        encrypted: WireGuardLink | None = None,
+        key: str = "",
+        port: int = 0,
+        *,
+        plain: bool = False,
     ) -> None:
-        self._fleet, self._encrypted = fleet, encrypted
+        self._fleet, self._encrypted, self._plain = fleet, encrypted, plain
         self.key, self.port = key, port
         """The public key and the UDP port to which the others send; "" and 0 without encryption."""
 
@@ -35,6 +43,8 @@ class HostLinks:
         source = ipaddress.IPv4Address(self._fleet.addresses(first).host_ip)
         networks = {other.name: self._networks(other) for other in joined.others}
         if not self._encrypted:
+            if joined.others and not self._plain:
+                raise LocalError("this host's kernel has no WireGuard, and the links are not to be plain")
             return [
                 plain_link(each.name, each.address, networks[each.name], source) for each in joined.others
             ]
@@ -61,7 +71,7 @@ def host_links(fleet: Fleet, *, plain: bool) -> Iterator[HostLinks]:
     there can be none.
     """
     if plain:
-        yield HostLinks(fleet)
+        yield HostLinks(fleet, plain=True)
         return
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # few launches need it
 

@@ -29,6 +29,7 @@ from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.launch.inputs import LaunchInputs
+from millpond.host.launch.joining import check_join
 from millpond.host.launch.links import HostLinks, host_links
 from millpond.host.launch.links import clear as clear_links
 from millpond.host.launch.preparation import Period
@@ -106,7 +107,8 @@ class LaunchService:
             ):
                 place = HostPlace(self._zygote, public, inputs, opened, shared)
                 workers = plan(self._fleet, request, names, joined)
-                opened.reserve(workers[0].launch.master_port)
+                if request.host and not workers[0].launch.rank:  # else the port is another worker's
+                    opened.reserve(workers[0].launch.master_port)
                 if joined:
                     client.call(LaunchOpened(), BeginLaunch, NEVER)
                 client.send(LaunchRun(workers, self._devices, place, client).run(joined is not None), NEVER)
@@ -118,12 +120,14 @@ class LaunchService:
         self, request: StartLaunch, names: Sequence[str], client: Channel, ends: HostLinks
     ) -> JoinLaunch | None:
         """Tell this host's part of a launch over several hosts, and return the whole; None for one of this
-        host alone. Raises RemoteError.
+        host alone. Raises ConfigError for a whole that cannot be, RemoteError.
         """
         if not request.several_hosts:
             return None
         own = part(self._fleet, request, names, ends.key, ends.port)
-        return client.call(own, JoinLaunch, NEVER)
+        joined = client.call(own, JoinLaunch, NEVER)
+        check_join(joined, own, self._fleet.config.network, self._fleet.peers)
+        return joined
 
     @contextlib.contextmanager
     def _serving(self, folder: int | None) -> Iterator[SharedFolder | None]:

@@ -24,7 +24,7 @@ from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTre
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError, RemoteError
 from millpond.host.fleet.authority import Authority
-from millpond.host.fleet.forwarding import PORTS
+from millpond.host.fleet.addresses import PORTS
 from millpond.host.workers.node_control import NodeControl
 from millpond.wire.channel import Channel
 
