@@ -18,6 +18,14 @@ import torch
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
+from millpond.host.api.launch import (
+    EndLaunch,
+    LaunchEnded,
+    LaunchLost,
+    LaunchOutput,
+    LaunchPrepares,
+    LaunchWaits,
+)
 from millpond.host.fleet.device import Device
 from millpond.host.launch.group import LaunchGroup, serve_channel
 from millpond.host.launch.inputs import LaunchInputs
@@ -35,7 +43,7 @@ from millpond.train.distributed.group_messages import (
     ReportMetric,
     VectorWanted,
 )
-from millpond.train.distributed.launch_messages import Launch
+from millpond.train.distributed.launch_messages import ElasticAgents, Launch
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -185,6 +193,9 @@ class Gone:
     def control(self, _deadline: Deadline) -> Channel:
         raise ConnectionLost("csd0: No route to host")
 
+    def wait_ready(self, _deadline: Deadline) -> bool:
+        return False
+
 
 def test_a_device_that_a_launch_loses_is_named_once() -> None:
     worker = LaunchWorker("csd0", Launch("a.py", (), {"a.py": b""}, 0, 1, "", 0), "lo")
@@ -195,6 +206,22 @@ def test_a_device_that_a_launch_loses_is_named_once() -> None:
             [worker], devices, HostPlace(cast(Zygote, None), {}, cast(LaunchInputs, None)), near
         ).run()
     assert ended.error == "csd0 (rank 0): No route to host"
+
+
+def test_a_host_that_has_lost_workers_alone_says_so_and_is_ended() -> None:
+    elastic = ElasticAgents(2, 4)
+    worker = LaunchWorker("csd0", Launch("a.py", (), {"a.py": b""}, 1, 4, "", 0, elastic=elastic), "lo")
+    near, far = (Channel(end, "a command") for end in socket.socketpair())
+    place, ends = HostPlace(cast(Zygote, None), {}, cast(LaunchInputs, None)), list[LaunchEnded]()
+    run = LaunchRun([worker], {"csd0": cast(Device, Gone())}, place, near)
+    thread = threading.Thread(target=lambda: ends.append(run.run(joined=True)))
+    with near, far:
+        thread.start()
+        while (told := far.receive(Deadline.after(30)).message) != LaunchWaits(True):
+            assert isinstance(told, LaunchLost | LaunchOutput | LaunchPrepares)
+        far.send(EndLaunch(), Deadline.after(30))
+        thread.join(30)
+    assert [end.error for end in ends] == ["csd0: No route to host"]
 
 
 def test_the_end_does_not_wait_for_a_metric_that_nobody_takes() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import LocalError, ProtocolError
+from millpond.base.errors import ConnectionLost, LocalError, ProtocolError
 from millpond.host.api.launch import (
     BeginLaunch,
     EndLaunch,
@@ -21,11 +21,21 @@ from millpond.host.api.launch import (
     LaunchOpened,
     LaunchOutput,
     LaunchPart,
+    LaunchWaits,
     OtherHost,
     RestartLaunch,
     WorkerEnd,
 )
-from millpond.host.client.launch_hosts import HostName, LaunchHosts, _Part, addressed, hosts_of
+from millpond.host.client import launch_hosts
+from millpond.host.client.launch_hosts import (
+    HostName,
+    LaunchHosts,
+    _channel,
+    _Part,
+    _shell,
+    addressed,
+    hosts_of,
+)
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -77,7 +87,7 @@ def hosts() -> Iterator[Hosts]:
     daemons = {}
     for host in launch.hosts:
         ours, theirs = socket.socketpair()
-        launch._parts.append(_Part(host, Channel(ours, host.name), workers=("host", "csd0")))
+        launch._parts.append(_Part(host, _channel(ours, host), workers=("host", "csd0")))
         daemons[host.name] = Channel(theirs, "the command")
     yield Hosts(launch, daemons)
     for channel in (*daemons.values(), *(part.channel for part in launch._parts)):
@@ -145,3 +155,44 @@ def test_a_worker_that_a_host_does_not_have_is_a_fault_of_its_daemon(hosts: Host
     hosts.say("a", LaunchOutput("../csd7", ("hello",)))
     with pytest.raises(ProtocolError, match="a told of a worker that it does not have"):
         list(hosts.launch._follow())
+
+
+def test_hosts_that_all_wait_for_lost_workers_wait_no_longer(hosts: Hosts) -> None:
+    """Before: for ever, once the workers that were left had ended well."""
+    hosts.launch._elastic = True
+    a, b = hosts.launch._parts
+    for part, waits in ((a, True), (a, False), (b, True)):
+        hosts.say(part.host.name, LaunchWaits(waits))
+        assert not list(hosts.launch._take(part))
+    hosts.say("a", LaunchOutput("host", ("goes on",)))
+    assert list(hosts.launch._take(a))
+    hosts.say("a", LaunchWaits(True))
+    assert not list(hosts.launch._take(a))
+    assert isinstance(hosts.told("a"), EndLaunch) and isinstance(hosts.told("b"), EndLaunch)
+
+
+def test_a_host_that_stands_still_in_a_message_is_lost(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: all others stood still, too."""
+    monkeypatch.setattr(launch_hosts, "SEND_SECONDS", 0.2)
+    hosts.daemons["b"].sock.sendall(bytes(3))
+    with pytest.raises(ConnectionLost, match=r"^b: its daemon stood still for 0 s in the middle of"):
+        list(hosts.launch._follow())
+
+
+def test_a_dead_host_ends_its_ssh_connection() -> None:
+    kept = ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]
+    assert _shell("/usr/bin/ssh -p 2222") == ["/usr/bin/ssh", "-p", "2222", *kept]
+    assert _shell("rsh -4") == ["rsh", "-4"]
+
+
+def test_a_host_controls_no_terminal(hosts: Hosts) -> None:
+    hosts.say("b", LaunchOutput("csd0", ("\x1b]0;mine\x07a\tb",)))
+    ((shown, _),) = hosts.launch._take(hosts.launch._parts[1])
+    assert isinstance(shown, LaunchOutput) and shown.lines == (" ]0;mine a\tb",)
+
+
+def test_a_host_without_a_worker_is_a_fault_of_its_daemon(hosts: Hosts) -> None:
+    hosts.say("a", LaunchPart((), (), 0, "", 0))
+    hosts.say("b", part(1))
+    with pytest.raises(ProtocolError, match="a has no worker for the launch"):
+        hosts.launch._join()

@@ -109,6 +109,16 @@ class LaunchLost(Message):
     """An elastic worker is lost: the scripts of the others are to start again, see RestartLaunch."""
 
 
+@message("api.launch.waits")
+@dataclass(frozen=True, slots=True)
+class LaunchWaits(Message):
+    """Whether this host ``waits`` for lost workers and runs no other. Once all hosts that have not ended do,
+    nobody is left to whom they could come back, and EndLaunch ends it.
+    """
+
+    waits: bool
+
+
 @message("api.launch.restart")
 class RestartLaunch(Message):
     """Start the elastic scripts again, as for a worker of this host that is lost."""

@@ -18,8 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConnectionLost, LocalError, ProtocolError, Refused, RemoteError
+from millpond.base.deadline import Deadline
+from millpond.base.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LocalError,
+    ProtocolError,
+    Refused,
+    RemoteError,
+)
 from millpond.host.api.launch import (
     EVERYONE,
     BeginLaunch,
@@ -35,6 +42,7 @@ from millpond.host.api.launch import (
     LaunchPart,
     LaunchPrepares,
     LaunchSaved,
+    LaunchWaits,
     OtherHost,
     RestartLaunch,
     StartLaunch,
@@ -53,6 +61,8 @@ END_SECONDS = 5.0
 _LIMITS = Limits(head=64 << 20, payload=SAVED_PART)
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
 _LOOPBACK = "127."
+_KEPT_ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+"""Options that end ssh's connection to a host which has gone without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,8 @@ class _Part:
     shell: subprocess.Popen[bytes] | None = None
     workers: tuple[str, ...] = ()
     ended: LaunchEnded | None = None
+    waits: bool = False
+    """Whether it waits for lost workers alone."""
 
     def send(self, message: Message, payload: bytes = b"") -> None:
         """Send a message. Raises RemoteError, which names the host."""
@@ -133,7 +145,8 @@ class _Part:
     def _receive(self) -> Head:
         """Receive a message. Raises Refused for a failure, which names the host, RemoteError."""
         with self._told_truly():
-            head = self.channel.receive(NEVER)
+            sockets.readable([self.channel.sock])  # as long as it takes, but not in the middle of a message
+            head = self.channel.receive(Deadline.after(SEND_SECONDS))
         if isinstance(head.message, Failure):
             raise Refused("", head.message.code, f"{self.host.name}: {head.message.text}")
         return head
@@ -143,6 +156,9 @@ class _Part:
         """Raise what has become of the connection, if it is lost inside the context."""
         try:
             yield
+        except DeadlineExceeded:
+            how = f"its daemon stood still for {SEND_SECONDS:.0f} s in the middle of a message"
+            raise ConnectionLost(f"{self.host.name}: {how}") from None
         except ConnectionLost:
             how = "the connection to its daemon has ended"
             if self.shell:
@@ -153,11 +169,10 @@ class _Part:
 
     def next(self) -> tuple[Message, bytes]:
         head = self._receive()
-        data = (
-            self.channel.receive_payload(SAVED_PART, Deadline.after(SEND_SECONDS))
-            if head.payload_size
-            else b""
-        )
+        if not head.payload_size:
+            return head.message, b""
+        with self._told_truly():
+            data = self.channel.receive_payload(SAVED_PART, Deadline.after(SEND_SECONDS))
         return head.message, bytes(data)
 
     def named(self, worker: str) -> str:
@@ -178,16 +193,27 @@ class _Part:
 def _reached(host: HostName, rsh: str, fleet: Path) -> _Part:
     """Connect to the daemon of a host: to that of the ``fleet`` here, or by ``rsh``. Raises LocalError."""
     if host.is_here:
-        return _Part(host, Channel(connected(directory.read(fleet)), host.name, limits=_LIMITS))
+        return _Part(host, _channel(connected(directory.read(fleet)), host))
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [*shlex.split(rsh), host.target, "millpond", "dial-stdio"]
+        command = [*_shell(rsh), host.target, "millpond", "dial-stdio"]
         try:
             shell = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         except OSError as error:
             ours.close()
             raise LocalError(f"{host.name}: {command[0]}: {error.strerror}") from None
-    return _Part(host, Channel(ours, host.name, limits=_LIMITS), shell)
+    return _Part(host, _channel(ours, host), shell)
+
+
+def _channel(sock: socket.socket, host: HostName) -> Channel:
+    """Return the channel to a daemon, whose texts reach a terminal: without control characters."""
+    return Channel(sock, host.name, limits=_LIMITS, clean=True)
+
+
+def _shell(rsh: str) -> list[str]:
+    """Return the words of a remote shell; ssh takes the first value of an option, so that the user's stay."""
+    words = shlex.split(rsh)
+    return [*words, *(_KEPT_ALIVE if Path(next(iter(words), "")).name == "ssh" else ())]
 
 
 @dataclass(slots=True)
@@ -240,6 +266,9 @@ class LaunchHosts:
     def _join(self) -> None:
         """Tell each host of the others, and have all begin once the ways between them are open."""
         told = [part.expect(LaunchPart) for part in self._parts]
+        for part, its in zip(self._parts, told, strict=True):
+            if not its.workers:
+                raise ProtocolError(f"{part.host.name} has no worker for the launch")
         if not self.plain:
             self._check_encrypted(told)
         for part, its in zip(self._parts, told, strict=True):
@@ -289,6 +318,10 @@ class LaunchHosts:
             yield replace(message, worker=part.named(message.worker)), data
         elif isinstance(message, LaunchPrepares):
             yield self._prepares(part.host.name, message), b""
+        elif isinstance(message, LaunchWaits):
+            part.waits = message.waits
+            if all(each.ended or each.waits for each in self._parts):
+                self._tell_others(None, EndLaunch())
         elif isinstance(message, LaunchLost):
             self._tell_others(part, RestartLaunch())
         elif isinstance(message, LaunchEnded):
@@ -307,7 +340,7 @@ class LaunchHosts:
         left = ", ".join(sorted(self._preparing))
         return LaunchPrepares(f"waits for {left}" if left else "")
 
-    def _tell_others(self, part: _Part, message: Message) -> None:
+    def _tell_others(self, part: _Part | None, message: Message) -> None:
         for other in self._parts:
             if other is not part and not other.ended:
                 with contextlib.suppress(RemoteError):  # which is seen next

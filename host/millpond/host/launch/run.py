@@ -31,6 +31,7 @@ from millpond.host.api.launch import (
     LaunchLost,
     LaunchOutput,
     LaunchSaved,
+    LaunchWaits,
     RestartLaunch,
     WorkerEnd,
 )
@@ -87,7 +88,7 @@ class LaunchRun:
         self._elastic = workers[0].launch.elastic is not None
         self._lost: dict[str, str] = {}
         self._error = ""
-        self._joined = self._ending = False
+        self._joined = self._ending = self._waits = False
 
     def run(self, joined: bool = False) -> LaunchEnded:
         """Run the workers and pass on their output. Those that have ``joined`` workers of other hosts heed
@@ -123,6 +124,7 @@ class LaunchRun:
         """
         quiet_since = time.monotonic()
         while self._running or self._waits_for_lost():
+            self._tell_waits()
             self._heed_client()
             if news := self._preparing.news():
                 self._client.send(news, NEVER)
@@ -143,6 +145,13 @@ class LaunchRun:
     def _waits_for_lost(self) -> bool:
         """Return whether workers of other hosts may still run, and lost ones come back to them."""
         return self._joined and bool(self._lost) and not self._ending
+
+    def _tell_waits(self) -> None:
+        """Tell the client of several hosts when only lost workers are left here, and when one is back."""
+        waits = self._waits_for_lost() and not self._running
+        if waits is not self._waits:
+            self._waits = waits
+            self._client.send(LaunchWaits(waits), NEVER)
 
     def _heed_client(self) -> None:
         """Heed what the client tells of the other hosts. Raises ConnectionLost if it has left."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import (
@@ -50,7 +51,9 @@ from millpond.train.distributed.launch_messages import (
     check_transforms_file,
 )
 from millpond.wire.channel import Channel
+from millpond.wire.messages import Message
 
+R = TypeVar("R", bound=Message)
 READY_SECONDS = 30.0
 
 
@@ -110,7 +113,7 @@ class LaunchService:
                 if request.host and not workers[0].launch.rank:  # else the port is another worker's
                     opened.reserve(workers[0].launch.master_port)
                 if joined:
-                    client.call(LaunchOpened(), BeginLaunch, NEVER)
+                    _answer(client, LaunchOpened(), BeginLaunch)
                 client.send(LaunchRun(workers, self._devices, place, client).run(joined is not None), NEVER)
 
     def _ends(self, request: StartLaunch) -> AbstractContextManager[HostLinks]:
@@ -125,7 +128,7 @@ class LaunchService:
         if not request.several_hosts:
             return None
         own = part(self._fleet, request, names, ends.key, ends.port)
-        joined = client.call(own, JoinLaunch, NEVER)
+        joined = _answer(client, own, JoinLaunch)
         check_join(joined, own, self._fleet.config.network, self._fleet.peers)
         return joined
 
@@ -218,6 +221,15 @@ class LaunchService:
             if len(names) - len(missing) < least:
                 raise RemoteError(f"{name} is not ready: {self._devices[name].status.reason}")
         return [name for name in names if name not in missing]
+
+
+def _answer(client: Channel, told: Message, reply: type[R]) -> R:
+    """Tell the command of several hosts something, and return its answer, which may be long in coming: others
+    may have more to prepare. Raises RemoteError, also if it stops in the middle of it.
+    """
+    client.send(told, NEVER)
+    sockets.readable([client.sock])
+    return client.expect(reply, Deadline.after(END_SECONDS))
 
 
 def _least(request: StartLaunch, names: Sequence[str]) -> int:

@@ -23,8 +23,8 @@ from millpond.aggregate.progress import STALL_SECONDS
 from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTree
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError, RemoteError
-from millpond.host.fleet.authority import Authority
 from millpond.host.fleet.addresses import PORTS
+from millpond.host.fleet.authority import Authority
 from millpond.host.workers.node_control import NodeControl
 from millpond.wire.channel import Channel
 
