@@ -110,8 +110,8 @@ def test_the_sum_has_the_noise_of_the_fewest_devices_and_each_device_has_paid(tm
         (tmp_path / str(number)).mkdir()
         members = {name: device(name, tmp_path / str(number), asked) for name in NAMES}
         found.append(np.array(unmasked(members, sums)) - 3 * sums["csd0"])
-    sigma = sigma_of_sum(rho, 15 * UNIT, 2, size)  # two of three devices must be in the sum
-    assert sigma == pytest.approx(15 * UNIT / math.sqrt(2 * rho * 2), rel=0.01)
+    sigma = sigma_of_sum(rho, 15 * UNIT, 3, size)  # all of three devices must be in the sum
+    assert sigma == pytest.approx(15 * UNIT / math.sqrt(2 * rho * 3), rel=0.01)
     assert np.std(found) == pytest.approx(math.sqrt(3) * sigma, rel=0.2)
     assert abs(np.mean(found)) < 5 * math.sqrt(3 / len(found) / size) * sigma
     for name in NAMES:
