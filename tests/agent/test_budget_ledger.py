@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from millpond.agent.policy.budget_ledger import BudgetLedger
+from millpond.agent.policy.job_budget import JobBudget
+from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
 from millpond.linux import files
+from millpond.privacy.spec import PrivacySpec
+from millpond.train.job.spec import ModelSpec, WorkSpec
+from millpond.train.protocol import PrepareWorker
 
 FOLDER = "private/digits"
 
@@ -28,6 +33,21 @@ def test_costs_last(tmp_path: Path) -> None:
     assert 0.75 <= BudgetLedger(tmp_path / "b").spent(FOLDER) < 0.7500001
     with pytest.raises(Refused, match="is spent"):
         ledger.check([FOLDER], 0.0, 0.5)  # its owner has made it smaller
+
+
+def test_a_run_costs_no_more_than_its_whole(tmp_path: Path) -> None:
+    ledger = BudgetLedger(tmp_path / "b")
+    ledger.spend([FOLDER], 0.25, 1.0, "run", whole=0.4)
+    with pytest.raises(Refused, match="has spent its epsilon"):
+        ledger.spend([FOLDER], 0.25, 1.0, "run", whole=0.4)
+    assert ledger.spent_by("run") == 0.25 and ledger.spent(FOLDER) < 0.2500001
+
+
+def test_a_job_without_a_run_has_no_rounds_with_noise(tmp_path: Path) -> None:
+    work = WorkSpec("job", ModelSpec("net:Net"), privacy=PrivacySpec(1.0), total=4)
+    budget = JobBudget(Policy(), BudgetLedger(tmp_path / "b"), PrepareWorker(work, "csd0", (), {}, ()))
+    with pytest.raises(Refused, match="names no run"):
+        budget.check([FOLDER])
 
 
 def test_a_folder_in_a_folder_is_the_same_samples(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from millpond.agent.policy.rules import ExchangeGuard, StateAnswers, check_job
 from millpond.agent.policy.settings import Budget, Policy
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError, Refused
+from millpond.privacy.spec import PrivacySpec
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.signed_code import digest
 from millpond.train.job.spec import ModelSpec, WorkSpec
@@ -53,10 +55,12 @@ def guard(
     folders: tuple[Folder, ...] = (PRIVATE, PUBLIC),
     parts: tuple[int, ...] = (SAMPLES, SAMPLES),
     held: tuple[int, ...] | None = None,
+    charge: Callable[[Sequence[str]], None] = lambda _folders: None,
 ) -> ExchangeGuard:
     policy = policy or Policy()
     held = tuple(0 for _ in parts) if held is None else held
-    return ExchangeGuard(policy, answers or StateAnswers(policy.answers_per_state), folders, parts, held)
+    answers = answers or StateAnswers(policy.answers_per_state)
+    return ExchangeGuard(policy, answers, folders, parts, held, charge)
 
 
 def refusal(policy: Policy, **changes: object) -> Refused:
@@ -84,6 +88,51 @@ def test_with_a_pinned_cohort_private_folders_are_for_masked_jobs_alone() -> Non
 def test_a_job_that_says_that_it_masks_and_would_tell_more_is_refused(changes: dict[str, Any]) -> None:
     error = refusal(Policy(), work=replace(MASKED, **changes))
     assert error.text == "secure: a job with masks or noise has rounds, means, and no scores of devices"
+
+
+NOISY = replace(JOB.work, privacy=PrivacySpec(1.0), passes=1, clip=1.0, total=4)
+GROUPS = replace(NOISY, privacy=PrivacySpec(1.0, unit="group"))
+
+
+def test_each_round_is_charged_to_every_private_folder_of_its_worker() -> None:
+    """The worker reads all of them, whichever samples the host names."""
+    charged: list[Sequence[str]] = []
+    asked = guard(charge=charged.append)
+    asked.check(work((), ((0, SAMPLES),)), state(0))
+    asked.check(work(((0, SAMPLES),), ()), state(0))
+    asked.check(work((), (), synthetic=8), state(0))
+    assert charged == [[PRIVATE.path], [PRIVATE.path]]
+
+
+def test_a_job_with_noise_has_no_public_folders_beside_private_ones() -> None:
+    assert "gets no public ones" in refusal(Policy(), work=NOISY).text
+    check_job(Policy(), "csd0", replace(JOB, work=NOISY, folders=(PRIVATE,)))
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(budget=Budget(8.0)), Policy(cohort=(f"csd1 {43 * 'A'}=",))], ids=str
+)
+@pytest.mark.parametrize("changes", [{"local_layers": ("head*",)}, {"local": LocalRule(alpha=0.5)}], ids=str)
+def test_with_a_budget_or_a_cohort_jobs_keep_no_state(policy: Policy, changes: dict[str, Any]) -> None:
+    own = replace(NOISY, secure="cohort", **changes)
+    assert "jobs keep no state here" in refusal(policy, work=own, folders=(PRIVATE,)).text
+    check_job(Policy(), "csd0", replace(JOB, work=own, folders=(PRIVATE,)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"local_layers": ("head*",)}, {"local": LocalRule(inner_rate=0.1)}, {"mini_epoch": 8}],
+    ids=str,
+)
+def test_groups_with_noise_are_trained_alone(changes: dict[str, Any]) -> None:
+    error = refusal(Policy(), work=replace(GROUPS, **changes), folders=(PRIVATE,))
+    assert 'unit = "group" trains on each group alone' in error.text
+
+
+@pytest.mark.parametrize(("unit", "work"), [("device", GROUPS), ("group", NOISY)], ids=["device", "group"])
+def test_a_budget_is_for_noise_of_its_unit(unit: Literal["device", "group"], work: WorkSpec) -> None:
+    error = refusal(Policy(budget=Budget(8.0, unit=unit)), work=work, folders=(PRIVATE,))
+    assert error.text.startswith(f'policy.budget: it is for unit = "{unit}", and the job has noise for')
 
 
 def test_a_masked_job_exchanges_no_buffers() -> None:

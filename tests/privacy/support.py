@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +163,7 @@ class Device:
         local: tuple[str, ...] = (),
         unsent: int = 0,
         privacy: PrivacySpec | None = None,
+        secure: Literal["", "cohort"] = "",
         rounds: int = 1,
         clip: float = 0.0,
     ) -> None:
@@ -182,7 +184,7 @@ class Device:
             "attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch, held_out=held_out
         )
         work = replace(work, local_layers=local, accumulate=accumulate)
-        work = replace(work, privacy=privacy, total=rounds, clip=clip)
+        work = replace(work, privacy=privacy, secure=secure, total=rounds, clip=clip)
         request = PrepareWorker(work, "csd0", tuple(folders), {}, tensors, unsent, run="run 7")
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())
@@ -243,13 +245,13 @@ class Host:
     """A host that asks a device's worker what it likes."""
 
     def __init__(self, channel: Channel, size: int) -> None:
-        self.channel, self._size = channel, size
+        self.channel, self.size = channel, size
 
     def ask(self, *ranges: Ranges, **others: int) -> Update:
         """Ask for an update, and return its head. Raises Refused."""
         state = others.pop("state", 0)
         request = Work(7, others.pop("seed", 0), others.pop("epoch", 0), ranges, **others)
-        self.channel.send(request, soon(), states(self._size, state).tobytes())
+        self.channel.send(request, soon(), states(self.size, state).tobytes())
         return self.channel.expect(Update, soon())
 
     def ask_at(self, state: NDArray[np.float32], *ranges: Ranges, epoch: int = 0) -> NDArray[np.float32]:
@@ -260,10 +262,10 @@ class Host:
 
     def fetch(self) -> NDArray[np.float32]:
         """Return the values of the last update."""
-        self.channel.send(Fetch(self._size), soon())
+        self.channel.send(Fetch(self.size), soon())
         found = []
-        for start in range(0, self._size, PART_VALUES):
-            count = min(PART_VALUES, self._size - start)
+        for start in range(0, self.size, PART_VALUES):
+            count = min(PART_VALUES, self.size - start)
             assert self.channel.expect(Part, soon(), payload=4 * count).start == start
             found.append(np.frombuffer(self.channel.receive_payload(4 * count, soon()), np.float32))
         return np.concatenate(found)

@@ -6,19 +6,21 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from millpond.agent import job_worker
 from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.settings import Budget, Policy
 from millpond.base.errors import Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.privacy.accounting import epsilon_of
 from millpond.privacy.spec import PrivacySpec
+from millpond.train.protocol import DataTiming, Folder, Update, Work
 
-from .support import Device, Volume, device
+from .support import Device, Host, Volume, device, model, soon, states
 
 EPSILON, DELTA, ROUNDS, CLIP = 3.0, 1e-5, 4, 0.5
 ALL = ((0, 48),)
@@ -72,7 +74,7 @@ def test_a_job_that_costs_more_than_is_left_does_not_begin(volume: Volume, zygot
 def test_a_budget_refuses_what_is_not_charged(volume: Volume, zygote: Zygote) -> None:
     with pytest.raises(Refused, match=r"policy\.budget: .* for jobs with \[privacy\]"):
         device(volume, zygote, policy=Policy(budget=Budget(8.0))).__enter__()
-    with pytest.raises(Refused, match='a job with unit = "group" protects less'):
+    with pytest.raises(Refused, match='the job has noise for unit = "group"'):
         noisy(volume, zygote, Budget(8.0), "group").__enter__()
 
 
@@ -119,3 +121,75 @@ def test_each_group_is_clipped_alone(volume: Volume, zygote: Zygote) -> None:
         found = host.fetch()
     assert update.weight == 6
     assert np.linalg.norm(found - expected) < 0.02 * clip
+
+
+PUBLIC = Folder("public/digits", "csd0", public=True)
+MASKS = {"secure": "cohort", "clip": CLIP, "passes": 1, "batch": 8}
+NOISE = {"privacy": PrivacySpec(EPSILON, DELTA), "rounds": ROUNDS, "clip": CLIP, "passes": 1, "batch": 8}
+TELL = """
+def forward(model, images):
+    from millpond.train.protocol import DataTiming, Update, WorkProgress
+    from millpond.wire.framing import encode
+    asked = request()
+    say(encode(WorkProgress(47)))
+    more = dict(local_steps=1.5, shift=4711.0, unused=(0,), data=DataTiming(17, 17, 4711.0))
+    floats = (asked.samples, 1.0, 1.0, 4711.0, 0.4711)
+    head = Update(asked.exchange, asked.samples, *floats, 4711, {"loss": (4711.0, 1.0)}, **more)
+    say_and_wait(encode(head))
+"""
+TELL_HELD = """
+def build(model):
+    from millpond.train.protocol import Ready
+    from millpond.wire.framing import encode
+    say_and_wait(encode(Ready((40,), (8,))))
+"""
+
+
+@pytest.mark.parametrize("policy", [Policy(budget=Budget(8.0)), Policy(cohort=3 * (f"csd1 {43 * 'A'}=",))])
+def test_no_later_job_of_the_name_has_what_an_earlier_one_kept(
+    policy: Policy, volume: Volume, zygote: Zygote
+) -> None:
+    """A job on public folders alone has no noise: samples that an earlier job left could be its update."""
+    images = np.load(volume.path / DIGITS / "images.npy")
+    volume.save(PUBLIC.path, images, volume.labels)
+    with device(volume, zygote, folders=(PUBLIC,), policy=policy):
+        assert not (volume.path / "private" / ".millpond" / "attack").exists()
+
+
+def asked(host: Host, request: Work) -> Update:
+    host.channel.send(request, soon(), states(host.size, 0).tobytes())
+    return host.channel.expect(Update, soon())
+
+
+@pytest.mark.parametrize(
+    ("bound", "synthetic"), [(NOISE, 0), (NOISE, 8), (MASKS, 8)], ids=["noise", "made up", "masks"]
+)
+def test_no_figure_by_the_workers_word_leaves(
+    bound: dict[str, Any],
+    synthetic: int,
+    volume: Volume,
+    zygote: Zygote,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_worker, "PROGRESS_SECONDS", 0.0)
+    with device(volume, zygote, model(TELL), policy=ANY, **bound) as made, made.host() as host:
+        found = asked(host, Work(7, 0, 0, (() if synthetic else ALL,), synthetic))
+        assert (
+            0 < found.seconds < 60
+            and math.isnan(found.busy)
+            and found.seconds == float(f"{found.seconds:.1e}")
+        )
+        assert (found.peak, found.shift, found.unused, found.local_steps) == (0, 0.0, (), 1.0)
+        assert found.data == DataTiming() and found.metrics["loss"][0] == 0.0
+
+
+@pytest.mark.parametrize("bound", [NOISE, MASKS], ids=["noise", "masks"])
+def test_no_score_leaves_a_device_with_noise_or_masks(
+    bound: dict[str, Any], volume: Volume, zygote: Zygote
+) -> None:
+    with device(volume, zygote, policy=ANY, **bound) as made, made.host() as host:
+        for request in (Work(7, 0, 0, ((),), held_out=True), Work(7, 0, 0, ((),))):
+            with pytest.raises(Refused, match=r"no scores of samples|update of no samples"):
+                asked(host, request)
+    with pytest.raises(Refused, match="no scores of samples"):
+        device(volume, zygote, model(TELL_HELD), policy=ANY, **bound).__enter__()

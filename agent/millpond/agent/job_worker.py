@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
@@ -24,12 +23,12 @@ from millpond.agent.gate import Gate
 from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.node.memory import NodeMemory
 from millpond.agent.node.release import ReleaseBuffer
-from millpond.agent.policy import batch_structure, error_reports
+from millpond.agent.policy import batch_structure, error_reports, kept_state
 from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.job_budget import JobBudget
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
-from millpond.agent.policy.shown_volume import OWN, showing_folders
+from millpond.agent.policy.shown_volume import showing_folders
 from millpond.aggregate.encoding.layout import PLAIN
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.aggregate.masking import messages
@@ -37,7 +36,6 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.sizes import SLOWEST, bytes_of
 from millpond.data.streaming.relay import StreamRelay, relay_of
-from millpond.fs.store.layout import PRIVATE
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.zygote.client import Zygote
@@ -74,12 +72,10 @@ PROGRESS_SECONDS = 1.0
 _DIED = "the worker process died; the job's log on the device may say why"
 _STRANGE = "the worker process sent an invalid answer"
 _HANGS = "the worker process hangs: it neither computes nor reads"
+_NO_SCORES = "a device with masks or noise tells no scores of samples that are held out"
 _LONGEST_TEXT = 1000
 MOST_LOGS = 200
 """Logs of jobs that stay on the device."""
-_IN_USE = Counter[Path]()
-"""The workers by their folder of states."""
-_IN_USE_LOCK = threading.Lock()
 
 
 class JobWorker:
@@ -106,6 +102,8 @@ class JobWorker:
         self.name, self._request, self._files = request.work.name, request, files
         self._place = Path("/", os.urandom(8).hex())  # of private folders, in the worker's sandbox
         self._config, self._answers, self._draws = config, answers, draws
+        self._is_bounded = bool(request.work.secure or request.work.privacy)  # what leaves tells no more
+        self._errors = "location" if self._is_bounded else config.privacy.errors
         self._budget = JobBudget(config.policy, ledger, request)
         self._budget.check([folder.path for folder in request.folders if not folder.public])
         self._guard: ExchangeGuard | None = None
@@ -128,16 +126,16 @@ class JobWorker:
         sandbox = showing_folders(bare_sandbox(config), config, request.folders, self._place)
         self._streams = _relay(config, request, self.gate)
         # The state that jobs keep is private, and a worker with a stream could send it.
-        self._kept = None if self._streams else _state_folder(config, self.name)
+        self._kept = None if self._streams else kept_state.take(config, self.name)
         with contextlib.ExitStack() as failed:
-            failed.callback(_leave, self._kept)
+            failed.callback(kept_state.leave, self._kept)
             self._worker = WorkerHandle(
                 self.name,
                 zygote,
                 sandbox,
                 files.worker,
                 _log(config, self.name, request.run),
-                ("--root", config.volume, "--errors", config.privacy.errors),
+                ("--root", config.volume, "--errors", self._errors),
                 peer=f"the worker of {self.name}",
                 kept=self._kept,
                 streams=self._streams,
@@ -170,6 +168,8 @@ class JobWorker:
             found = self._rebuilt(Failure(error.code, error.text))
             raise Refused("", found.code, found.text) from None
         self._held = ready.held
+        if self._is_bounded and any(ready.held):
+            raise Refused("", "model", _NO_SCORES)
         policy, folders, charge = self._config.policy, self._request.folders, self._budget.charge
         self._guard = ExchangeGuard(policy, self._answers, folders, ready.parts, ready.held, charge)
         work = self._request.work
@@ -222,6 +222,10 @@ class JobWorker:
         self._release.withdraw()
         try:
             self._receive_state(request, size, host)
+            if self._is_bounded and request.held_out:
+                raise Refused("", "model", _NO_SCORES)
+            if self._is_bounded and not request.samples:
+                raise Refused("", "data", "an update of no samples is wanted")
             assert self._guard is not None  # no ticket is issued before
             self._guard.check(request, self._state.data)
         except Refused as error:
@@ -234,7 +238,9 @@ class JobWorker:
             self._masked.begin(request, self._state.data)
         self._worker.begin()
         self._worker.channel.send(request, Deadline.after(SEND_SECONDS))
-        answer = self._answer(request, self._received(host))
+        began = time.monotonic()
+        reply = self._received(host)
+        answer = self._answer(request, reply, time.monotonic() - began)
         if fault := self._fault_of_state():
             answer = Failure("policy", fault)
         if isinstance(answer, Update) and not (request.held_out or request.synthetic):
@@ -293,8 +299,8 @@ class JobWorker:
 
     def _received(self, host: Channel) -> Head:
         """Return the worker's answer, and tell the host meanwhile how far it is: a percentage that grows, and
-        not often, so that a malicious model can hide little in it. Raises ProtocolError without the worker's
-        own words: the host can read the agent's log.
+        not often, so that a malicious model can hide little in it, and none with masks or noise. Raises
+        ProtocolError without the worker's own words: the host can read the agent's log.
         """
         told, due = 0, time.monotonic() + PROGRESS_SECONDS
         while True:
@@ -308,13 +314,17 @@ class JobWorker:
                 raise
             if not isinstance(reply.message, WorkProgress) or reply.payload_size:
                 return reply
+            if self._is_bounded:
+                continue
             percent, now = min(reply.message.percent, MOST_PERCENT), time.monotonic()
             if percent > told and now >= due:
                 told, due = percent, now + PROGRESS_SECONDS
                 host.send(WorkProgress(percent), Deadline.after(SEND_SECONDS))
 
-    def _answer(self, request: Work, reply: Head) -> Update | Failure:
-        """Return the part of the worker's answer that may leave. Raises ProtocolError."""
+    def _answer(self, request: Work, reply: Head, seconds: float) -> Update | Failure:
+        """Return the part of the worker's answer that may leave, which took ``seconds``. Raises
+        ProtocolError.
+        """
         found = reply.message
         if not isinstance(found, (Update, Failure)) or reply.payload_size:
             raise ProtocolError(f"the worker sent '{found.NAME}', which may not leave")
@@ -328,7 +338,24 @@ class JobWorker:
         samples = sum(self._held) if request.held_out else request.samples
         if (found.exchange, found.samples) != (request.exchange, samples):
             raise ProtocolError("the worker answered another exchange than the one it was asked for")
-        return self._reduced(found, request)
+        return self._reduced(self._without_figures(found, seconds) if self._is_bounded else found, request)
+
+    @staticmethod
+    def _without_figures(found: Update, seconds: float) -> Update:
+        """Return the head of an update with the bounds of its values and its loss, which masks or noise
+        cover, and no other figure by the worker's word.
+        """
+        return Update(
+            found.exchange,
+            found.samples,
+            weight=float(found.samples),
+            largest=found.largest,
+            norm=found.norm,
+            seconds=float(f"{seconds:.1e}"),
+            busy=math.nan,
+            peak=0,
+            metrics=found.metrics,
+        )
 
     def _reduced(self, found: Update, request: Work) -> Update:
         """Return the head of an update without what its kind of answer has no need of."""
@@ -359,8 +386,7 @@ class JobWorker:
     def _fault_of_state(self) -> str:
         """Return what is wrong with the state that the task keeps, "" if nothing is."""
         most = self._config.policy.largest_state
-        size = sum(_sizes(self._kept)) if self._kept else 0
-        if size <= most:
+        if (size := kept_state.size(self._kept)) <= most:
             return ""
         return f"policy.largest_state: the task keeps {size} bytes on the device; at most {most} are allowed"
 
@@ -373,7 +399,7 @@ class JobWorker:
     def _discreet(self, failure: Failure) -> Failure:
         """Return the part of the worker's report that may leave."""
         failure = Failure(failure.code, failure.text.replace(f"{self._place}/", ""))
-        if self._config.privacy.errors == "full":
+        if self._errors == "full":
             return Failure(failure.code[:20], failure.text[:_LONGEST_TEXT])
         request = self._request
         names = {
@@ -411,7 +437,7 @@ class JobWorker:
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""
         self._worker.close()
-        _leave(self._kept)
+        kept_state.leave(self._kept)
 
 
 def bare_sandbox(config: AgentConfig, *shown: Bind) -> Sandbox:
@@ -455,41 +481,3 @@ def _log(config: AgentConfig, job: str, run: str) -> Path:
     for moment in sorted(written)[: -MOST_LOGS + 1]:
         written[moment].unlink(missing_ok=True)
     return path
-
-
-def _sizes(folder: Path) -> Iterator[int]:
-    """Yield the bytes of each file below a folder."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # it is written at this moment
-                yield os.lstat(Path(place, name)).st_size
-
-
-def _state_folder(config: AgentConfig, job: str) -> Path | None:
-    """Return the folder in the private part where the tasks of a job keep their state, None if there is no
-    room for one.
-    """
-    folder = Path(config.volume, PRIVATE, OWN, job)
-    try:
-        with _IN_USE_LOCK:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(PermissionError):  # there is one user alone
-                os.chown(folder, config.users.worker, config.users.worker)
-            _IN_USE[folder] += 1
-    except OSError as error:
-        log.warning("job %s: no state can be kept: %s", job, error.strerror)
-        return None
-    return folder
-
-
-def _leave(folder: Path | None) -> None:
-    """Remove a worker's folder of states unless it holds one, with which the next worker goes on, or another
-    worker of the job has it: a new one may come before the last one's end.
-    """
-    if folder:
-        with _IN_USE_LOCK:
-            _IN_USE[folder] -= 1
-            if not _IN_USE[folder]:
-                del _IN_USE[folder]
-                with contextlib.suppress(OSError):
-                    folder.rmdir()

@@ -26,7 +26,7 @@ from millpond.base.errors import ProtocolError, Refused
 from millpond.privacy.accounting import sigma_of_sum
 from millpond.privacy.discrete_gaussian import Integers, discrete_gaussian
 from millpond.train.job.spec import WorkSpec
-from millpond.train.protocol import DataTiming, Update, Work
+from millpond.train.protocol import Update, Work
 from millpond.train.task.sums import LOSS
 from millpond.train.update_bounds import UpdateBounds
 from millpond.wire.channel import Buffer
@@ -61,17 +61,8 @@ class UpdateNoise:
 
     def head(self, update: Update) -> Update:
         """Return the head of an update without its loss, and without figures that follow from values."""
-        return replace(
-            update,
-            weight=update.samples / self.divisor(update.samples),
-            largest=0.0,
-            norm=0.0,
-            seconds=float(f"{update.seconds:.1e}"),
-            busy=math.nan,
-            peak=0,
-            metrics={LOSS: (0.0, 0.0)},
-            data=DataTiming(),
-        )
+        weight = update.samples / self.divisor(update.samples)
+        return replace(update, weight=weight, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
 
 
 class NoisyUpdates:

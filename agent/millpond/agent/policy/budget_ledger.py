@@ -90,12 +90,17 @@ class BudgetLedger:
         with self._lock:
             return self._runs.get(run, 0.0)
 
-    def spend(self, folders: Sequence[str], rho: float, most: float, run: str = "") -> None:
+    def spend(
+        self, folders: Sequence[str], rho: float, most: float, run: str = "", whole: float = math.inf
+    ) -> None:
         """Spend ``rho`` of each folder for an answer of a job's ``run``, if it is of one, and return when
-        that is on the flash. Raises Refused, and nothing may be told then, if less is left of ``most`` or
-        the ledger cannot be written.
+        that is on the flash. Raises Refused, and nothing may be told then, if less is left of ``most``, if
+        the run would have cost more than ``whole``, or if the ledger cannot be written.
         """
         with self._lock:
+            if self._runs.get(run, 0.0) + rho > whole:
+                text = "the job has spent its epsilon: rounds that were repeated have cost, too"
+                raise Refused("", "policy", f"privacy: {text}")
             self._check(folders, rho, most)
             spent = dict(self._spent)
             for folder in set(folders):

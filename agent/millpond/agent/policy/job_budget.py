@@ -31,6 +31,10 @@ class JobBudget:
 
     def check(self, folders: Sequence[str]) -> None:
         """Raise Refused unless all rounds that the job has left can be paid."""
+        if self._cost and not self._run:
+            raise Refused(
+                "", "model", "privacy: the request names no run of the job, whose rounds are counted"
+            )
         if self._cost:
             left = max(self._cost, self._whole - self._ledger.spent_by(self._run))
             self._ledger.check(folders, left / _ROUNDING, self._most * _ROUNDING)
@@ -39,7 +43,4 @@ class JobBudget:
         """Pay for an answer of a round. Raises Refused if the job or the folders have too little left."""
         if not self._cost:
             return
-        if self._ledger.spent_by(self._run) + self._cost > self._whole:
-            text = "the job has spent its epsilon: rounds that were repeated have cost, too"
-            raise Refused("", "policy", f"privacy: {text}")
-        self._ledger.spend(folders, self._cost, self._most * _ROUNDING, self._run)
+        self._ledger.spend(folders, self._cost, self._most * _ROUNDING, self._run, self._whole)

@@ -12,9 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from millpond.agent.policy.settings import Policy
+from millpond.agent.policy.settings import Budget, Policy
 from millpond.aggregate.encoding.layout import PLAIN
 from millpond.base.errors import Refused
+from millpond.privacy.spec import PrivacySpec
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import JobFile, total_size
 from millpond.train.job.signed_code import digest
@@ -109,10 +110,10 @@ def check_masks(policy: Policy, request: PrepareWorker) -> None:
     if policy.cohort and is_private and not work.secure:
         raise refused("cohort", "private folders are for jobs with federated.secure alone")
     if policy.budget and is_private:
-        if not work.privacy:
-            raise refused("budget", "private folders have a privacy budget: they are for jobs with [privacy]")
-        if policy.budget.unit == "device" and work.privacy.unit == "group":
-            raise refused("budget", 'it is for the device, and a job with unit = "group" protects less')
+        _check_budget(policy.budget, work)
+    if policy.keeps_nothing and (work.local_layers or work.local.alpha):
+        rule = "budget" if policy.budget else "cohort"
+        raise refused(rule, "jobs keep no state here: no federated.local, and no personal models")
     if not (work.secure or work.privacy):
         return
     key = "secure" if work.secure else "privacy"
@@ -122,8 +123,27 @@ def check_masks(policy: Policy, request: PrepareWorker) -> None:
     if layout.parameters_end(request.tensors) < layout.size(request.tensors):
         text = f"{key}: the model exchanges buffers, which no clip bounds: keep them by federated.local"
         raise Refused("", "model", text)
-    if work.privacy and (not (work.clip and work.total) or work.repeat.name):
+    if work.privacy:
+        _check_noise(work, work.privacy)
+        if len({folder.public for folder in request.folders}) > 1:
+            raise Refused("", "data", "privacy: a worker with private folders gets no public ones")
+
+
+def _check_budget(budget: Budget, work: WorkSpec) -> None:
+    if not work.privacy:
+        raise refused("budget", "private folders have a privacy budget: they are for jobs with [privacy]")
+    if budget.unit != work.privacy.unit:
+        text = f'it is for unit = "{budget.unit}", and the job has noise for unit = "{work.privacy.unit}"'
+        raise refused("budget", text)
+
+
+def _check_noise(work: WorkSpec, privacy: PrivacySpec) -> None:
+    """Raise Refused for a job whose noise does not cover its updates, whatever its host has checked."""
+    if not (work.clip and work.total) or work.repeat.name:
         raise Refused("", "model", "privacy: noise needs a clip and rounds, and no rule repeats mini-epochs")
+    if privacy.unit == "group" and (work.mini_epoch or work.local_layers or work.local.personal):
+        text = 'unit = "group" trains on each group alone: no mini_epoch, federated.local and personal models'
+        raise Refused("", "model", f"privacy: {text}")
 
 
 class StateAnswers:
@@ -174,7 +194,8 @@ class ExchangeGuard:
     """The requests of one prepared worker, which has ``parts`` samples by folder, and holds out ``held``
     besides. The private samples of a folder are in groups of ``least_samples``, see ``data_plan.order``, and
     an answer covers whole groups: what many answers tell together, in whatever epochs and jobs, are sums
-    over groups. ``charge`` spends what an answer about private folders costs.
+    over groups. ``charge`` spends what a round costs: of each private folder, as the worker reads them all,
+    whichever samples it is asked for.
     """
 
     def __init__(
@@ -218,7 +239,8 @@ class ExchangeGuard:
                 wanted.append(folder.path)
         if wanted:
             self._answers.count(wanted, state)
-            self._charge(wanted)
+        if private := [folder.path for folder in self._folders if not folder.public]:
+            self._charge(private)
 
     def _check_ranges(self, folder: Folder, samples: int, ranges: Ranges) -> None:
         group, before = self._group, 0

@@ -103,6 +103,11 @@ class Policy:
     ] = None
 
     @property
+    def keeps_nothing(self) -> bool:
+        """Whether jobs keep no state on the device: a later one could tell of it without noise or masks."""
+        return bool(self.budget or self.cohort)
+
+    @property
     def pinned(self) -> dict[str, bytes]:
         """The keys of the devices in ``cohort`` by name. Raises ValueError for what is none."""
         found = dict[str, bytes]()
