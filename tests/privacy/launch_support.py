@@ -22,7 +22,7 @@ from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.policy.settings import Policy
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import MillpondError
-from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved
+from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchPrepares, LaunchSaved
 from millpond.host.fleet.device import Device
 from millpond.host.launch.inputs import LaunchInputs
 from millpond.host.launch.run import LaunchRun
@@ -162,7 +162,7 @@ def _followed(client: Channel) -> Ran:
             return Ran(head.message, lines, files)
         if isinstance(head.message, LaunchOutput):
             lines.setdefault(head.message.worker, []).extend(head.message.lines)
-        else:
+        elif not isinstance(head.message, LaunchPrepares):
             assert isinstance(head.message, LaunchSaved)
             name = f"{head.message.worker}/{head.message.path}"
             files[name] = files.get(name, b"") + data

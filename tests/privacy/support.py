@@ -31,6 +31,7 @@ from millpond.linux.zygote.client import Zygote
 from millpond.privacy.spec import PrivacySpec
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
+from millpond.train.job.log_name import log_name
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import PART_VALUES, Fetch, Folder, Part, PrepareWorker, Ready, Update, Work
 from millpond.train.state import layout
@@ -189,7 +190,7 @@ class Device:
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())
         self.left = Leaving(self.gate)
-        self.log = volume.path / "private" / ".millpond-logs" / "attack.log"
+        self.log = volume.path / "private" / ".millpond-logs" / log_name("attack", request.run)
         self.size, self.seed = layout.size(tensors), seed
         answers = answers or StateAnswers(policy.answers_per_state)
         draws = SecretDraws(base / "state" / "draws.key")

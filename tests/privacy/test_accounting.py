@@ -77,4 +77,4 @@ def test_sigma_is_the_least_that_keeps_the_cost(rho: float, sensitivity: float, 
 
 def test_noise_that_nobody_can_draw() -> None:
     with pytest.raises(ValueError, match="sigma"):
-        sigma_of_sum(1e-30, 1.0)
+        sigma_of_sum(1e-40, 1.0)
