@@ -10,12 +10,21 @@ from pathlib import Path
 
 from documents.markdown import code, page, prose, summary, table
 from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.agent.policy import budget_ledger, cohort_key, opened_sessions, told_sums
 from millpond.base.keys import keys_of
 from millpond.host.cli import exits
 from millpond.host.fleet.directory import Fleet, FleetConfig
 from millpond.host.jobs import job_folder
 
 FLEET = Path("/FLEET")
+STATE = {
+    cohort_key.FILE: "The device's lasting key in masked sums.",
+    cohort_key.PUBLIC: "The line by which other devices pin it, in `policy.cohort`.",
+    opened_sessions.FILE: f"Masked exchanges that were opened; it goes only together with `{cohort_key.FILE}`.",
+    told_sums.FILE: "Of which devices the device has helped to unmask a sum, at each state.",
+    budget_ledger.FILE: "What is spent of the privacy budgets of private folders.",
+}
+"""What the files of privacy in the agent's state are."""
 
 
 def files_page() -> str:
@@ -61,4 +70,6 @@ def device() -> Iterator[tuple[str, str]]:
         value = getattr(config, field.name)
         if isinstance(value, str) and value.startswith("/"):
             yield code(value), known[field.name].about
+    for name, about in STATE.items():
+        yield code(f"{config.state}/{name}"), about
     yield code(str(config.job_logs)), summary(AgentConfig.job_logs.__doc__)

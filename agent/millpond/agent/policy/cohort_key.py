@@ -17,7 +17,7 @@ from millpond.linux.files import write_secret
 
 log = logging.getLogger(__name__)
 
-_FILE, _PUBLIC = "cohort.key", "cohort.pub"
+FILE, PUBLIC = "cohort.key", "cohort.pub"
 
 
 def secret_key(state: Path, device: str) -> bytes:
@@ -26,21 +26,21 @@ def secret_key(state: Path, device: str) -> bytes:
     """
     from millpond.aggregate.masking import keys  # imports cryptography, which takes memory
 
-    file = state / _FILE
+    file = state / FILE
     try:
         return file.read_bytes()
     except FileNotFoundError:
         secret = os.urandom(KEY_BYTES)
     write_secret(file, secret)
     line = f"{device} {base64.b64encode(keys.public_of(secret)).decode()}"
-    (state / _PUBLIC).write_text(f"{line}\n")
+    (state / PUBLIC).write_text(f"{line}\n")
     return secret
 
 
 def make_key(state: Path, device: str) -> None:
     """Make the key, so that other devices can pin it before the first job."""
-    if not (state / _FILE).exists():
+    if not (state / FILE).exists():
         try:
             secret_key(state, device)
         except OSError as error:
-            log.warning("%s cannot be made: %s", state / _FILE, error.strerror)
+            log.warning("%s cannot be made: %s", state / FILE, error.strerror)

@@ -14,6 +14,7 @@ from pathlib import Path
 from millpond.base.errors import Refused
 from millpond.linux.files import write_durably
 
+FILE = "cohort.sessions"
 SESSION_BYTES = 16
 MOST_KEPT = 256
 """More than the exchanges that are open at the same time: those of several jobs come in any order."""
@@ -24,7 +25,7 @@ class OpenedSessions:
     """The record in the file ``cohort.sessions`` of the directory of the agent's ``state``."""
 
     def __init__(self, state: Path) -> None:
-        self._file = state / "cohort.sessions"
+        self._file = state / FILE
 
     def note(self, session: bytes) -> None:
         """Note durably that a ``session`` of SESSION_BYTES, a big-endian number, is opened. Raises Refused if

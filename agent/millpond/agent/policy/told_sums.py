@@ -15,6 +15,7 @@ from millpond.aggregate.masking import keys
 from millpond.base.errors import Refused
 from millpond.linux.files import write_durably
 
+FILE = "cohort.sums"
 _DIGEST = 32
 _RECORD = 2 * _DIGEST
 MOST_RECORDS = 1 << 14
@@ -25,7 +26,7 @@ class ToldSums:
     """The record in the file ``cohort.sums`` of the directory of the agent's ``state``."""
 
     def __init__(self, state: Path) -> None:
-        self._file = state / "cohort.sums"
+        self._file = state / FILE
 
     def note(self, state: bytes, devices: tuple[str, ...]) -> None:
         """Note that the sum of ``devices`` at a ``state``, by its digest, is about to be told. Raises Refused
