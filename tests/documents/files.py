@@ -20,7 +20,7 @@ FLEET = Path("/FLEET")
 STATE = {
     cohort_key.FILE: "The device's lasting key in masked sums.",
     cohort_key.PUBLIC: "The line by which other devices pin it, in `policy.cohort`.",
-    opened_sessions.FILE: f"Masked exchanges that were opened; it goes only together with `{cohort_key.FILE}`.",
+    opened_sessions.FILE: f"Masked exchanges that were opened; removed only with `{cohort_key.FILE}`.",
     told_sums.FILE: "Of which devices the device has helped to unmask a sum, at each state.",
     budget_ledger.FILE: "What is spent of the privacy budgets of private folders.",
 }
