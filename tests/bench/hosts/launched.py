@@ -80,6 +80,7 @@ for epoch in range(int(begin), 6):
     if rank == 0:
         torch.save({"MODEL_STATE": model.module.state_dict(), "EPOCHS_RUN": epoch + 1}, "new.pt")
         os.replace("new.pt", "snapshot.pt")
+dist.barrier()  # gloo aborts a rank whose peer has closed its connections while it still works
 dist.destroy_process_group()
 """
 
