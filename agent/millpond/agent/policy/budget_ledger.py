@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from millpond.base.errors import Refused
 from millpond.linux.files import write_secret
@@ -23,6 +24,8 @@ MOST_RUNS = 256
 """Jobs of which the ledger knows the cost, so that they can go on."""
 _ALL = 1 - 1e-8
 """The share from which on a budget is spent: costs that add up to it are rounded."""
+ROUNDING: Final = 1 + 1e-9
+"""Parts of a cost may add up to a little more than the whole."""
 _VERSION = 1
 
 

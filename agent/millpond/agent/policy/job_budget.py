@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from millpond.agent.policy.budget_ledger import BudgetLedger
+from millpond.agent.policy.budget_ledger import ROUNDING, BudgetLedger
 from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
 from millpond.train.protocol import PrepareWorker
 
-_ROUNDING = 1 + 1e-9
-
 
 class JobBudget:
-    """What a job of the ``request`` may spend: no more than its own epsilon, and no more than
+    """Bounds what a job of the ``request`` spends: no more than its own epsilon, and no more than
     ``policy.budget`` leaves. Costs are in ``ledger`` whether or not there is a budget: one that is set later
     counts them.
     """
@@ -27,7 +25,7 @@ class JobBudget:
         self._most = policy.budget.rho if policy.budget else math.inf
         privacy, rounds = request.work.privacy, request.work.total
         self._cost = privacy.rho(rounds) if privacy else 0.0
-        self._whole = self._cost * rounds * _ROUNDING
+        self._whole = self._cost * rounds * ROUNDING
 
     def check(self, folders: Sequence[str]) -> None:
         """Raise Refused unless all rounds that the job has left can be paid."""
@@ -37,10 +35,10 @@ class JobBudget:
             )
         if self._cost:
             left = max(self._cost, self._whole - self._ledger.spent_by(self._run))
-            self._ledger.check(folders, left / _ROUNDING, self._most * _ROUNDING)
+            self._ledger.check(folders, left / ROUNDING, self._most * ROUNDING)
 
     def charge(self, folders: Sequence[str]) -> None:
         """Pay for an answer of a round. Raises Refused if the job or the folders have too little left."""
         if not self._cost:
             return
-        self._ledger.spend(folders, self._cost, self._most * _ROUNDING, self._run, self._whole)
+        self._ledger.spend(folders, self._cost, self._most * ROUNDING, self._run, self._whole)

@@ -11,15 +11,12 @@ import math
 import os
 
 from millpond.agent.config import AgentConfig
-from millpond.agent.policy.budget_ledger import BudgetLedger
+from millpond.agent.policy.budget_ledger import ROUNDING, BudgetLedger
 from millpond.base.errors import Refused
 from millpond.privacy.accounting import sigma_of_sum
 from millpond.privacy.discrete_gaussian import discrete_gaussian
 from millpond.train.questions.messages import AskDevice
 from millpond.train.questions.sums import Words
-
-_ROUNDING = 1 + 1e-9
-"""Parts of a cost may add up to a little more than the whole."""
 
 
 def largest_group(least_samples: int) -> int:
@@ -33,7 +30,7 @@ class SumsNoise:
     def __init__(self, config: AgentConfig, request: AskDevice, ledger: BudgetLedger) -> None:
         self._rho, self._ledger, self._size = request.rho, ledger, request.question.words
         budget = config.policy.budget
-        self._most = budget.rho * _ROUNDING if budget else math.inf
+        self._most = budget.rho * ROUNDING if budget else math.inf
         self._sensitivity = request.question.sensitivity * largest_group(config.policy.least_samples)
         self._folders = [folder.path for folder in request.folders if not folder.public]
 

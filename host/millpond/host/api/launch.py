@@ -156,8 +156,8 @@ class LaunchInputsEnd(Message):
 @message("api.launch.prepares")
 @dataclass(frozen=True, slots=True)
 class LaunchPrepares(Message):
-    """What the launch does before all scripts run, in words, and how many bytes of files the workers have of
-    the ``total``, 0 where that is not what it does. It runs once there is no ``text``.
+    """Tells what the launch does before all scripts run, in words, and how many bytes of files the workers
+    have of the ``total``, 0 where that is not what it does. It runs once there is no ``text``.
     """
 
     text: str = ""
