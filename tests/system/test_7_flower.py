@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from millpond.host.cli.federation import project
 from millpond.host.cli.federation.processes import RUN
 
+from .conftest import _switched_on
 from .support import EXAMPLES, MILLPOND, Emulation, create
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +38,9 @@ def test_the_seam_with_flower_s_own_messages_and_strategies() -> None:
 def other(tmp_path: Path) -> Iterator[Emulation]:
     """A second host, with one device."""
     emulation = create(tmp_path, ("csd0",))
-    try:
-        emulation.start()
+    with _switched_on(emulation):
         emulation.wait_ready()
         yield emulation
-    finally:
-        left = emulation.stop()
-    assert not left, f"left behind: {left}"
 
 
 def test_two_hosts_train_one_model(ready: Emulation, other: Emulation) -> None:

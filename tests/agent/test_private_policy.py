@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy of a device for masked updates, noise and questions about private folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from millpond.agent.policy.questions import check_counted, check_question
+from millpond.agent.policy.rules import check_job
+from millpond.agent.policy.settings import Budget, Policy
+from millpond.aggregate.encoding.layout import Encoding
+from millpond.base.errors import Refused
+from millpond.privacy.spec import PrivacySpec
+from millpond.train.job.signed_code import digest
+from millpond.train.job.spec import WorkSpec
+from millpond.train.protocol import Folder
+from millpond.train.questions.messages import AskDevice
+from millpond.train.questions.question import DataQuestion
+from millpond.train.state.layout import Tensor
+from millpond.train.strategies import LocalRule
+
+from .policy_rig import FILES, JOB, PRIVATE, PUBLIC, SAMPLES, TENSORS, guard, refusal, state, work
+
+MASKED = replace(JOB.work, secure="cohort", passes=1)
+
+
+def test_with_a_pinned_cohort_private_folders_are_for_masked_jobs_alone() -> None:
+    pinned = Policy(cohort=(f"csd1 {43 * 'A'}=",))
+    error = refusal(pinned)
+    assert error.text == "policy.cohort: private folders are for jobs with federated.secure alone"
+    check_job(pinned, "csd0", replace(JOB, folders=(PUBLIC,)))
+    check_job(pinned, "csd0", replace(JOB, work=MASKED))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"passes": 0}, {"held_out": 0.1}, {"encoding": Encoding("int8")}, {"local": LocalRule(normalized=True)}],
+    ids=str,
+)
+def test_a_job_that_says_that_it_masks_and_would_tell_more_is_refused(changes: dict[str, Any]) -> None:
+    error = refusal(Policy(), work=replace(MASKED, **changes))
+    assert error.text == "secure: a job with masks or noise has rounds, means, and no scores of devices"
+
+
+NOISY = replace(JOB.work, privacy=PrivacySpec(1.0), passes=1, clip=1.0, total=4)
+GROUPS = replace(NOISY, privacy=PrivacySpec(1.0, unit="group"))
+
+
+def test_each_round_is_charged_to_every_private_folder_of_its_worker() -> None:
+    """The worker reads all of them, whichever samples the host names."""
+    charged: list[Sequence[str]] = []
+    asked = guard(charge=charged.append)
+    asked.check(work((), ((0, SAMPLES),)), state(0))
+    asked.check(work(((0, SAMPLES),), ()), state(0))
+    asked.check(work((), (), synthetic=8), state(0))
+    assert charged == [[PRIVATE.path], [PRIVATE.path]]
+
+
+def test_a_job_with_noise_has_no_public_folders_beside_private_ones() -> None:
+    assert "gets no public ones" in refusal(Policy(), work=NOISY).text
+    check_job(Policy(), "csd0", replace(JOB, work=NOISY, folders=(PRIVATE,)))
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(budget=Budget(8.0)), Policy(cohort=(f"csd1 {43 * 'A'}=",))], ids=str
+)
+@pytest.mark.parametrize("changes", [{"local_layers": ("head*",)}, {"local": LocalRule(alpha=0.5)}], ids=str)
+def test_with_a_budget_or_a_cohort_jobs_keep_no_state(policy: Policy, changes: dict[str, Any]) -> None:
+    own = replace(NOISY, secure="cohort", **changes)
+    assert "jobs keep no state here" in refusal(policy, work=own, folders=(PRIVATE,)).text
+    check_job(Policy(), "csd0", replace(JOB, work=own, folders=(PRIVATE,)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"local_layers": ("head*",)}, {"local": LocalRule(inner_rate=0.1)}, {"mini_epoch": 8}],
+    ids=str,
+)
+def test_groups_with_noise_are_trained_alone(changes: dict[str, Any]) -> None:
+    error = refusal(Policy(), work=replace(GROUPS, **changes), folders=(PRIVATE,))
+    assert 'unit = "group" trains on each group alone' in error.text
+
+
+@pytest.mark.parametrize(("unit", "work"), [("device", GROUPS), ("group", NOISY)], ids=["device", "group"])
+def test_a_budget_is_for_noise_of_its_unit(unit: Literal["device", "group"], work: WorkSpec) -> None:
+    error = refusal(Policy(budget=Budget(8.0, unit=unit)), work=work, folders=(PRIVATE,))
+    assert error.text.startswith(f'policy.budget: it is for unit = "{unit}", and the job has noise for')
+
+
+def test_a_masked_job_exchanges_no_buffers() -> None:
+    buffers = (*TENSORS, Tensor("mean", (10,), "float32", buffer=True))
+    assert "keep them by federated.local" in refusal(Policy(), work=MASKED, tensors=buffers).text
+
+
+@pytest.mark.parametrize(
+    ("policy", "masked", "rule"),
+    [
+        (Policy(), True, ""),
+        (Policy(), False, "policy.questions: private folders are for masked questions alone"),
+        (Policy(questions="plain"), False, ""),
+        (
+            Policy(questions="plain", cohort=("csd1 A",)),
+            False,
+            "policy.cohort: private folders are for masked",
+        ),
+        (Policy(questions="none"), True, "policy.questions: the device answers no questions"),
+        (Policy(folders=("private/other",)), True, "policy.folders: jobs may not read"),
+    ],
+    ids=str,
+)
+def test_the_device_decides_which_questions_it_answers(policy: Policy, masked: bool, rule: str) -> None:
+    def check(*folders: Folder) -> None:
+        check_question(policy, "csd0", AskDevice("a", DataQuestion("count"), folders, masked))
+
+    check(PUBLIC)
+    if not rule:
+        check(PRIVATE)
+        return
+    with pytest.raises(Refused, match=rule):
+        check(PUBLIC, PRIVATE)
+
+
+def test_folders_with_a_budget_answer_questions_with_noise_alone() -> None:
+    def check(unit: Literal["device", "group"], rho: float) -> None:
+        policy = Policy(budget=Budget(1.0, unit=unit))
+        check_question(policy, "csd0", AskDevice("a", DataQuestion("count"), (PRIVATE,), rho=rho))
+
+    check("group", 0.1)
+    with pytest.raises(Refused, match=r"policy.budget: .* questions need noise \(--epsilon\)"):
+        check("group", 0.0)
+    with pytest.raises(
+        Refused, match=r"policy.budget: it is for the device, and noise of questions protects"
+    ):
+        check("device", 0.1)
+
+
+def test_noise_is_for_known_code_alone() -> None:
+    """Unknown code decides itself what it counts."""
+    model, question = next(iter(FILES.values())), DataQuestion("confusion")
+    asked = AskDevice("a", question, (PRIVATE,), rho=0.1, work=JOB.work, files=FILES, model=model)
+    with pytest.raises(Refused, match=r"policy.code: unknown code counts what it wants"):
+        check_question(Policy(), "csd0", asked)
+    check_question(Policy(), "csd0", replace(asked, rho=0.0))
+    listed = Policy(code="listed", listed=(digest(JOB.work, FILES),))
+    check_question(listed, "csd0", asked)
+    with pytest.raises(Refused, match=r"policy.code: the job's code is not listed"):
+        check_question(Policy(code="listed"), "csd0", asked)
+    for wrong in ({"work": None}, {"model": None}, {"question": DataQuestion("count")}, {"rho": -1.0}):
+        with pytest.raises(Refused, match=r"a model comes with|noise of -1|files that are not"):
+            check_question(listed, "csd0", replace(asked, **wrong))  # type: ignore[arg-type]
+
+
+def test_a_question_is_about_groups_of_samples() -> None:
+    check_counted(Policy(), (PRIVATE, PUBLIC), {PRIVATE.path: 8, PUBLIC.path: 1})
+    with pytest.raises(Refused, match=r"policy.least_samples: .* has 7 samples; an answer covers 8 or more"):
+        check_counted(Policy(), (PRIVATE,), {PRIVATE.path: 7})
