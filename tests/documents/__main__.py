@@ -85,21 +85,21 @@ def write() -> int:
 
 
 def check() -> int:
-    """Name the pages that would change."""
+    """Name the pages that would change, and those that the site's navigation lacks."""
     old = [str(path.relative_to(ROOT)) for path, _ in stale()]
     for name in old:
         print(
             f"{name}: it is not what the code or a benchmark says: 'make reference' writes it",
             file=sys.stderr,
         )
-    return 1 if old else 0
+    lost = site.not_in_navigation(ROOT)
+    if lost:
+        print(f"documents: mkdocs.yml: nav has no line for {', '.join(lost)}", file=sys.stderr)
+    return 1 if old or lost else 0
 
 
 def lay_out() -> int:
-    """Lay out the pages for the site, all of which are in its navigation."""
-    if lost := site.not_in_navigation(ROOT):
-        print(f"documents: mkdocs.yml: nav has no line for {', '.join(lost)}", file=sys.stderr)
-        return 1
+    """Lay out the pages for the site."""
     print(f"{site.lay_out(ROOT, BUILD / 'pages')} pages")
     return 0
 
