@@ -17,7 +17,7 @@ from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of, shift_of
 from millpond.aggregate.kernels import NativeKernels, NumpyKernels
 from millpond.aggregate.masking import fixed_point, keys, shamir, stream
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
-from millpond.aggregate.masking.member import CohortMember, CohortRoster, threshold_of
+from millpond.aggregate.masking.member import CohortMember, threshold_of
 from millpond.aggregate.masking.messages import (
     Agree,
     Agreed,
@@ -27,6 +27,7 @@ from millpond.aggregate.masking.messages import (
     TakeOffers,
     Unmask,
 )
+from millpond.aggregate.masking.roster import CohortRoster
 from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.errors import Refused
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from documents.markdown import code, page, prose, summary, table
 from millpond.agent.config import AgentConfig, LinkConfig
-from millpond.agent.policy import budget_ledger, cohort_key, opened_sessions, told_sums
+from millpond.agent.policy import budget_ledger, cohort_key, cohort_roster, opened_sessions, told_sums
 from millpond.base.keys import keys_of
 from millpond.host.cli import exits
 from millpond.host.fleet.directory import Fleet, FleetConfig
@@ -20,6 +20,7 @@ FLEET = Path("/FLEET")
 STATE = {
     cohort_key.FILE: "The device's lasting key in masked sums.",
     cohort_key.PUBLIC: "The line by which other devices pin it, in `policy.cohort`.",
+    cohort_roster.FILE: 'The newest roster that an owner has signed, if `policy.cohort` is `["owners"]`.',
     opened_sessions.FILE: f"Masked exchanges that were opened; removed only with `{cohort_key.FILE}`.",
     told_sums.FILE: "Of which devices the device has helped to unmask a sum, at each state.",
     budget_ledger.FILE: "What is spent of the privacy budgets of private folders.",

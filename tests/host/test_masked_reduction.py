@@ -13,8 +13,9 @@ import pytest
 
 from millpond.aggregate.exact import scale_of
 from millpond.aggregate.masking import fixed_point, keys
-from millpond.aggregate.masking.member import CohortMember, CohortRoster
+from millpond.aggregate.masking.member import CohortMember
 from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers
+from millpond.aggregate.masking.roster import CohortRoster
 from millpond.aggregate.masking.stream import MaskedVector, mask_stream
 from millpond.host.workers.masked_reduction import MaskedReduction, WrongMasks
 from millpond.host.workers.worker import DeviceWorker

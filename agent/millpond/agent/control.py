@@ -26,7 +26,7 @@ from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.log_lines import LogLines
 from millpond.agent.node.handle import NodeProcess, NodeRequests
 from millpond.agent.node.memory import NodeMemory
-from millpond.agent.policy import budget_ledger, signatures
+from millpond.agent.policy import budget_ledger, cohort_roster, signatures
 from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.cohort_key import make_key
 from millpond.agent.policy.draws import SecretDraws
@@ -66,6 +66,7 @@ from millpond.wire.control_messages import (
     Ledger,
     Log,
     LogPosition,
+    SetRoster,
     Ticket,
 )
 from millpond.wire.framing import Head
@@ -230,6 +231,12 @@ class AgentService:
     @answers(GetAuditEntries)
     def _audit_entries(self, request: GetAuditEntries, _host: Channel) -> Message:
         return self.audit.entries(request.first)
+
+    @answers(SetRoster)
+    def _set_roster(self, request: SetRoster, _host: Channel) -> Message:
+        number = cohort_roster.take(self.config.policy, Path(self.config.state), request.text)
+        log.info("roster %d, signed by an owner, is the device's cohort", number)
+        return Ok()
 
     @answers(GetTicket)
     def _ticket(self, request: GetTicket, _host: Channel) -> Message:

@@ -177,8 +177,10 @@ class JobWorker:
         answer = Ready(ready.parts, ready.held, policy.least_samples, batch=batch)
         if self._masked is None:
             return answer
-        key, pinned = self._masked.public, bool(policy.cohort)
-        return replace(answer, cohort_key=key, pinned=pinned, least_devices=policy.least_devices)
+        key, pinned, roster = self._masked.public, bool(policy.cohort), self._masked.roster
+        return replace(
+            answer, cohort_key=key, pinned=pinned, roster=roster, least_devices=policy.least_devices
+        )
 
     def _placed(self) -> PrepareWorker:
         """Return the request as the worker, for which private folders lie elsewhere, needs it."""

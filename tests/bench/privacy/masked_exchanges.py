@@ -14,8 +14,9 @@ from millpond.aggregate.exact import scale_of
 from millpond.aggregate.masking import keys
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.fixed_point import bits_of_sum, whole_figure
-from millpond.aggregate.masking.member import CohortMember, CohortRoster
+from millpond.aggregate.masking.member import CohortMember
 from millpond.aggregate.masking.messages import KEY_BYTES
+from millpond.aggregate.masking.roster import CohortRoster
 from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.errors import Refused
 

@@ -38,7 +38,7 @@ class AtRest:
 @message("welcome")
 class Welcome(Message):
     """The agent's identity. ``boot`` differs each time the agent starts; ``memory`` and ``flash`` are in
-    bytes. The device has ``pinned`` so many devices as its cohort.
+    bytes.
     """
 
     device: str
@@ -49,7 +49,6 @@ class Welcome(Message):
     memory: int
     flash: int
     at_rest: AtRest = AtRest(reason="the agent does not say")
-    pinned: int = 0
 
 
 @message("load.get")
@@ -68,6 +67,16 @@ class DriveHealth:
     warning: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class CohortInForce:
+    """The number of ``devices`` for which this one masks its updates, 0 for any: those that it has pinned,
+    or those of the newest ``roster`` by its number that its owners have signed, 0 if there is none yet.
+    """
+
+    devices: int = 0
+    roster: int | None = None
+
+
 @message("load", Kind.METRICS)
 class Load(Message):
     """The load of the device: cpu 0..1, memory and flash used in bytes, degrees Celsius, running jobs.
@@ -75,7 +84,8 @@ class Load(Message):
     ``joules`` is the energy used since its agent was started; ``energy`` names the source of that figure.
     ``fault`` is the reason why the device can run no job now, "" if it can. ``drive`` is the health of its
     drive. ``time`` is in seconds since 1970 by the device's clock. ``budgets`` are private
-    folders with the shares of their privacy budgets that are spent.
+    folders with the shares of their privacy budgets that are spent. ``cohort`` are the devices for which it
+    masks.
     """
 
     cpu: float
@@ -89,6 +99,17 @@ class Load(Message):
     drive: DriveHealth = DriveHealth()
     time: float = 0.0
     budgets: tuple[tuple[str, float], ...] = ()
+    cohort: CohortInForce = CohortInForce()
+
+
+@message("roster.set")
+class SetRoster(Message):
+    """Have the device keep a roster, the ``text`` of a file as ``millpond roster sign`` writes it, for its
+    masked exchanges from now on; answered by Ok, or by Failure if no owner of the device has signed it or it
+    is not newer than the last.
+    """
+
+    text: str
 
 
 @message("ledger.get")

@@ -13,6 +13,7 @@ import psutil
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.health import drive
+from millpond.agent.policy import cohort_roster
 from millpond.energy.sensors import EnergyMeter
 from millpond.wire.control_messages import AtRest, DriveHealth, Load, Welcome
 from millpond.wire.messages import Message
@@ -46,6 +47,7 @@ def measure(
         drive=DriveHealth("none") if config.board == "emulated" else drive.health(Path(config.flash)),
         time=time.time(),
         budgets=tuple(sorted(budgets.items())),
+        cohort=cohort_roster.described(config.policy, Path(config.state)),
     )
 
 
@@ -66,5 +68,4 @@ def describe(config: AgentConfig, software: str, boot: str, at_rest: AtRest) -> 
         memory=psutil.virtual_memory().total,
         flash=psutil.disk_usage(config.flash).total,
         at_rest=at_rest,
-        pinned=len(config.policy.cohort),
     )

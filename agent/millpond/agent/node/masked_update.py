@@ -14,12 +14,13 @@ import numpy as np
 from millpond.agent.config import AgentConfig
 from millpond.agent.node.update_noise import UpdateNoise
 from millpond.agent.policy.cohort_key import secret_key
+from millpond.agent.policy.cohort_roster import DeviceCohort
 from millpond.agent.policy.opened_sessions import OpenedSessions
 from millpond.agent.policy.told_sums import ToldSums
 from millpond.aggregate.exact import OutOfBounds
 from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.masking import fixed_point, keys
-from millpond.aggregate.masking.member import CohortMember, CohortRoster
+from millpond.aggregate.masking.member import CohortMember
 from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
 from millpond.aggregate.masking.stream import MaskedVector, MaskStream, mask_stream
 from millpond.aggregate.reduction import NORM_ERROR
@@ -42,13 +43,18 @@ class MaskedUpdates:
         self._clip, self._size, self._bits = work.clip, size, work.sum_bits
         self._job, self._what, self._at = _job_of(prepared), b"", b""
         self._masked_at = b""
-        self._told = ToldSums(Path(config.state)) if policy.pinned else None
+        self._told = ToldSums(Path(config.state)) if policy.cohort else None
         secret = secret_key(Path(config.state), config.name)
         self.public = keys.public_of(secret)
         self._noise = UpdateNoise(config, work, size) if work.privacy else None
-        roster = CohortRoster(policy.least_devices, policy.pinned)
+        self._cohort = DeviceCohort(policy, Path(config.state))
         opened = OpenedSessions(Path(config.state)).note
-        self._member = CohortMember(config.name, secret, roster, os.urandom, opened)
+        self._member = CohortMember(config.name, secret, self._cohort.now(), os.urandom, opened)
+
+    @property
+    def roster(self) -> int:
+        """The number of the roster that owners have signed, 0 without one."""
+        return self._member.roster.number
 
     @property
     def bytes(self) -> int:
@@ -58,6 +64,7 @@ class MaskedUpdates:
     def answer(self, request: Message) -> Message | None:
         """Answer a request about the present exchange, None for another one. Raises Refused."""
         if isinstance(request, OpenCohort):
+            self._member.roster = self._cohort.now()
             return self._member.open(request)
         if isinstance(request, TakeOffers):
             return self._member.take(request)

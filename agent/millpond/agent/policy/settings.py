@@ -16,6 +16,8 @@ from millpond.privacy.accounting import rho_of
 
 _KEY = re.compile(r"(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
 """A public key's line."""
+BY_OWNERS = ("owners",)
+"""The value of ``policy.cohort`` for a roster that owners have signed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Policy:
     cohort: Annotated[
         tuple[str, ...],
         Key(
-            'devices with whose updates the own may be added, each as "NAME KEY", see its cohort.pub; '
+            'devices with whose updates the own may be added, each as "NAME KEY", see its cohort.pub, or '
+            '["owners"]: those of the newest roster that a key of `owners` has signed (`millpond roster`); '
             "private folders are then for jobs with federated.secure alone"
         ),
     ] = ()
@@ -108,9 +111,18 @@ class Policy:
         return bool(self.budget or self.cohort)
 
     @property
+    def by_owners(self) -> bool:
+        """Whether the cohort is that of a roster which owners have signed."""
+        return self.cohort == BY_OWNERS
+
+    @property
     def pinned(self) -> dict[str, bytes]:
-        """The keys of the devices in ``cohort`` by name. Raises ValueError for what is none."""
+        """The keys of the devices in ``cohort`` by name, none for a signed roster. Raises ValueError for what
+        is none.
+        """
         found = dict[str, bytes]()
+        if self.by_owners:
+            return found
         for line in self.cohort:
             name, key = line.split()
             found[name] = base64.b64decode(key, validate=True)
@@ -133,14 +145,20 @@ def check_policy(policy: Policy, where: str) -> None:
         if policy.budget.unit == "group" and policy.code == "any":
             told = 'the worker clips groups, unseen by the agent: take known code alone, code = "signed"'
             raise ConfigError(f"{where}: budget: unit: {told}")
+    _check_cohort(policy, where)
+    for folder in policy.folders:
+        if not folder.startswith("private/") or ".." in folder.split("/"):
+            raise ConfigError(f"{where}: folders: '{folder}' is not a folder in private/")
+
+
+def _check_cohort(policy: Policy, where: str) -> None:
     try:
         pinned = policy.pinned
     except ValueError:
         raise ConfigError(
-            f"{where}: cohort: each is a name and the key of that device's cohort.pub"
+            f"{where}: cohort: each is a name and the key of that device's cohort.pub, or it is ['owners']"
         ) from None
+    if policy.by_owners and not policy.owners:
+        raise ConfigError(f"{where}: cohort: 'owners' needs keys in owners, which sign the roster")
     if pinned and len(pinned) < policy.least_devices:
         raise ConfigError(f"{where}: cohort: it has fewer than least_devices, {policy.least_devices}")
-    for folder in policy.folders:
-        if not folder.startswith("private/") or ".." in folder.split("/"):
-            raise ConfigError(f"{where}: folders: '{folder}' is not a folder in private/")

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from millpond.agent.audit.sessions import AuditSession
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy.cohort_key import secret_key
+from millpond.agent.policy.cohort_roster import DeviceCohort
 from millpond.agent.policy.opened_sessions import OpenedSessions
 from millpond.agent.policy.told_sums import ToldSums
 from millpond.agent.questions.counting import CountedSums
 from millpond.agent.questions.noise import SumsNoise, largest_group
 from millpond.aggregate.masking import keys
-from millpond.aggregate.masking.member import CohortMember, CohortRoster
+from millpond.aggregate.masking.member import CohortMember
 from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
 from millpond.aggregate.masking.stream import mask_add
 from millpond.base.deadline import NEVER, Deadline
@@ -101,8 +102,8 @@ class QuestionMember:
         policy, secret = config.policy, secret_key(Path(config.state), config.name)
         self._public, self._policy, self._has_unmasked = keys.public_of(secret), policy, False
         private = any(not folder.public for folder in request.folders)
-        self._told_sums = ToldSums(Path(config.state)) if policy.pinned and private else None
-        roster = CohortRoster(policy.least_devices, policy.pinned)
+        self._told_sums = ToldSums(Path(config.state)) if policy.cohort and private else None
+        roster = DeviceCohort(policy, Path(config.state)).now()
         opened = OpenedSessions(Path(config.state)).note
         self._member = CohortMember(config.name, secret, roster, os.urandom, opened)
 

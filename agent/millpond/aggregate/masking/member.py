@@ -14,9 +14,7 @@ the one (Pasquini et al. 2022, arXiv:2111.07380).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NoReturn
+from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -24,8 +22,6 @@ from millpond.aggregate.masking import keys, shamir
 from millpond.aggregate.masking.keys import Mask
 from millpond.aggregate.masking.messages import (
     KEY_BYTES,
-    LEAST_COHORT,
-    MOST_COHORT,
     Agree,
     Agreed,
     Dealt,
@@ -36,6 +32,7 @@ from millpond.aggregate.masking.messages import (
     TakeOffers,
     Unmask,
 )
+from millpond.aggregate.masking.roster import CohortRoster, refuse
 from millpond.aggregate.masking.shamir import SECRET_BYTES, SHARE_BYTES, Random
 from millpond.base.errors import Refused
 
@@ -45,32 +42,6 @@ def threshold_of(members: int) -> int:
     of so many have a member in common that is honest, if up to a third are not.
     """
     return members - (members - 1) // 3
-
-
-@dataclass(frozen=True, slots=True)
-class CohortRoster:
-    """The decision of a device: the fewest devices of a sum, and the lasting public keys of the members that
-    it accepts, by name; none ``pinned``: any that the host names.
-    """
-
-    least: int = LEAST_COHORT
-    pinned: Mapping[str, bytes] = field(default_factory=dict)
-
-    def check(self, members: Mapping[str, bytes]) -> None:
-        """Raise Refused for members among which there may be none."""
-        if len(members) < max(self.least, LEAST_COHORT):
-            refuse(f"least_devices: {len(members)} devices are in the cohort; it needs {self.least}")
-        if len(members) > MOST_COHORT:
-            refuse(f"cohort: {len(members)} devices are more than {MOST_COHORT}")
-        if self.pinned:
-            odd = next((each for each, key in members.items() if self.pinned.get(each) != key), None)
-            if odd is not None:
-                refuse(f"cohort: '{odd}' is not pinned with this key")
-
-
-def refuse(text: str) -> NoReturn:
-    """Raise Refused by the device's policy."""
-    raise Refused("", "policy", f"policy.{text}")
 
 
 class _Exchange:
@@ -114,7 +85,8 @@ class CohortMember:
         random: Random,
         opened: Callable[[bytes], None],
     ) -> None:
-        self._name, self._roster, self._random, self._opened = name, roster, random, opened
+        self.roster = roster  # a newer one is for the exchanges that are opened from then on
+        self._name, self._random, self._opened = name, random, opened
         self._private, self._public = keys.private(secret), keys.public_of(secret)
         self._exchange: _Exchange | None = None
         self._next = ""
@@ -145,7 +117,7 @@ class CohortMember:
         device's own, and for a session that is not new.
         """
         self._exchange, self._next = None, ""
-        self._roster.check(request.members)
+        self.roster.check(request.members)
         if request.members.get(self._name) != self._public:
             refuse(f"cohort: the host gives '{self._name}' another key than it has")
         self._opened(request.session)
@@ -189,7 +161,7 @@ class CohortMember:
         if not 0 < request.scale < math.inf:
             refuse(f"cohort: values cannot be rounded to multiples of 1 / {request.scale}")
         taking_part = {name: exchange.members.get(name, b"") for name in request.offers}
-        self._roster.check(taking_part)
+        self.roster.check(taking_part)
         least = exchange.threshold
         if not exchange.members.keys() >= taking_part.keys() or len(taking_part) < least:
             refuse(f"cohort: {len(taking_part)} of {len(exchange.members)} members take part, {least} must")
@@ -238,8 +210,8 @@ class CohortMember:
         survivors = set(request.survivors)
         if not survivors <= exchange.offers.keys() or self._name not in survivors:
             refuse("cohort: the host names survivors that do not take part")
-        if len(survivors) < max(exchange.threshold, self._roster.least):
-            least = f"{exchange.threshold} must answer, and by least_devices {self._roster.least}"
+        if len(survivors) < max(exchange.threshold, self.roster.least):
+            least = f"{exchange.threshold} must answer, and by least_devices {self.roster.least}"
             refuse(f"cohort: {len(survivors)} of {len(exchange.offers)} devices have answered; {least}")
         exchange.survivors = tuple(sorted(survivors))
         about = exchange.about()
@@ -261,7 +233,7 @@ class CohortMember:
             for name, tag in tags.items()
             if not keys.is_tag(self._pair_key("agreed", exchange, name, self._name), about, tag)
         )
-        agree, least = 1 + len(tags) - len(wrong), max(exchange.threshold, self._roster.least)
+        agree, least = 1 + len(tags) - len(wrong), max(exchange.threshold, self.roster.least)
         if agree < least and not wrong:
             text = "agree about job, state, unit and who has answered"
             refuse(f"cohort: {agree} devices {text}, {least} must")

@@ -106,6 +106,16 @@ class RemoveDevice(Message):
     device: str
 
 
+@message("api.roster.send")
+class SendRoster(Message):
+    """Send a device the text of a roster that owners have signed, see SetRoster; answered by Ok, or by the
+    device's refusal.
+    """
+
+    device: str
+    text: str
+
+
 @message("api.dial")
 @dataclass(frozen=True, slots=True)
 class Dial(Message):

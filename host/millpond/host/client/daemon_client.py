@@ -70,6 +70,10 @@ class DaemonClient(JobSubmission):
         """Return the privacy ledgers by device, of all devices that are ready or of one that is."""
         return self._call(daemon.GetLedgers(device), daemon.Ledgers, self._deadline).ledgers
 
+    def send_roster(self, device: str, text: str) -> None:
+        """Send a device the text of a roster's file. Raises Refused with the device's reason."""
+        self._call(daemon.SendRoster(device, text), Ok, self._deadline)
+
     def audit_head(self, device: str, nonce: str = "") -> AuditHead:
         """Return the head of a device's audit log, signed if there is a ``nonce``."""
         return self._call(audit.GetAuditHeadOf(device, nonce), AuditHead, self._deadline)

@@ -70,6 +70,7 @@ from millpond.wire.control_messages import (
     GetTicket,
     Ledger,
     Log,
+    SetRoster,
     Ticket,
 )
 from millpond.wire.framing import Limits
@@ -268,6 +269,9 @@ class DaemonServer:
             raise ProtocolError(f"{request.device} sent more of its audit log than a message may have")
         return found
 
+    def _send_roster(self, _client: Channel, request: daemon.SendRoster) -> Message:
+        return self._asked(request.device, SetRoster(request.text), Ok)
+
     def _asked(self, device: str, request: Message, answer: type[R]) -> R:
         """Return a device's answer to a request of its own. Raises RemoteError."""
         deadline = Deadline.after(REPLY_SECONDS)
@@ -411,6 +415,7 @@ class DaemonServer:
         daemon.GetLedgers: _get_ledgers,
         audit.GetAuditHeadOf: _get_audit_head,
         audit.GetAuditEntriesOf: _get_audit_entries,
+        daemon.SendRoster: _send_roster,
         daemon.AnnounceFiles: _announce_files,
         FileContents: _take_file,
         daemon.SmallFiles: _take_small_files,

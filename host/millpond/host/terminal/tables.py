@@ -26,7 +26,7 @@ from millpond.host.terminal.fitted_table import Cell, fitted
 from millpond.host.terminal.job_clock import JobClock
 from millpond.host.terminal.printing import size
 from millpond.host.terminal.progress_lines import PERIOD_SECONDS
-from millpond.wire.control_messages import Ledger
+from millpond.wire.control_messages import CohortInForce, Ledger
 
 WIDE = 160
 """Characters of a line that goes to no terminal."""
@@ -138,7 +138,7 @@ def _device_cells(info: DeviceInfo) -> list[Cell]:
         "-" if load.temperature is None else f"{load.temperature:.0f} C",
         _power(info.watts, load.energy),
         "-" if load.drive.wear is None else f"{load.drive.wear:.0%} worn",
-        f"{welcome.pinned} pinned" if welcome.pinned else "-",
+        _cohort(load.cohort),
         ", ".join(map(_spent, load.budgets)) or "-",
         ", ".join(load.jobs) or "-",
         f"{size(info.tunnel[0])} / {size(info.tunnel[1])}",
@@ -148,6 +148,13 @@ def _device_cells(info: DeviceInfo) -> list[Cell]:
 
 def _power(watts: float | None, source: str) -> str:
     return "-" if watts is None else f"{watts:.1f} W ({source})"
+
+
+def _cohort(cohort: CohortInForce) -> str:
+    """Return for which devices one masks its updates."""
+    if cohort.roster is None:
+        return f"{cohort.devices} pinned" if cohort.devices else "-"
+    return f"roster {cohort.roster}: {cohort.devices}" if cohort.roster else "no roster"
 
 
 def _spent(budget: tuple[str, float]) -> str:

@@ -294,7 +294,11 @@ class WorkerGroup:
         least = max((each.least_devices for each in ready.values()), default=0)
         told = f"updates are masked: the host learns sums of {least} devices and more"
         if not open_:
-            return f"{told}, of cohorts that the devices have pinned"
+            rosters = sorted({each.roster for each in ready.values()} - {0})
+            if not rosters:
+                return f"{told}, of cohorts that the devices have pinned"
+            numbers = ", ".join(map(str, rosters))
+            return f"{told}, of roster {numbers}, which owners of the devices have signed"
         return f"{told}; against a curious host alone, as no policy.cohort is pinned on {', '.join(open_)}"
 
     @property
