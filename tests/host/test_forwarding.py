@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,9 +35,10 @@ def in_namespace(body: Callable[[], None]) -> None:
     networks.in_namespace(inside)
 
 
-def fleet(folder: Path, devices: Sequence[str] = NAMES) -> Fleet:
+def fleet(folder: Path, devices: Sequence[str] = NAMES, peers: str = "") -> Fleet:
     folder.mkdir(exist_ok=True)
-    config = FleetConfig("testing", device=tuple(map(DeviceConfig, devices)), host=HostConfig(firewall="off"))
+    named, host = tuple(map(DeviceConfig, devices)), HostConfig(firewall="off")
+    config = FleetConfig("testing", peers=peers, device=named, host=host)
     return Fleet(folder, config)
 
 
@@ -177,6 +179,34 @@ def test_what_goes_to_another_host_goes_by_the_link_or_nowhere(tmp_path: Path) -
             ip("route", "flush", "table", str(forwarding._FIRST_TABLE))
             assert rtnetlink.next_hop(other) == ("", "")
         assert rtnetlink.next_hop(other) == ("wire", "192.0.2.254")
+
+    in_namespace(body)
+
+
+def test_a_socket_that_a_launch_has_left_sends_by_the_link_or_nowhere(tmp_path: Path) -> None:
+    """Before: it sent again by the default route, unencrypted, from the end of the launch on."""
+
+    def body() -> None:
+        tunnels(*NAMES, "csd2")
+        peer, before = link(), ip("rule")
+        ip("route", "add", "default", "via", "192.0.2.254")
+        guard = Forwarding(fleet(tmp_path, peers="10.76.0.0/14"))
+
+        def way(to: str, source: str) -> str:
+            asked = subprocess.run(["ip", "route", "get", to, "from", source], capture_output=True, text=True)
+            return re.search(r" dev (\S+)", asked.stdout)[1] if not asked.returncode else asked.stderr
+
+        with guard.between(["csd0"], links=[PeerLink("mp-csd2", None, peer.networks, peer.source)]):
+            assert way("10.78.0.2", "10.77.0.1") == "mp-csd2"
+            ip("rule", "del", "pref", str(forwarding._SOURCE))
+            guard.mend(NAMES)
+        assert "Permission denied" in way("10.78.0.2", "10.77.0.1")
+        assert way("10.77.0.2", "10.77.0.1") == "mp-csd0"
+        assert way("10.78.0.2", "192.0.2.1") == "wire"
+        for name in NAMES:
+            ip("link", "del", f"mp-{name}")
+        guard.close()
+        assert ip("rule") == before
 
     in_namespace(body)
 

@@ -48,6 +48,7 @@ _MOST = 64
 _TABLES = range(_FIRST_TABLE, _FIRST_TABLE + _MOST)
 _REFUSE = _PROHIBIT + 1
 _PRIORITIES = range(_ALLOW - _MOST + 1, _REFUSE + _MOST)
+_SOURCE = _REFUSE + _MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class Forwarding:
         self._open_ways: list[_Way | _PeerWay] = []
         self._guarded_links: set[str] = set()
         self._problem = ""
+        self._network = ipaddress.IPv4Network(fleet.config.network) if fleet.config.peers else None
         _try(_close_links, fleet)
         self._prohibit(self._interfaces)
 
@@ -144,9 +146,17 @@ class Forwarding:
             _delete_rules(set(interfaces) - foreign)  # a killed daemon leaves them
             for interface in interfaces:
                 rtnetlink.prohibit(interface, _PROHIBIT)
+            self._keep_sockets()
         except OSError as error:
             self._problem = f"this kernel takes no routing rules: {error.strerror}"
             log.warning("%s; launches can have one device only", self._problem)
+
+    def _keep_sockets(self) -> bool:
+        """Have sockets at the tunnels' addresses send by the tunnels and links alone: one that a launch over
+        hosts has left would send again by the default route, in clear. Returns whether that is new. Raises
+        OSError.
+        """
+        return self._network is not None and rtnetlink.keep_from_default(self._network, _SOURCE)
 
     def add(self, device: str) -> None:
         """Make the rules for one device more, before its tunnel is made. Raises LocalError."""
@@ -161,6 +171,8 @@ class Forwarding:
         """Remove the rules, once the tunnels are gone."""
         foreign = _still_there(self._interfaces)
         _try(_delete_rules, set(self._interfaces) - foreign)
+        if self._network:
+            _try(rtnetlink.let_to_default, self._network, _SOURCE)
         self._firewall.close()
 
     def mend(self, made: Collection[str]) -> None:
@@ -173,6 +185,7 @@ class Forwarding:
             restored = {name for name in self._interfaces if _try(rtnetlink.prohibit, name, _PROHIBIT)}
             restored |= {way.interface for way in self._open_ways if _try(way.add_rule)}
             restored |= {name for name in self._guarded_links if _try(rtnetlink.prohibit, name, _PROHIBIT)}
+            restored |= {"lo"} if _try(self._keep_sockets) else set()
             for way in self._open_ways:
                 _try(way.add_route)  # it went with the interface, if the tunnel was made anew
             for interface in (*map(self._fleet.interface, made), *self._guarded_links):

@@ -39,15 +39,9 @@ _RTM_NEWRULE, _RTM_DELRULE, _RTM_GETRULE = 32, 33, 34
 _IFF_UP = 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFLA_AF_SPEC, _IFLA_INET_CONF, _DEVCONF_FORWARDING = 26, 1, 1
-_FRA_DST, _FRA_SRC, _FRA_IIFNAME, _FRA_PRIORITY, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = (
-    1,
-    2,
-    3,
-    6,
-    15,
-    22,
-    24,
-)
+_FRA_DST, _FRA_SRC, _FRA_IIFNAME, _FRA_PRIORITY = 1, 2, 3, 6
+_FRA_SUPPRESS_PREFIXLEN, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = 14, 15, 22, 24
+_MAIN = 254
 _TO_TABLE, _PROHIBIT = 1, 8
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 6, 7, 15
 _PROTOCOL_STATIC, _SCOPE_LINK, _SCOPE_UNIVERSE, _SCOPE_ANY, _UNICAST, _ONLINK = 4, 253, 0, 255, 1, 4
@@ -133,6 +127,25 @@ def use_table(interface: str, priority: int, table: int) -> bool:
     from "lo" comes what this machine sends itself. Returns whether there was no such rule. Raises OSError.
     """
     return _add_rule(_TO_TABLE, table, _matching(interface, priority))
+
+
+def keep_from_default(source: ipaddress.IPv4Network, priority: int) -> bool:
+    """Add rules, at this priority and the next, by which what this machine sends from addresses of ``source``
+    takes routes of the main table, but no default route. Returns whether one was not there. Raises OSError.
+    """
+    match, bits = attribute(_FRA_SRC, source.network_address.packed), source.prefixlen
+    routed = _matching("lo", priority) + match + _number(_FRA_SUPPRESS_PREFIXLEN, 0)
+    found = [_add_rule(_TO_TABLE, _MAIN, routed, bits)]
+    found.append(_add_rule(_PROHIBIT, 0, _matching("lo", priority + 1) + match, bits))
+    return any(found)
+
+
+def let_to_default(source: ipaddress.IPv4Network, priority: int) -> None:
+    """Delete the rules of ``keep_from_default``. Raises OSError."""
+    match = attribute(_FRA_SRC, source.network_address.packed)
+    head = _RULE.pack(socket.AF_INET, 0, source.prefixlen, *bytes(6))
+    for each in (priority, priority + 1):
+        _done(_RTM_DELRULE, head + _matching("lo", each) + match, errno.ENOENT)
 
 
 def delete_rules(interface: str, priority: int) -> None:
