@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,16 +66,62 @@ def test_a_job_that_is_resident_stays_as_it_is(tmp_path: Path) -> None:
     assert job.outer and job.outer.every == 5
 
 
-@pytest.mark.parametrize(("words", "fault"), [((), "say --superlink"), (("--fleet", "x"), "no Flower in")])
-def test_a_run_says_what_it_lacks(
-    words: tuple[str, ...], fault: str, tmp_path: Path, command: Command
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("run", "app"), "say --superlink"),
+        (("run", "app", "--fleet", "x"), "x holds no fleet"),
+        (("run", "app", "--flower", "none"), "no Flower in none"),
+        (("run", "none"), "none is no folder of a Flower app"),
+        (("join", "none", "--superlink", "x:1"), "none is no folder of a Flower app"),
+        (("join", "app", "--superlink", "x:1", "--fleet", "x"), "x holds no fleet"),
+    ],
+)
+def test_a_federation_says_what_it_lacks(
+    arguments: tuple[str, ...],
+    fault: str,
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    environment = tmp_path / "flower" / "bin"
-    if not words:
-        environment.mkdir(parents=True)
-        (environment / "flwr").touch()
-    code, _, err = command("federate", "run", tmp_path, "--flower", environment.parent, *words)
-    assert code == 2 and fault in err and err.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    project.create(Path("app"), job_file(tmp_path / "job"), 1)
+    flower(tmp_path / ".flower")
+    code, _, err = command("federate", *arguments)
+    assert (code, err.count("\n"), fault in err) == (2, 1, True), err
+    assert not (tmp_path / "none").exists()
+
+
+FLWR = """\
+#!/bin/sh
+echo "$1 $2" >>"$0.calls"
+case $1 in
+    run) echo '{"run-id": "7"}' ;;
+    list) echo '{"runs": [{"status": "running"}]}' ;;
+    log) kill -TERM $PPID && exec sleep 600 ;;
+esac
+"""
+
+
+def flower(environment: Path) -> Path:
+    """Write a stand-in for the program of Flower, whose run goes on until somebody stops it, and whose log
+    ends its caller.
+    """
+    program = environment / "bin" / "flwr"
+    program.parent.mkdir(parents=True)
+    program.write_text(FLWR)
+    program.chmod(0o700)
+    return program
+
+
+def test_a_run_ends_with_its_command_and_before_the_next_one(tmp_path: Path, command: Command) -> None:
+    app, program = tmp_path / "app", flower(tmp_path / "flower")
+    project.create(app, job_file(tmp_path / "job"), 1)
+    run = ("federate", "run", app, "--superlink", "127.0.0.1:9", "--flower", tmp_path / "flower")
+    ended = ["list millpond", "stop 7"]
+    one = [f"run {app}", "log 7", *ended]
+    assert [command(*run).code for _ in range(2)] == [128 + signal.SIGTERM] * 2
+    assert Path(f"{program}.calls").read_text().splitlines() == [*one, *ended, *one]
 
 
 def prepared(rig: Rig, number: int) -> OuterMailbox:

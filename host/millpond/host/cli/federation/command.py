@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import LocalError
+from millpond.host.cli import exits
 from millpond.host.cli.federation import project
 from millpond.host.cli.federation.processes import LOOPBACK, Flower, wait_for_port
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, FormatOption, new_app
+from millpond.host.fleet import directory
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
 from millpond.linux.sockets import free_port
@@ -80,7 +82,7 @@ def run(
     """Run a federation until its last outer round.
 
     It runs on a SuperLink that is there, or on one of its own for a try with fleets of this machine. A run
-    that was broken off goes on after its last outer round.
+    ends with this command. One that was broken off goes on after its last outer round.
     """
     programs, fleets = Flower(flower, name), fleet or []
     if not superlink and not fleets:
@@ -90,13 +92,14 @@ def run(
         config["hosts"] = chosen
     if rounds:
         config["rounds"] = rounds
-    with ExitStack() as stack:
+    nodes = [_node(name, each) for each in fleets]
+    with exits.ended_by_signals(), ExitStack() as stack:
         if not superlink:
             port = free_port(LOOPBACK)
             superlink = f"{LOOPBACK}:{port}"
             wait_for_port(port, stack.enter_context(programs.started("superlink", programs.superlink(port))))
-        for number, each in enumerate(fleets):
-            argv = programs.node(superlink, _node(name, each), certificates)
+        for number, node in enumerate(nodes):
+            argv = programs.node(superlink, node, certificates)
             stack.enter_context(programs.started(f"node-{number}", argv))
         programs.connect(superlink, certificates)
         code = programs.run(config)
@@ -106,5 +109,6 @@ def run(
 
 
 def _node(name: Path, fleet: Path) -> dict[str, str]:
-    """Return the configuration of a fleet's SuperNode."""
+    """Return the configuration of a fleet's SuperNode. Raises ConfigError for a folder without a fleet."""
+    directory.read(fleet)
     return {"fleet": str(fleet.absolute()), "job": str(name.absolute() / project.JOB)}

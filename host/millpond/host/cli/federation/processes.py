@@ -13,13 +13,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from millpond.base.errors import LocalError
 from millpond.linux.sockets import free_port
 from millpond.linux.syscalls import killed_with_parent
 
-START_SECONDS, END_SECONDS, QUERY_SECONDS = 120.0, 10.0, 60.0
+START_SECONDS, END_SECONDS, QUERY_SECONDS = 120.0, 10.0, 120.0
 LOOPBACK, RUN = "127.0.0.1", ".federation"
+_MADE_OF = ("pyproject.toml", "job.toml")
 _CONFIG = """[superlink]
 default = "millpond"
 
@@ -32,7 +34,7 @@ address = "{address}"
 @dataclass(frozen=True, slots=True)
 class Flower:
     """Flower's programs in the ``environment``, for the app in ``app``, whose folder RUN has logs and
-    what the server saves. Raises LocalError where the environment has none.
+    what the server saves. Raises LocalError where the environment has none, and for a folder without an app.
     """
 
     environment: Path
@@ -42,6 +44,9 @@ class Flower:
         if not (self.environment / "bin" / "flwr").exists():
             needed = f"install {self.app}/requirements.txt there, and millpond with --no-deps"
             raise LocalError(f"there is no Flower in {self.environment}: {needed}")
+        if not all((self.app / name).exists() for name in _MADE_OF):
+            how = f"'millpond federate new {self.app} --from JOB' writes one; copy it to each host"
+            raise LocalError(f"{self.app} is no folder of a Flower app: {how}")
 
     @property
     def folder(self) -> Path:
@@ -88,23 +93,44 @@ class Flower:
         return self.argv("flower-superlink", "--insecure", *place, *database, install)
 
     def run(self, config: Mapping[str, str | int | float]) -> int:
-        """Run the app until its run has ended, and print its log. Returns 0 if it has ended well, else 1."""
+        """Run the app until its run has ended, and print its log. The run does not outlast this call; one
+        that has outlasted a killed process ends before it, as both would write what the server saves. Returns
+        0 if the run has ended well, else 1.
+        """
+        note = self.folder / "run"
+        if note.exists():
+            self._stop(note.read_text())
         options = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        argv = self.argv("flwr", "run", str(self.app.absolute()), "millpond", "--stream", "-c", options)
-        code = subprocess.run(argv, env=self.variables, check=False).returncode
-        return code or int(self.last_status() != "finished:completed")
+        begun = self._asked("run", str(self.app.absolute()), "millpond", "-c", options)
+        if not (number := str(begun.get("run-id") or "")):
+            raise LocalError(f"the run cannot begin: {begun.get('error-message', 'no SuperLink answers')}")
+        note.write_text(number)
+        try:
+            argv = self.argv("flwr", "log", number, "millpond", "--stream")
+            subprocess.run(argv, env=self.variables, check=False)
+        finally:
+            status = self._stop(number)
+        return int(status != "finished:completed")
 
-    def last_status(self) -> str:
-        """Return the status of the newest run, "" if the SuperLink does not tell."""
-        argv = self.argv("flwr", "list", "millpond", "--format", "json")
+    def _stop(self, number: str) -> str:
+        """End a run unless it has ended. Returns its status before that, "" if no SuperLink tells it."""
+        runs = self._asked("list", "millpond", "--run-id", number).get("runs", [])
+        status = str(runs[0].get("status", "")) if runs else ""
+        if status and not status.startswith("finished"):
+            self._asked("stop", number, "millpond")
+        return status
+
+    def _asked(self, *words: str) -> dict[str, Any]:
+        """Return what a command of ``flwr`` answers, nothing if it does not in time."""
+        argv = self.argv("flwr", *words, "--format", "json")
         try:
             found = subprocess.run(
                 argv, env=self.variables, capture_output=True, timeout=QUERY_SECONDS, check=False
             )
-            runs = json.loads(found.stdout).get("runs", [])
+            answer = json.loads(found.stdout)
         except (ValueError, subprocess.TimeoutExpired):
-            return ""
-        return str(runs[0].get("status", "")) if runs else ""
+            return {}
+        return answer if isinstance(answer, dict) else {}
 
     @contextlib.contextmanager
     def started(self, name: str, argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
