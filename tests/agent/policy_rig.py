@@ -41,11 +41,13 @@ def guard(
     parts: tuple[int, ...] = (SAMPLES, SAMPLES),
     held: tuple[int, ...] | None = None,
     charge: Callable[[Sequence[str]], None] = lambda _folders: None,
+    *,
+    whole: bool = False,
 ) -> ExchangeGuard:
     policy = policy or Policy()
     held = tuple(0 for _ in parts) if held is None else held
     answers = answers or StateAnswers(policy.answers_per_state)
-    return ExchangeGuard(policy, answers, folders, parts, held, charge)
+    return ExchangeGuard(policy, answers, folders, parts, held, charge, whole=whole)
 
 
 def refusal(policy: Policy, **changes: object) -> Refused:

@@ -33,7 +33,7 @@ def test_with_a_pinned_cohort_private_folders_are_for_masked_jobs_alone() -> Non
     error = refusal(pinned)
     assert error.text == "policy.cohort: private folders are for jobs with federated.secure alone"
     check_job(pinned, "csd0", replace(JOB, folders=(PUBLIC,)))
-    check_job(pinned, "csd0", replace(JOB, work=MASKED))
+    check_job(pinned, "csd0", replace(JOB, work=MASKED, folders=(PRIVATE,)))
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,28 @@ def test_each_round_is_charged_to_every_private_folder_of_its_worker() -> None:
     assert charged == [[PRIVATE.path], [PRIVATE.path]]
 
 
-def test_a_job_with_noise_has_no_public_folders_beside_private_ones() -> None:
-    assert "gets no public ones" in refusal(Policy(), work=NOISY).text
-    check_job(Policy(), "csd0", replace(JOB, work=NOISY, folders=(PRIVATE,)))
+@pytest.mark.parametrize("bounded", [NOISY, MASKED], ids=["noise", "masks"])
+def test_a_job_with_noise_or_masks_has_no_public_folders_beside_private_ones(bounded: WorkSpec) -> None:
+    """The host knows updates of public samples: it would ask all devices but one for these."""
+    assert "gets no public ones" in refusal(Policy(), work=bounded).text
+    for folder in (PRIVATE, PUBLIC):
+        check_job(Policy(), "csd0", replace(JOB, work=bounded, folders=(folder,)))
+
+
+def test_a_masked_update_is_of_all_samples_of_the_worker() -> None:
+    """Else a host asks the other devices for as few as it may, and the sum is nearly the one update."""
+    two = (PRIVATE, replace(PRIVATE, path="private/more"))
+    asked = guard(folders=two, whole=True)
+    every = ((0, SAMPLES),)
+    asked.check(work(every, every), state(0))
+    for ranges in [
+        (((0, 8),), every),
+        (every, ()),
+        (((0, 8), (8, SAMPLES)), every),
+        (every, ((8, SAMPLES),)),
+    ]:
+        with pytest.raises(Refused, match="secure: a masked update is of all samples"):
+            asked.check(work(*ranges), state(0))
 
 
 @pytest.mark.parametrize(

@@ -171,8 +171,10 @@ class JobWorker:
         if self._is_bounded and any(ready.held):
             raise Refused("", "model", _NO_SCORES)
         policy, folders, charge = self._config.policy, self._request.folders, self._budget.charge
-        self._guard = ExchangeGuard(policy, self._answers, folders, ready.parts, ready.held, charge)
-        work = self._request.work
+        work, answers = self._request.work, self._answers
+        self._guard = ExchangeGuard(
+            policy, answers, folders, ready.parts, ready.held, charge, whole=bool(work.secure)
+        )
         batch = () if work.total else batch_structure.rebuilt(ready.batch, work, self._files.sources())
         answer = Ready(ready.parts, ready.held, policy.least_samples, batch=batch)
         if self._masked is None:

@@ -79,7 +79,8 @@ def _seen(level: Level, make: Maker, seed: int, folder: Path) -> tuple[Floats, M
     """
     data, model = digits(seed), Model(make, seed)
     work, factor = one_step(level)
-    devices = fleet(level, data, max(2 * level.group, 40), model, work, folder)
+    samples = level.group if level.secure else max(2 * level.group, 40)  # masked updates are of all samples
+    devices = fleet(level, data, samples, model, work, folder)
     request = request_of((0, level.group))
     requests = {device.name: request for device in devices}
     seen = sum_of(devices, requests, dict.fromkeys(requests, model.first), level.rho) / factor

@@ -156,7 +156,7 @@ class TargetDevice:
         own = SampleFolders(model.task, work.seed, [shown], [samples_of(data)], work.held_out)
         self._trainer = LocalTrainer(model.parameters, model.task, own, work)
         answers = StateAnswers(policy.answers_per_state)
-        self._guard = ExchangeGuard(policy, answers, (shown,), own.counts, own.held)
+        self._guard = ExchangeGuard(policy, answers, (shown,), own.counts, own.held, whole=bool(work.secure))
         self.masked = MaskedUpdates(config, request, len(model.first)) if work.secure else None
         self.size = len(model.first)
         size = 4 * self.size

@@ -123,10 +123,10 @@ def check_masks(policy: Policy, request: PrepareWorker) -> None:
     if layout.parameters_end(request.tensors) < layout.size(request.tensors):
         text = f"{key}: the model exchanges buffers, which no clip bounds: keep them by federated.local"
         raise Refused("", "model", text)
+    if len({folder.public for folder in request.folders}) > 1:  # updates of what the host knows say nothing
+        raise Refused("", "data", f"{key}: a worker with private folders gets no public ones")
     if work.privacy:
         _check_noise(work, work.privacy)
-        if len({folder.public for folder in request.folders}) > 1:
-            raise Refused("", "data", "privacy: a worker with private folders gets no public ones")
 
 
 def _check_budget(budget: Budget, work: WorkSpec) -> None:
@@ -194,8 +194,9 @@ class ExchangeGuard:
     """The requests of one prepared worker, which has ``parts`` samples by folder, and holds out ``held``
     besides. The private samples of a folder are in groups of ``least_samples``, see ``data_plan.order``, and
     an answer covers whole groups: what many answers tell together, in whatever epochs and jobs, are sums
-    over groups. ``charge`` spends what a round costs: of each private folder, as the worker reads them all,
-    whichever samples it is asked for.
+    over groups. With ``whole`` it covers all samples: a masked sum would be one device's update if the others
+    were asked for few, and two sums would differ by some samples of one device. ``charge`` spends what a
+    round costs: of each private folder, as the worker reads them all, whichever samples it is asked for.
     """
 
     def __init__(
@@ -206,11 +207,13 @@ class ExchangeGuard:
         parts: Sequence[int],
         held: Sequence[int],
         charge: Callable[[Sequence[str]], None] = lambda _folders: None,
+        *,
+        whole: bool = False,
     ) -> None:
         if not len(folders) == len(parts) == len(held):
             raise Refused("", "data", f"the worker has samples of {len(parts)} folders, not {len(folders)}")
         self._group, self._answers, self._folders, self._parts = policy.least_samples, answers, folders, parts
-        self._held, self._charge = held, charge
+        self._held, self._charge, self._whole = held, charge, whole
         for folder, samples, out in zip(folders, parts, held, strict=True):
             if out < 0 or out % self._group:
                 raise Refused("", "data", f"{out} samples of '{folder.path}' are held out, no whole groups")
@@ -232,6 +235,8 @@ class ExchangeGuard:
             return
         if len(request.ranges) != len(self._folders):
             raise Refused("", "data", f"samples of {len(request.ranges)} folders are wanted")
+        if self._whole and request.ranges != tuple(((0, samples),) for samples in self._parts):
+            raise Refused("", "data", "secure: a masked update is of all samples of the worker's folders")
         wanted = []
         for folder, samples, ranges in zip(self._folders, self._parts, request.ranges, strict=True):
             if ranges and not folder.public:
