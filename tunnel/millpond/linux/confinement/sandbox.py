@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import millpond.linux
 from millpond.linux import syscalls
+from millpond.linux.confinement import seccomp
 from millpond.linux.confinement.userns import has_many_uids
 
 _ROOT_SIZE, _TMPFS_SIZE = "size=5%", "size=25%"
@@ -231,6 +232,9 @@ def _drop_to(uid: int, gid: int, many_uids: bool) -> None:
         syscalls.drop_capabilities()  # a new user namespace gives all of them, whatever the uid
     syscalls.no_new_privileges()
     syscalls.die_with_parent(signal.SIGKILL)  # a change of credentials clears it
+    machine = os.uname().machine
+    if seccomp.known(machine) and syscalls.has_system_call_filters():
+        syscalls.filter_system_calls(seccomp.denying(machine, seccomp.KEYRINGS))
 
 
 def _write(path: Path, text: str, mode: int, owner: int | None) -> None:
@@ -374,7 +378,8 @@ def system_binds() -> tuple[Bind, ...]:
         for name in ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
     ]
     found = [path for path in (*trees, *etc) if path.exists()]
-    return (*(Bind(path, path) for path in found), *(Bind(path, path, read_only=False) for path in DEVICES))
+    # Read-only devices can be written to: their times, which all sandboxes see, cannot be set.
+    return tuple(Bind(path, path) for path in (*found, *DEVICES))
 
 
 def python_binds() -> tuple[Bind, ...]:
