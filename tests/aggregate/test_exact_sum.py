@@ -118,7 +118,7 @@ def test_a_bound_is_kept_value_by_value(
     assert fits(np.array(values, np.float32), bound, kernels()) == expected
 
 
-@pytest.mark.parametrize("bound", [0.0, 1e-44, 1e-30, 1e-19, 1e-15, 1.0])
+@pytest.mark.parametrize("bound", [0.0, -0.0, 1e-44, 1e-30, 1e-19, 1e-15, 1.0])
 def test_a_value_just_beyond_a_bound_is_seen(bound: float) -> None:
     values = np.zeros(100, np.float32)
     values[3] = bound

@@ -17,7 +17,7 @@ from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of, shift_of
 from millpond.aggregate.kernels import NativeKernels, NumpyKernels
 from millpond.aggregate.masking import fixed_point, keys, shamir, stream
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
-from millpond.aggregate.masking.member import CohortMember, threshold_of
+from millpond.aggregate.masking.member import CohortMember, about_offer, threshold_of
 from millpond.aggregate.masking.messages import (
     Agree,
     Agreed,
@@ -371,10 +371,10 @@ def resealed(fleet: Fleet, sender: str, offer: Offered) -> Offered:
     sealed = {}
     for name, one in offer.sealed.items():
         key = member._pair_key("shares", exchange, sender, name)
-        old = keys.digest(offer.public, keys.digest(exchange.seed), *offer.digests[name])
+        old = about_offer(offer.public, keys.digest(exchange.seed), offer.digests[name], offer.least)
         data = keys.unseal(key, one, old)
         assert data
-        about = keys.digest(offer.public, offer.commitment, *offer.digests[name])
+        about = about_offer(offer.public, offer.commitment, offer.digests[name], offer.least)
         sealed[name] = keys.seal(key, os.urandom(12), data, about)
     return replace(offer, sealed=sealed)
 
@@ -388,20 +388,45 @@ def test_no_two_sets_that_unmask_have_only_dishonest_members_in_common(count: in
 
 def test_one_device_that_claims_wrong_shares_of_many_is_out_alone() -> None:
     host = MaskedExchange({f"csd{number}": b"" for number in range(9)}, bytes(16))
-    host._offers = dict.fromkeys(host._members, Offered(b"", b"", {}, {}))
+    host._offers = dict.fromkeys(host._members, Offered(b"", b"", {}, {}, 2))
     host.taken("csd0", OffersTaken(("csd1", "csd2", "csd3", "csd4")))
     with pytest.raises(CohortFailed) as caught:
         host.check_taken()
     assert set(caught.value.wrong) == {"csd0"}
 
 
-@pytest.mark.parametrize("scale", [np.inf, np.nan, 0.0, -1.0])
-def test_a_unit_that_is_none_is_refused(scale: float) -> None:
+@pytest.mark.parametrize("scale", [np.inf, np.nan, 0.0, -1.0, 1.9 * 2.0**40])
+def test_a_unit_that_is_no_power_of_two_is_refused(scale: float) -> None:
+    """Words in it would be up to a third larger than the noise is for."""
     fleet = Fleet(3, {})
     for name in fleet.names:
         fleet.host.offered(name, fleet.members[name].open(fleet.host.opening()))
-    with pytest.raises(Refused, match="cannot be rounded to multiples"):
+    with pytest.raises(Refused, match="powers of two"):
         fleet.members["csd0"].take(fleet.host.dealing(scale)["csd0"])
+
+
+def test_the_least_devices_of_a_member_hold_for_what_others_unmask() -> None:
+    """The others alone could have removed the masks of a member that refuses the sum."""
+    fleet = Fleet(7, {"csd6": 2})
+    fleet.members["csd0"].roster = CohortRoster(7, fleet.keys)
+    fleet.begin()
+    with pytest.raises(CohortFailed, match="6 of 7 devices have answered, 7 must"):
+        fleet.answer()
+    for name in fleet.names[:6]:
+        with pytest.raises(Refused, match=r"6 of 7 devices have answered; .* by least_devices 7"):
+            fleet.members[name].agree(Agree(tuple(fleet.names[:6])))
+
+
+def test_a_host_cannot_change_the_least_devices_of_a_member() -> None:
+    fleet = Fleet(7, {})
+    fleet.members["csd0"].roster = CohortRoster(7, fleet.keys)
+    for name in fleet.names:
+        assert not fleet.host.offered(name, fleet.members[name].open(fleet.host.opening()))
+    for name, request in fleet.host.dealing(1.0).items():
+        offers = request.offers | {"csd0": replace(request.offers["csd0"], least=2)}
+        assert fleet.members[name].take(replace(request, offers=offers)).wrong == ("csd0",)
+    with pytest.raises(Refused, match="shares are wrong"):
+        fleet.members["csd1"].masks()
 
 
 def test_shares_give_the_secret_back_and_fewer_another() -> None:

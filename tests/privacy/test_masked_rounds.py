@@ -160,6 +160,20 @@ def test_no_session_is_opened_twice_by_agents_that_have_begun_anew(tmp_path: Pat
                 again.answer(opening)
 
 
+def test_a_worker_that_says_that_its_values_are_none_cannot_make_words_overflow(tmp_path: Path) -> None:
+    """In so fine a unit the sign of a value would be the highest bit of its word, above all noise."""
+    devices = {name: device(name, tmp_path, PREPARED) for name in NAMES}
+    host = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
+    for name, one in devices.items():
+        offer = one.answer(host.opening())
+        assert isinstance(offer, Offered) and not host.offered(name, offer)
+    devices["csd0"].answer(host.dealing(2.0**54)["csd0"])
+    update, values = Update(1, 8, 8.0, -0.0, 8.0, 0.1, 0.0, 0, {"loss": (1.0, 8.0)}), -4 * STATE
+    devices["csd0"].begin(ASKED, memoryview(STATE.tobytes()))
+    with pytest.raises(Refused, match="beyond what a sum"):
+        devices["csd0"].write(update, ASKED, values.tobytes(), memoryview(bytearray(devices["csd0"].bytes)))
+
+
 def test_noise_in_a_unit_that_nobody_can_draw_is_refused(tmp_path: Path) -> None:
     work = replace(WORK, clip=1e-9, total=4, privacy=PrivacySpec(1.0))
     noise = UpdateNoise(AgentConfig("csd0", LinkConfig("10.77.0.2/30", "socket")), work, SIZE)

@@ -22,6 +22,7 @@ int add_rounded(double *restrict totals, const float *restrict values, size_t co
 {
     uint32_t most = 0, limit;
     memcpy(&limit, &bound, 4);
+    limit &= 0x7fffffff; // of -0.0, too, whose bits would come behind all others
     limit = limit < LARGEST ? limit : LARGEST;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
@@ -92,6 +93,7 @@ int round_values(void *restrict words, const float *restrict values, size_t coun
     uint64_t zero, *whole = words;
     memcpy(&limit, &bound, 4);
     memcpy(&zero, &shift, 8);
+    limit &= 0x7fffffff; // of -0.0, too, whose bits would come behind all others
     limit = limit < LARGEST ? limit : LARGEST;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;

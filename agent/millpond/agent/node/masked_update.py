@@ -106,8 +106,9 @@ class MaskedUpdates:
         self._masked_at = self._at  # later requests do not change what a sum of this exchange is of
         words, stream = MaskedVector(self._size, self._bits, out), mask_stream(self._member.masks(what))
         try:
-            words.figures[:] = [fixed_point.whole_figure(each) for each in figures]
-            stream.add(words.figures)
+            masked = np.array([fixed_point.whole_figure(each) for each in figures], np.uint64)
+            stream.add(masked)
+            words.figures[:] = masked
             quantiser = fixed_point.Quantiser(self._bits, scale, factor, update.largest, terms)
             squares = self._masked(quantiser, stream, np.frombuffer(values, np.float32), words, share)
         except OutOfBounds:

@@ -56,6 +56,8 @@ class MaskedExchange:
             return "its shares are not for the members of the cohort"
         if len(offer.public) != KEY_BYTES:
             return "its key is none"
+        if not 0 < offer.least <= len(self._members):
+            return f"least_devices: {len(self._members)} devices are in the cohort; it needs {offer.least}"
         self._offers[name] = offer
         return ""
 
@@ -65,7 +67,9 @@ class MaskedExchange:
         return {
             name: TakeOffers(
                 {
-                    each: Dealt(offer.public, offer.commitment, offer.sealed[name], offer.digests[name])
+                    each: Dealt(
+                        offer.public, offer.commitment, offer.sealed[name], offer.digests[name], offer.least
+                    )
                     for each, offer in self._offers.items()
                 },
                 scale,
@@ -73,9 +77,9 @@ class MaskedExchange:
             for name in self._offers
         }
 
-    def _check_enough(self, count: int, text: str, wrong: Mapping[str, str] = {}) -> None:
-        if count < self.threshold:
-            told = f"{count} of {len(self._members)} devices {text}, {self.threshold} must"
+    def _check_enough(self, count: int, text: str, wrong: Mapping[str, str] = {}, least: int = 0) -> None:
+        if count < (needed := max(self.threshold, least)):
+            told = f"{count} of {len(self._members)} devices {text}, {needed} must"
             raise CohortFailed(told, wrong)
 
     def taken(self, name: str, answer: OffersTaken) -> None:
@@ -111,7 +115,8 @@ class MaskedExchange:
 
     def agreeing(self, survivors: Collection[str]) -> Agree:
         """Return the request to all whose masked updates have come. Raises CohortFailed for too few."""
-        self._check_enough(len(survivors), "have answered")
+        least = max((self._offers[name].least for name in survivors), default=0)
+        self._check_enough(len(survivors), "have answered", least=least)
         self._survivors = frozenset(survivors)
         return Agree(tuple(sorted(survivors)))
 

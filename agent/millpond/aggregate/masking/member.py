@@ -131,11 +131,11 @@ class CohortMember:
         digests = {name: (keys.digest(one), keys.digest(two)) for name, (one, two) in shares.items()}
         sealed = {}
         for name, (one, two) in shares.items():
-            about = keys.digest(public, commitment, *digests[name])
+            about = about_offer(public, commitment, digests[name], self.roster.least)
             key = self._pair_key("shares", made, self._name, name)
             sealed[name] = keys.seal(key, self._random(12), one + two, about)
         self._exchange, self._next = made, "take"
-        return Offered(public, commitment, sealed, digests)
+        return Offered(public, commitment, sealed, digests, self.roster.least)
 
     def _pair_key(self, use: str, exchange: _Exchange, sender: str, receiver: str) -> bytes:
         """Return the key for what one member, of whom the device is one, sends to another."""
@@ -158,8 +158,8 @@ class CohortMember:
     def take(self, request: TakeOffers) -> OffersTaken:
         """Take the shares of the members that take part. Raises Refused if these are too few, or others."""
         exchange = self._begun("take", "mask")
-        if not 0 < request.scale < math.inf:
-            refuse(f"cohort: values cannot be rounded to multiples of 1 / {request.scale}")
+        if math.frexp(request.scale)[0] != 0.5:  # in other units words, and so noise, are of another size
+            refuse(f"cohort: values are rounded to powers of two, not to multiples of 1 / {request.scale}")
         taking_part = {name: exchange.members.get(name, b"") for name in request.offers}
         self.roster.check(taking_part)
         least = exchange.threshold
@@ -178,7 +178,7 @@ class CohortMember:
         """
         exchange = self._exchange
         assert exchange is not None
-        about = keys.digest(offer.public, offer.commitment, *offer.digests)
+        about = about_offer(offer.public, offer.commitment, offer.digests, offer.least)
         data = keys.unseal(self._pair_key("shares", exchange, name, self._name), offer.sealed, about)
         if data is None or len(data) != 2 * SHARE_BYTES:
             return False
@@ -210,8 +210,9 @@ class CohortMember:
         survivors = set(request.survivors)
         if not survivors <= exchange.offers.keys() or self._name not in survivors:
             refuse("cohort: the host names survivors that do not take part")
-        if len(survivors) < max(exchange.threshold, self.roster.least):
-            least = f"{exchange.threshold} must answer, and by least_devices {self.roster.least}"
+        fewest = max(exchange.offers[name].least for name in survivors)  # a sum without it needs no tag of it
+        if len(survivors) < max(exchange.threshold, fewest):
+            least = f"{exchange.threshold} must answer, and by least_devices {fewest}"
             refuse(f"cohort: {len(survivors)} of {len(exchange.offers)} devices have answered; {least}")
         exchange.survivors = tuple(sorted(survivors))
         about = exchange.about()
@@ -240,6 +241,11 @@ class CohortMember:
         given = exchange.shares if agree >= least else {}
         shares = {name: found[name not in exchange.survivors] for name, found in given.items()}
         return Shares(shares, wrong, exchange.masked())
+
+
+def about_offer(public: bytes, commitment: bytes, digests: tuple[bytes, bytes], least: int) -> bytes:
+    """Return what the sealed shares of an offer are bound to."""
+    return keys.digest(public, commitment, *digests, str(least))
 
 
 def pair_seed(session: bytes, private: X25519PrivateKey, public: bytes, one: str, other: str) -> bytes:

@@ -30,13 +30,15 @@ class OpenCohort(Message):
 @dataclass(frozen=True, slots=True)
 class Offered(Message):
     """The ``public`` key of the device in this exchange, a ``commitment`` to the seed of its own mask, and
-    the shares of both secrets: ``sealed`` by member, with the ``digests`` of either.
+    the shares of both secrets: ``sealed`` by member, with the ``digests`` of either. A sum with its update is
+    of ``least`` devices.
     """
 
     public: bytes
     commitment: bytes
     sealed: dict[str, bytes]
     digests: dict[str, tuple[bytes, bytes]]
+    least: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Dealt:
     commitment: bytes
     sealed: bytes
     digests: tuple[bytes, bytes]
+    least: int
 
 
 @message("cohort.offers")
