@@ -153,3 +153,11 @@ def test_no_device_unmasks_its_answer_among_those_to_other_questions(
     members = {name: device(name, tmp_path, ASKED if name == "csd1" else change(ASKED)) for name in NAMES}
     with pytest.raises(CohortFailed, match="0 of 3 devices have unmasked the sum"):
         unmasked(members, dict.fromkeys(NAMES, np.zeros(6, np.int64)))
+
+
+def test_noise_for_smaller_groups_is_no_share_of_that_for_larger_ones(tmp_path: Path) -> None:
+    """A device with large groups has paid for a sum with as much noise as all shares for these."""
+    asked, large = replace(ASKED, rho=0.01), Policy(least_samples=100)
+    members = {name: device(name, tmp_path, asked, large if name == "csd1" else None) for name in NAMES}
+    with pytest.raises(CohortFailed, match="0 of 3 devices have unmasked the sum"):
+        unmasked(members, dict.fromkeys(NAMES, np.zeros(6, np.int64)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,7 @@ PREPARED = PrepareWorker(
     {},
     (Tensor("weight", (SIZE,), "float32"),),
 )
+Values = np.ndarray[tuple[int], np.dtype[np.float32]]
 ASKED, STATE = Work(1, 0, 1, (((0, 8),),)), np.ones(SIZE, np.float32)
 
 
@@ -46,7 +48,7 @@ def device(
     return MaskedUpdates(AgentConfig(name, link, state=str(folder / name), policy=policy), prepared, SIZE)
 
 
-def answer(one: MaskedUpdates, asked: Work, state: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+def answer(one: MaskedUpdates, asked: Work, state: Values) -> None:
     """Have a device mask an update."""
     values = np.full(SIZE, 0.5, np.float32)
     one.begin(asked, memoryview(state.tobytes()))
@@ -78,7 +80,7 @@ def others(
     ids=["the same", "a state", "an epoch", "a rate", "a clip", "a public folder", "a folder", "frozen"],
 )
 def test_no_sum_of_updates_of_other_states_or_jobs(
-    prepared: PrepareWorker, asked: Work, state: np.ndarray[tuple[int], np.dtype[np.float32]], tmp_path: Path
+    prepared: PrepareWorker, asked: Work, state: Values, tmp_path: Path
 ) -> None:
     """Two of three devices are made to answer with nothing, or with what the host knows."""
     devices = {name: device(name, tmp_path, PREPARED if name == "csd0" else prepared) for name in NAMES}
@@ -97,6 +99,17 @@ def test_no_sum_of_updates_of_other_states_or_jobs(
     for name, unmask in host.unmasking().items():
         found = devices[name].answer(unmask)
         assert isinstance(found, Shares) and bool(found.shares) is is_same
+
+
+def begun(folder: Path, prepared: PrepareWorker, scale: float) -> MaskedUpdates:
+    """Return the part of a device that is to mask an update in this unit."""
+    devices = {name: device(name, folder, prepared) for name in NAMES}
+    host = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
+    for name, one in devices.items():
+        offer = one.answer(host.opening())
+        assert isinstance(offer, Offered) and not host.offered(name, offer)
+    devices["csd0"].answer(host.dealing(scale)["csd0"])
+    return devices["csd0"]
 
 
 def exchange(
@@ -160,18 +173,28 @@ def test_no_session_is_opened_twice_by_agents_that_have_begun_anew(tmp_path: Pat
                 again.answer(opening)
 
 
-def test_a_worker_that_says_that_its_values_are_none_cannot_make_words_overflow(tmp_path: Path) -> None:
-    """In so fine a unit the sign of a value would be the highest bit of its word, above all noise."""
-    devices = {name: device(name, tmp_path, PREPARED) for name in NAMES}
-    host = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
-    for name, one in devices.items():
-        offer = one.answer(host.opening())
-        assert isinstance(offer, Offered) and not host.offered(name, offer)
-    devices["csd0"].answer(host.dealing(2.0**54)["csd0"])
-    update, values = Update(1, 8, 8.0, -0.0, 8.0, 0.1, 0.0, 0, {"loss": (1.0, 8.0)}), -4 * STATE
-    devices["csd0"].begin(ASKED, memoryview(STATE.tobytes()))
-    with pytest.raises(Refused, match="beyond what a sum"):
-        devices["csd0"].write(update, ASKED, values.tobytes(), memoryview(bytearray(devices["csd0"].bytes)))
+@pytest.mark.parametrize("values", [0 * STATE, STATE, 4 * STATE], ids=["none", "small", "large"])
+def test_a_unit_is_refused_or_not_whatever_the_values_are(values: Values, tmp_path: Path) -> None:
+    """Else a host would learn the size of one device's values by units in which they do not fit."""
+    norm = float(np.linalg.norm(values))
+    update = Update(1, 8, 8.0, float(values.max()), norm, 0.1, 0.0, 0, {"loss": (1.0, 8.0)})
+    for scale, fits in ((2.0**46, True), (2.0**47, False)):
+        one = begun(tmp_path, PREPARED, scale)
+        out = memoryview(bytearray(one.bytes))
+        one.begin(ASKED, memoryview(STATE.tobytes()))
+        with contextlib.nullcontext() if fits else pytest.raises(Refused, match="too large in this unit"):
+            one.write(update, ASKED, values.tobytes(), out)
+
+
+@pytest.mark.parametrize("figure", [np.nan, np.inf, 1e30])
+def test_no_refusal_tells_that_values_with_noise_are_not_finite(figure: float, tmp_path: Path) -> None:
+    """The host chooses the state: one at which some samples make values overflow."""
+    noisy = others(lambda work: replace(work, total=4, privacy=PrivacySpec(1.0)))
+    one = begun(tmp_path, noisy, 2.0**20)
+    one.begin(ASKED, memoryview(STATE.tobytes()))
+    update = Update(1, 8, 8.0, figure, figure, 0.1, 0.0, 0, {"loss": (figure, 8.0)})
+    head = one.write(update, ASKED, (figure * STATE).tobytes(), memoryview(bytearray(one.bytes)))
+    assert (head.weight, head.largest, head.norm) == (1.0, 0.0, 0.0)
 
 
 def test_noise_in_a_unit_that_nobody_can_draw_is_refused(tmp_path: Path) -> None:

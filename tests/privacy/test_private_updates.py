@@ -87,6 +87,16 @@ def test_noise_is_as_wide_as_planned(volume: Volume, zygote: Zygote) -> None:
     assert abs(float(values.std()) / width - 1) < 6 / math.sqrt(2 * len(values)) + 0.05
 
 
+def test_no_refusal_tells_of_samples_at_a_state_that_the_host_has_chosen(
+    volume: Volume, zygote: Zygote
+) -> None:
+    """Its weights make values overflow if a picture is bright."""
+    with noisy(volume, zygote, None) as made, made.host() as host:
+        found = host.ask_at(np.full(host.size, 1e38, np.float32), ALL)
+    width = CLIP * PrivacySpec(EPSILON, DELTA).multiplier(ROUNDS)
+    assert 0 < np.abs(found).max() < 8 * width
+
+
 def test_an_update_is_clipped_and_else_as_it_was(volume: Volume, zygote: Zygote) -> None:
     """At an epsilon that hides nothing the update is that of a job without noise, over its samples."""
     with (

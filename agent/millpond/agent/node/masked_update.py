@@ -93,14 +93,18 @@ class MaskedUpdates:
         """Write the masked ``values`` of an update to ``out``. Returns its head without what its values are
         like. Raises Refused for an update that no sum can have.
         """
-        if fault := UpdateBounds(unit="round").refusal(request, update):
+        if self._noise:
+            update, values = self._noise.counted(update, request, values)
+        elif fault := UpdateBounds(unit="round").refusal(request, update):
             raise Refused("", "model", fault)
         scale, terms = self._member.rounding
         most = self._clip * update.samples
+        divisor = self._noise.divisor(update.samples) if self._noise else 1
+        self._check_fits(scale * (most / divisor) * terms)
         factor = most / update.norm if update.norm > most else 1.0
         share, figures = None, update.metrics[LOSS]
         if self._noise:
-            factor, figures = factor / self._noise.divisor(update.samples), (0.0, 0.0)
+            factor, figures = factor / divisor, (0.0, 0.0)
             share = self._noise.share(scale, self._member.fewest)
         what = keys.digest(self._what, repr(scale))  # in other units the noise of others would be less
         self._masked_at = self._at  # later requests do not change what a sum of this exchange is of
@@ -118,6 +122,13 @@ class MaskedUpdates:
             raise ProtocolError("the worker sent an update that is not what its head says")
         head = replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
         return self._noise.head(head) if self._noise else head
+
+    def _check_fits(self, largest: float) -> None:
+        """Raise Refused unless words hold the ``largest`` sum that the clip allows, whatever the values are:
+        by units in which some fit and others do not a host would learn their size.
+        """
+        if not largest <= 2.0 ** fixed_point.bits_of_sum(self._bits):
+            raise Refused("", "policy", "policy.cohort: values within limits.clip are too large in this unit")
 
     @staticmethod
     def _masked(

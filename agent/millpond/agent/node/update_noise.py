@@ -59,6 +59,14 @@ class UpdateNoise:
             raise Refused("", "model", f"privacy: {error}") from None
         return lambda count: discrete_gaussian(sigma, count, os.urandom)
 
+    def counted(self, update: Update, request: Work, values: Buffer) -> tuple[Update, Buffer]:
+        """Return an update and its values, all of them 0 for one that cannot count, as its values are not
+        finite: the host chooses the state, and a refusal would tell it without noise for which samples.
+        """
+        if not UpdateBounds(unit="round").refusal(request, update):
+            return update, values
+        return replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)}), bytes(4 * self._size)
+
     def head(self, update: Update) -> Update:
         """Return the head of an update without its loss, and without figures that follow from values."""
         weight = update.samples / self.divisor(update.samples)
@@ -73,10 +81,9 @@ class NoisyUpdates:
 
     def write(self, update: Update, request: Work, values: Buffer, out: memoryview) -> Update:
         """Write the clipped ``values`` of an update with noise to ``out``. Returns its head. Raises Refused
-        for an update that is not finite.
+        for an update that is not what its head says.
         """
-        if fault := UpdateBounds(unit="round").refusal(request, update):
-            raise Refused("", "model", fault)
+        update, values = self._noise.counted(update, request, values)
         most, divisor = self._clip * update.samples, self._noise.divisor(update.samples)
         factor = min(1.0, most / update.norm if update.norm else 1.0) / divisor
         scale = scale_of(most / divisor + self._noise.reach * self._clip, 1, BITS)

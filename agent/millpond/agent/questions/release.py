@@ -91,13 +91,15 @@ class _Plain:
 class QuestionMember:
     """The device in the masked exchanges of one question. It helps to unmask one sum: two sums of different
     devices would tell the difference. All devices must have masked sums of the same question: else a host
-    could ask all but one for sums that it knows.
+    could ask all but one for sums that it knows. Those that share noise must have it for groups of one size:
+    the shares of the others would be too small for the largest groups.
     """
 
     def __init__(self, config: AgentConfig, request: AskDevice, noise: SumsNoise | None = None) -> None:
         folders = [(folder.path, folder.public) for folder in request.folders]
         code = request.work, sorted(request.needed.items())
-        self._what = keys.digest("question", repr((request.question, request.rho, folders, code)))
+        noisy = request.rho, largest_group(config.policy.least_samples) if request.rho else 0
+        self._what = keys.digest("question", repr((request.question, noisy, folders, code)))
         self._noise = noise
         policy, secret = config.policy, secret_key(Path(config.state), config.name)
         self._public, self._policy, self._has_unmasked = keys.public_of(secret), policy, False

@@ -185,6 +185,10 @@ class _Asked:
         if len(self._counted) < least:
             has = f"{len(self._counted)} can answer"
             raise RemoteError(f"least_devices: a masked sum is of {least} devices; {has}{self._reasons}")
+        groups = {each.group for each in self._counted.values()}
+        if self._request.rho and len(groups) > 1:
+            told = "devices share noise for groups of one size, and policy.least_samples of these differ"
+            raise RemoteError(f"{told}: ask those with the same by --devices, or use --plain")
 
     @property
     def _reasons(self) -> str:
