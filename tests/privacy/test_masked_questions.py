@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.agent.config import AgentConfig, LinkConfig, Privacy
+from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.settings import Budget, Policy
+from millpond.agent.questions import counting
 from millpond.agent.questions.noise import SumsNoise
 from millpond.agent.questions.release import QuestionMember
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
@@ -26,6 +28,8 @@ from millpond.privacy.accounting import sigma_of_sum
 from millpond.train.protocol import Folder
 from millpond.train.questions.messages import AskDevice
 from millpond.train.questions.question import UNIT, DataQuestion
+from millpond.train.worker.start import WorkerFiles
+from millpond.wire.messages import Failure
 
 NAMES = ("csd0", "csd1", "csd2")
 ASKED = AskDevice("a", DataQuestion("histogram", "label", 0, 10, 3), (Folder("private/digits", ""),))
@@ -161,3 +165,17 @@ def test_noise_for_smaller_groups_is_no_share_of_that_for_larger_ones(tmp_path: 
     members = {name: device(name, tmp_path, asked, large if name == "csd1" else None) for name in NAMES}
     with pytest.raises(CohortFailed, match="0 of 3 devices have unmasked the sum"):
         unmasked(members, dict.fromkeys(NAMES, np.zeros(6, np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("masked", "rho", "full"), [(True, 0.0, False), (False, 0.1, False), (False, 0.0, True)]
+)
+def test_with_masks_or_noise_no_text_of_an_error_leaves(
+    masked: bool, rho: float, full: bool, tmp_path: Path
+) -> None:
+    """Also where the owner lets all other errors leave: code of a model could put samples into them."""
+    privacy = Privacy(errors="full")
+    config = AgentConfig("csd0", LinkConfig("10.77.0.2/30", "s"), state=str(tmp_path), privacy=privacy)
+    files = LaidOutFiles(WorkerFiles(tmp_path), ())
+    asked, failure = replace(ASKED, masked=masked, rho=rho), Failure("model", "ValueError: 0.4711")
+    assert ("0.4711" in counting._discreet(config, asked, files, failure).text) is full

@@ -390,9 +390,9 @@ class JobWorker:
     def _fault_of_state(self) -> str:
         """Return what is wrong with the state that the task keeps, "" if nothing is."""
         most = self._config.policy.largest_state
-        if (size := kept_state.size(self._kept)) <= most:
+        if kept_state.size(self._kept) <= most:  # not told: it is the task's own number
             return ""
-        return f"policy.largest_state: the task keeps {size} bytes on the device; at most {most} are allowed"
+        return f"policy.largest_state: the task keeps more than {most} bytes on the device"
 
     def _rebuilt(self, failure: Failure) -> Failure:
         """Return the part of the worker's report that may leave, or the shortage of which its error is a

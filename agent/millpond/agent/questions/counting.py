@@ -56,7 +56,7 @@ def count(
         showing_folders(bare_sandbox(config), config, request.folders, place),
         files.worker,
         config.job_logs / _LOG,
-        ("--root", config.volume, "--errors", config.privacy.errors),
+        ("--root", config.volume, "--errors", _errors(config, request)),
         peer="the worker of a question",
     )
     with contextlib.closing(worker):
@@ -94,9 +94,14 @@ def _counted(
     return CountedSums(words, samples)
 
 
+def _errors(config: AgentConfig, request: AskDevice) -> str:
+    """Return how much of errors leaves: with masks or noise no more than their location."""
+    return "location" if request.masked or request.rho else config.privacy.errors
+
+
 def _discreet(config: AgentConfig, request: AskDevice, files: LaidOutFiles, failure: Failure) -> Failure:
     """Return the part of the worker's report that may leave."""
-    if config.privacy.errors == "full":
+    if _errors(config, request) == "full":
         return failure
     asked = request.question
     names = {config.name, asked.column, *asked.classes, *(folder.path for folder in request.folders)}
