@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.agent.policy import opened_sessions
-from millpond.agent.policy.opened_sessions import OpenedSessions
+from millpond.agent.cohort import opened_sessions
+from millpond.agent.cohort.opened_sessions import OpenedSessions
 from millpond.base.errors import Refused
 
 

@@ -35,7 +35,7 @@ def test_a_cohort_is_of_names_and_keys(tmp_path: Path, line: str) -> None:
     file.write_text(f'{SMALLEST}[policy]\ncohort = ["{line}"]\n')
     with pytest.raises(ConfigError, match="policy: cohort: each is a name and the key of that device's"):
         read(file)
-    file.write_text(f'{SMALLEST}[policy]\ncohort = ["csd0 {43 * "A"}="]\n')
+    file.write_text(f'{SMALLEST}[policy]\ncohort = ["csd0 {86 * "A"}=="]\n')
     with pytest.raises(ConfigError, match="policy: cohort: it has fewer than least_devices, 3"):
         read(file)
 

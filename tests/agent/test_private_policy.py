@@ -29,7 +29,7 @@ MASKED = replace(JOB.work, secure="cohort", passes=1)
 
 
 def test_with_a_pinned_cohort_private_folders_are_for_masked_jobs_alone() -> None:
-    pinned = Policy(cohort=(f"csd1 {43 * 'A'}=",))
+    pinned = Policy(cohort=(f"csd1 {86 * 'A'}==",))
     error = refusal(pinned)
     assert error.text == "policy.cohort: private folders are for jobs with federated.secure alone"
     check_job(pinned, "csd0", replace(JOB, folders=(PUBLIC,)))
@@ -85,7 +85,7 @@ def test_a_masked_update_is_of_all_samples_of_the_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [Policy(budget=Budget(8.0)), Policy(cohort=(f"csd1 {43 * 'A'}=",))], ids=str
+    "policy", [Policy(budget=Budget(8.0)), Policy(cohort=(f"csd1 {86 * 'A'}==",))], ids=str
 )
 @pytest.mark.parametrize("changes", [{"local_layers": ("head*",)}, {"local": LocalRule(alpha=0.5)}], ids=str)
 def test_with_a_budget_or_a_cohort_jobs_keep_no_state(policy: Policy, changes: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.agent.policy import told_sums
-from millpond.agent.policy.told_sums import ToldSums
+from millpond.agent.cohort import told_sums
+from millpond.agent.cohort.told_sums import ToldSums
 from millpond.base.errors import Refused
 
 ALL, OTHERS = ("csd0", "csd1", "csd2"), ("csd1", "csd2")

@@ -9,8 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from documents.markdown import code, page, prose, summary, table
+from millpond.agent.cohort import cohort_key, cohort_roster, opened_sessions, told_sums
 from millpond.agent.config import AgentConfig, LinkConfig
-from millpond.agent.policy import budget_ledger, cohort_key, cohort_roster, opened_sessions, told_sums
+from millpond.agent.policy import budget_ledger
 from millpond.base.keys import keys_of
 from millpond.host.cli import exits
 from millpond.host.fleet.directory import Fleet, FleetConfig

@@ -14,7 +14,7 @@ import pytest
 from millpond.aggregate.exact import scale_of
 from millpond.aggregate.masking import fixed_point, keys
 from millpond.aggregate.masking.member import CohortMember
-from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers
+from millpond.aggregate.masking.messages import NO_CERTIFICATE, Agree, OpenCohort, TakeOffers
 from millpond.aggregate.masking.roster import CohortRoster
 from millpond.aggregate.masking.stream import MaskedVector, mask_stream
 from millpond.host.workers.masked_reduction import MaskedReduction, WrongMasks
@@ -33,7 +33,8 @@ class Device:
     secret: bytes = field(default_factory=lambda: os.urandom(32))
 
     def __post_init__(self) -> None:
-        self.cohort_key = keys.public_of(self.secret)
+        self.cohort_key = keys.LastingKey(self.secret).public
+        self.cohort_certificate = NO_CERTIFICATE
         self.member = CohortMember(self.name, self.secret, CohortRoster(2), os.urandom, set[bytes]().add)
 
     def ask(self, request: Any, _reply: type, _deadline: object) -> Any:

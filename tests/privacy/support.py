@@ -41,6 +41,7 @@ from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind
 
 from ..audited import unlogged
+from ..identities import issued
 from ..job_files import written
 
 DIGITS = Folder("private/digits", "csd0")
@@ -177,6 +178,7 @@ class Device:
             flash=str(base / "volume"),
             volume=str(base / "volume"),
             state=str(base / "state"),
+            identity=issued("csd0", base / "identity"),
             policy=policy,
         )
         own = OptimizerSpec("sgd", 0.1)

@@ -17,14 +17,16 @@ from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.node.masked_update import MaskedUpdates
 from millpond.agent.node.update_noise import UpdateNoise
 from millpond.agent.policy.settings import Policy
-from millpond.aggregate.masking.exchange import MaskedExchange
-from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
+from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
+from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares, Unmask
 from millpond.base.errors import Refused
 from millpond.host.workers.masked_reduction import fresh_session
 from millpond.privacy.spec import PrivacySpec
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import Folder, PrepareWorker, Update, Work
 from millpond.train.state.layout import Tensor
+
+from ..identities import issued
 
 NAMES, SIZE = ("csd0", "csd1", "csd2"), 4
 WORK = WorkSpec("job", ModelSpec("net"), optimizer=OptimizerSpec("sgd", 0.1), passes=1)
@@ -45,7 +47,17 @@ def device(
     """Return the part of a device, by default with nothing pinned."""
     (folder / name).mkdir(exist_ok=True)
     link, policy = LinkConfig("10.77.0.2/30", "socket"), Policy(cohort=cohort, least_devices=least)
-    return MaskedUpdates(AgentConfig(name, link, state=str(folder / name), policy=policy), prepared, SIZE)
+    state, identity = str(folder / name), issued(name, folder / name)
+    return MaskedUpdates(
+        AgentConfig(name, link, state=state, identity=identity, policy=policy), prepared, SIZE
+    )
+
+
+def exchange_of(devices: dict[str, MaskedUpdates]) -> MaskedExchange:
+    """Return an exchange of devices, as a host begins it."""
+    members = {name: one.member for name, one in devices.items()}
+    certificates = {name: one.certificate for name, one in members.items()}
+    return MaskedExchange({name: one.public for name, one in members.items()}, fresh_session(), certificates)
 
 
 def answer(one: MaskedUpdates, asked: Work, state: Values) -> None:
@@ -84,7 +96,7 @@ def test_no_sum_of_updates_of_other_states_or_jobs(
 ) -> None:
     """Two of three devices are made to answer with nothing, or with what the host knows."""
     devices = {name: device(name, tmp_path, PREPARED if name == "csd0" else prepared) for name in NAMES}
-    host = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
+    host = exchange_of(devices)
     for name, one in devices.items():
         offer = one.answer(host.opening())
         assert isinstance(offer, Offered) and not host.offered(name, offer)
@@ -96,15 +108,24 @@ def test_no_sum_of_updates_of_other_states_or_jobs(
         assert isinstance(agreed, Agreed)
         host.agreed(name, agreed)
     is_same = (prepared, asked, state.tobytes()) == (PREPARED, ASKED, STATE.tobytes())
-    for name, unmask in host.unmasking().items():
-        found = devices[name].answer(unmask)
-        assert isinstance(found, Shares) and bool(found.shares) is is_same
+    if not is_same:
+        with pytest.raises(CohortFailed, match="do not cancel"):
+            host.unmasking()
+        words = host._agreed
+        unmask = Unmask({name: word.signature for name, word in words.items()})
+        for one in devices.values():
+            with pytest.raises(Refused, match="devices agree about job, state"):
+                one.answer(unmask)
+        return
+    for name, request in host.unmasking().items():
+        found = devices[name].answer(request)
+        assert isinstance(found, Shares) and found.shares
 
 
 def begun(folder: Path, prepared: PrepareWorker, scale: float) -> MaskedUpdates:
     """Return the part of a device that is to mask an update in this unit."""
     devices = {name: device(name, folder, prepared) for name in NAMES}
-    host = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
+    host = exchange_of(devices)
     for name, one in devices.items():
         offer = one.answer(host.opening())
         assert isinstance(offer, Offered) and not host.offered(name, offer)
@@ -116,7 +137,7 @@ def exchange(
     devices: dict[str, MaskedUpdates], survivors: tuple[str, ...], between: Work | None = None
 ) -> None:
     """Unmask the sum of ``survivors`` at one state, with a request ``between`` masking and unmasking."""
-    host = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
+    host = exchange_of(devices)
     for name, one in devices.items():
         offer = one.answer(host.opening())
         assert isinstance(offer, Offered) and not host.offered(name, offer)
@@ -139,7 +160,7 @@ def test_pinned_devices_tell_no_second_sum_of_others_at_a_state(tmp_path: Path) 
     """The difference of the two sums would be the update of one device, also when agents have begun anew."""
     names = (*NAMES, "csd3")
     made = {name: device(name, tmp_path, PREPARED) for name in names}
-    pins = tuple(f"{name} {base64.b64encode(one.public).decode()}" for name, one in made.items())
+    pins = tuple(f"{name} {base64.b64encode(one.member.public).decode()}" for name, one in made.items())
 
     def begun() -> dict[str, MaskedUpdates]:
         return {name: device(name, tmp_path, PREPARED, pins, 2) for name in names}
@@ -155,7 +176,7 @@ def test_a_request_after_masking_does_not_change_of_which_state_a_sum_is_noted(
     between: Work, tmp_path: Path
 ) -> None:
     made = {name: device(name, tmp_path, PREPARED) for name in (*NAMES, "csd3")}
-    pins = tuple(f"{name} {base64.b64encode(one.public).decode()}" for name, one in made.items())
+    pins = tuple(f"{name} {base64.b64encode(one.member.public).decode()}" for name, one in made.items())
     devices = {name: device(name, tmp_path, PREPARED, pins, 2) for name in made}
     exchange(devices, tuple(made), between)
     with pytest.raises(Refused, match="at this state a sum of other devices was told"):
@@ -165,7 +186,7 @@ def test_a_request_after_masking_does_not_change_of_which_state_a_sum_is_noted(
 def test_no_session_is_opened_twice_by_agents_that_have_begun_anew(tmp_path: Path) -> None:
     """Else the old offer of a device that is said to be lost would give its other secret."""
     devices = {name: device(name, tmp_path, PREPARED) for name in NAMES}
-    opening = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session()).opening()
+    opening = exchange_of(devices).opening()
     for name, one in devices.items():
         assert isinstance(one.answer(opening), Offered)
         for again in (one, device(name, tmp_path, PREPARED)):

@@ -155,7 +155,7 @@ def build(model):
 """
 
 
-@pytest.mark.parametrize("policy", [Policy(budget=Budget(8.0)), Policy(cohort=3 * (f"csd1 {43 * 'A'}=",))])
+@pytest.mark.parametrize("policy", [Policy(budget=Budget(8.0)), Policy(cohort=3 * (f"csd1 {86 * 'A'}==",))])
 def test_no_later_job_of_the_name_has_what_an_earlier_one_kept(
     policy: Policy, volume: Volume, zygote: Zygote
 ) -> None:

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from millpond.agent.cohort import cohort_roster
+from millpond.agent.cohort.cohort_key import make_key
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.node.masked_update import MaskedUpdates
-from millpond.agent.policy import cohort_roster
 from millpond.agent.policy.settings import BY_OWNERS, Policy, check_policy
 from millpond.aggregate.masking import keys, roster
-from millpond.aggregate.masking.exchange import MaskedExchange
 from millpond.aggregate.masking.messages import Offered
 from millpond.base.errors import ConfigError, Refused
 from millpond.host.cli.sign import app
-from millpond.host.workers.masked_reduction import fresh_session
 from millpond.linux import ssh_signatures
 from millpond.wire.control_messages import CohortInForce
 
-from .test_masked_rounds import NAMES, PREPARED, SIZE
+from ..identities import issued
+from .test_masked_rounds import NAMES, PREPARED, SIZE, exchange_of
 from .test_signed_code import new_key, public
 
 
@@ -42,16 +42,10 @@ def cohort(owner: Path, folder: Path) -> dict[str, AgentConfig]:
     found = {}
     for name in NAMES:
         (folder / name).mkdir()
-        cohort_roster_key(folder / name, name)
-        link = LinkConfig("10.77.0.2/30", "s")
-        found[name] = AgentConfig(name, link, state=str(folder / name), policy=policy(owner))
+        make_key(folder / name, name)
+        link, state, identity = LinkConfig("10.77.0.2/30", "s"), folder / name, issued(name, folder / name)
+        found[name] = AgentConfig(name, link, state=str(state), identity=identity, policy=policy(owner))
     return found
-
-
-def cohort_roster_key(state: Path, name: str) -> None:
-    from millpond.agent.policy.cohort_key import make_key
-
-    make_key(state, name)
 
 
 def lines(folder: Path, names: tuple[str, ...]) -> str:
@@ -66,7 +60,7 @@ def signed(key: Path, number: int, listed: str, namespace: str = roster.NAMESPAC
 def opened(configs: dict[str, AgentConfig]) -> None:
     """Have all devices open one exchange. Raises Refused."""
     devices = {name: MaskedUpdates(config, PREPARED, SIZE) for name, config in configs.items()}
-    exchange = MaskedExchange({name: one.public for name, one in devices.items()}, fresh_session())
+    exchange = exchange_of(devices)
     for one in devices.values():
         assert isinstance(one.answer(exchange.opening()), Offered)
 
@@ -94,13 +88,12 @@ def test_a_roster_that_comes_while_a_job_runs_holds_from_the_next_exchange_on(
     for name, config in configs.items():
         cohort_roster.take(config.policy, tmp_path / name, signed(owner, 1, lines(tmp_path, NAMES)))
     devices = {name: MaskedUpdates(config, PREPARED, SIZE) for name, config in configs.items()}
-    members = {name: one.public for name, one in devices.items()}
-    assert isinstance(devices["csd0"].answer(MaskedExchange(members, fresh_session()).opening()), Offered)
+    assert isinstance(devices["csd0"].answer(exchange_of(devices).opening()), Offered)
     cohort_roster.take(
         configs["csd0"].policy, tmp_path / "csd0", signed(owner, 2, lines(tmp_path, NAMES[:2]))
     )
     with pytest.raises(Refused, match="'csd2' is not in roster 2"):
-        devices["csd0"].answer(MaskedExchange(members, fresh_session()).opening())
+        devices["csd0"].answer(exchange_of(devices).opening())
 
 
 def test_an_older_roster_and_another_one_of_the_same_number_are_refused(owner: Path, tmp_path: Path) -> None:
@@ -120,7 +113,7 @@ def test_a_roster_that_no_owner_has_signed_is_refused(change: str, owner: Path, 
     configs = cohort(owner, tmp_path)
     listed, key = lines(tmp_path, NAMES), new_key(tmp_path, "other") if change == "key" else owner
     text = signed(key, 1, listed, "millpond-code" if change == "namespace" else roster.NAMESPACE)
-    made_up = base64.b64encode(keys.public_of(os.urandom(32))).decode()
+    made_up = base64.b64encode(keys.LastingKey(os.urandom(32)).public).decode()
     changed = {
         "number": text.replace("roster 1", "roster 9"),
         "device": text.replace("csd2 ", f"csd3 {made_up}\ncsd2 "),
@@ -165,9 +158,9 @@ def test_a_file_is_signed_in_place_and_its_number_grows(owner: Path, tmp_path: P
     [
         ("", "a roster has 1 to"),
         ("csd0 AAAA\n", "is no line of a device's cohort.pub"),
-        (f"../csd0 {43 * 'A'}=\n", "is no line of a device's cohort.pub"),
-        (f"csd0 {43 * 'A'}=\ncsd1 {43 * 'A'}=\n", "'csd1' or its key is there twice"),
-        (f"millpond roster 1e9\ncsd0 {43 * 'A'}=\n", "'1e9' is no number of a roster"),
+        (f"../csd0 {86 * 'A'}==\n", "is no line of a device's cohort.pub"),
+        (f"csd0 {86 * 'A'}==\ncsd1 {86 * 'A'}==\n", "'csd1' or its key is there twice"),
+        (f"millpond roster 1e9\ncsd0 {86 * 'A'}==\n", "'1e9' is no number of a roster"),
         ("csd0 " * roster.MOST_BYTES, "more than"),
     ],
 )

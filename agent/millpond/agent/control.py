@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from millpond.agent import gate as gates
 from millpond.agent.audit.recorder import AuditRecorder
 from millpond.agent.audit.sessions import AuditSession
+from millpond.agent.cohort import cohort_roster
+from millpond.agent.cohort.cohort_key import make_key
 from millpond.agent.config import AgentConfig
 from millpond.agent.data_service.handle import DataServiceProcess, about_service
 from millpond.agent.health import load
@@ -26,9 +28,8 @@ from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.log_lines import LogLines
 from millpond.agent.node.handle import NodeProcess, NodeRequests
 from millpond.agent.node.memory import NodeMemory
-from millpond.agent.policy import budget_ledger, cohort_roster, signatures
+from millpond.agent.policy import budget_ledger, signatures
 from millpond.agent.policy.budget_ledger import BudgetLedger
-from millpond.agent.policy.cohort_key import make_key
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.questions import check_question
 from millpond.agent.policy.rules import StateAnswers, check_job

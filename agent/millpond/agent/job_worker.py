@@ -31,7 +31,6 @@ from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.agent.policy.shown_volume import showing_folders
 from millpond.aggregate.encoding.layout import PLAIN
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
-from millpond.aggregate.masking import messages
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.sizes import SLOWEST, bytes_of
@@ -177,12 +176,7 @@ class JobWorker:
         )
         batch = () if work.total else batch_structure.rebuilt(ready.batch, work, self._files.sources())
         answer = Ready(ready.parts, ready.held, policy.least_samples, batch=batch)
-        if self._masked is None:
-            return answer
-        key, pinned, roster = self._masked.public, bool(policy.cohort), self._masked.roster
-        return replace(
-            answer, cohort_key=key, pinned=pinned, roster=roster, least_devices=policy.least_devices
-        )
+        return self._masked.described(answer) if self._masked else answer
 
     def _placed(self) -> PrepareWorker:
         """Return the request as the worker, for which private folders lie elsewhere, needs it."""
@@ -217,7 +211,7 @@ class JobWorker:
             answer = self._masked.answer(request)
         except Refused as error:
             answer = Failure(error.code, error.text)
-        if isinstance(answer, Failure) or (isinstance(answer, messages.Shares) and not answer.shares):
+        if isinstance(answer, Failure):
             self.session.refuse()
         return answer
 

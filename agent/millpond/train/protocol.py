@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from millpond.aggregate.encoding.layout import PLAIN
+from millpond.aggregate.masking.messages import NO_CERTIFICATE, KeyCertificate
 from millpond.aggregate.messages import Advance
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import JobFile
@@ -145,8 +146,8 @@ class Ready(Message):
     besides. From an agent only: an answer covers whole groups of ``group`` private samples; ``token``
     entitles to the bulk connection for Work, encrypted if ``tls``. A job without rounds also has the parts of
     a ``batch`` of the first folder, as far as they may leave, one with masks the device's lasting
-    ``cohort_key``, whether it has its cohort ``pinned``, by the ``roster`` with that number if its owners
-    have signed one, and the ``least_devices`` of a sum.
+    ``cohort_key`` with its ``cohort_certificate``, whether it has its cohort ``pinned``, by the ``roster``
+    with that number if its owners have signed one, and the ``least_devices`` of a sum.
     """
 
     parts: tuple[int, ...]
@@ -156,6 +157,7 @@ class Ready(Message):
     tls: bool = False
     batch: tuple[BatchPart, ...] = ()
     cohort_key: bytes = b""
+    cohort_certificate: KeyCertificate = NO_CERTIFICATE
     pinned: bool = False
     roster: int = 0
     least_devices: int = 0

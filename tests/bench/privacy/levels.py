@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from bench.privacy.target import CLIP, PIXELS, RATE, Digits, Model, TargetDevice, rounds_work, steps_work
-from millpond.agent.policy.cohort_key import make_key
+from millpond.agent.cohort.cohort_key import make_key
 from millpond.agent.policy.settings import Policy
 from millpond.privacy.accounting import rho_of
 from millpond.train.job.spec import WorkSpec

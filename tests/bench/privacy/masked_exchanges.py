@@ -30,7 +30,7 @@ class Cohort:
 
     def __init__(self, count: int) -> None:
         secrets = {f"csd{number}": os.urandom(KEY_BYTES) for number in range(count)}
-        public = {name: keys.public_of(secret) for name, secret in secrets.items()}
+        public = {name: keys.LastingKey(secret).public for name, secret in secrets.items()}
         roster = CohortRoster(LEAST, public)
         self.members = {
             name: CohortMember(name, secret, roster, os.urandom, set[bytes]().add)
@@ -46,7 +46,7 @@ class Cohort:
         dealing = self.host.dealing(scale)
         for name in then:
             self.host.taken(name, self.members[name].take(dealing[name]))
-        self.host.check_taken()
+        self.host.handing()
 
 
 def measure(run: Run) -> list[Row]:

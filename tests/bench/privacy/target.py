@@ -8,6 +8,7 @@ network, through which no attack of this benchmark goes.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from millpond.aggregate.masking import fixed_point
 from millpond.aggregate.masking.exchange import MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
 from millpond.aggregate.masking.stream import MaskedVector
+from millpond.host.fleet.authority import Authority
 from millpond.host.workers.masked_reduction import fresh_session
 from millpond.privacy.accounting import sigma_of_sum
 from millpond.privacy.discrete_gaussian import discrete_gaussian
@@ -148,7 +150,9 @@ class TargetDevice:
         self.clip = work.clip
         state = folder / name
         state.mkdir(parents=True, exist_ok=True)
-        config = AgentConfig(name, LinkConfig("10.77.0.2/30", "socket"), state=str(state), policy=policy)
+        _authority().issue(name, state)
+        link = LinkConfig("10.77.0.2/30", "socket")
+        config = AgentConfig(name, link, state=str(state), identity=str(state), policy=policy)
         shown = Folder(IMAGES_FOLDER, name, group=policy.least_samples)
         request = PrepareWorker(work, name, (shown,), {}, model.parameters.tensors)
         check_job(policy, name, request)
@@ -218,9 +222,15 @@ def sum_of(
     return _unmasked(host, devices, total, scale)
 
 
+@functools.cache
+def _authority() -> Authority:
+    return Authority.make("millpond fleet")
+
+
 def _begun(devices: Sequence[TargetDevice]) -> MaskedExchange:
-    keys = {device.name: device.masked.public for device in devices if device.masked}
-    host = MaskedExchange(keys, fresh_session())
+    members = {device.name: device.masked.member for device in devices if device.masked}
+    certificates = {name: one.certificate for name, one in members.items()}
+    host = MaskedExchange({name: one.public for name, one in members.items()}, fresh_session(), certificates)
     for device in devices:
         assert device.masked
         offer = device.masked.answer(host.opening())
@@ -236,7 +246,7 @@ def _deal(host: MaskedExchange, devices: Sequence[TargetDevice], scale: float) -
         taken = device.masked.answer(dealing[device.name])
         assert isinstance(taken, OffersTaken)
         host.taken(device.name, taken)
-    host.check_taken()
+    host.handing()
 
 
 def _unmasked(

@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 import psutil
 
+from millpond.agent.cohort import cohort_roster
 from millpond.agent.config import AgentConfig
 from millpond.agent.health import drive
-from millpond.agent.policy import cohort_roster
 from millpond.energy.sensors import EnergyMeter
 from millpond.wire.control_messages import AtRest, DriveHealth, Load, Welcome
 from millpond.wire.messages import Message

@@ -4,29 +4,25 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from millpond.agent.cohort.member import DeviceMember
+from millpond.agent.cohort.told_sums import ToldSums
 from millpond.agent.config import AgentConfig
 from millpond.agent.node.update_noise import UpdateNoise
-from millpond.agent.policy.cohort_key import secret_key
-from millpond.agent.policy.cohort_roster import DeviceCohort
-from millpond.agent.policy.opened_sessions import OpenedSessions
-from millpond.agent.policy.told_sums import ToldSums
 from millpond.aggregate.exact import OutOfBounds
 from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.masking import fixed_point, keys
-from millpond.aggregate.masking.member import CohortMember
-from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
+from millpond.aggregate.masking.messages import Unmask
 from millpond.aggregate.masking.stream import MaskedVector, MaskStream, mask_stream
 from millpond.aggregate.reduction import NORM_ERROR
 from millpond.base.errors import ProtocolError, Refused
 from millpond.privacy.discrete_gaussian import Integers
-from millpond.train.protocol import PrepareWorker, Update, Work, state_digest
+from millpond.train.protocol import PrepareWorker, Ready, Update, Work, state_digest
 from millpond.train.task.sums import LOSS
 from millpond.train.update_bounds import UpdateBounds
 from millpond.wire.channel import Buffer
@@ -40,21 +36,25 @@ class MaskedUpdates:
 
     def __init__(self, config: AgentConfig, prepared: PrepareWorker, size: int) -> None:
         work, policy = prepared.work, config.policy
+        self._policy = policy
         self._clip, self._size, self._bits = work.clip, size, work.sum_bits
         self._job, self._what, self._at = _job_of(prepared), b"", b""
         self._masked_at = b""
         self._told = ToldSums(Path(config.state)) if policy.cohort else None
-        secret = secret_key(Path(config.state), config.name)
-        self.public = keys.public_of(secret)
         self._noise = UpdateNoise(config, work, size) if work.privacy else None
-        self._cohort = DeviceCohort(policy, Path(config.state))
-        opened = OpenedSessions(Path(config.state)).note
-        self._member = CohortMember(config.name, secret, self._cohort.now(), os.urandom, opened)
+        self.member = DeviceMember(config)
 
-    @property
-    def roster(self) -> int:
-        """The number of the roster that owners have signed, 0 without one."""
-        return self._member.roster.number
+    def described(self, answer: Ready) -> Ready:
+        """Return the answer to the host with what it needs for a cohort."""
+        member, policy = self.member, self._policy
+        return replace(
+            answer,
+            cohort_key=member.public,
+            cohort_certificate=member.certificate,
+            pinned=bool(policy.cohort),
+            roster=member.roster.number,
+            least_devices=policy.least_devices,
+        )
 
     @property
     def bytes(self) -> int:
@@ -63,20 +63,13 @@ class MaskedUpdates:
 
     def answer(self, request: Message) -> Message | None:
         """Answer a request about the present exchange, None for another one. Raises Refused."""
-        if isinstance(request, OpenCohort):
-            self._member.roster = self._cohort.now()
-            return self._member.open(request)
-        if isinstance(request, TakeOffers):
-            return self._member.take(request)
-        if isinstance(request, Agree):
-            return self._member.agree(request)
-        return self._unmask(request) if isinstance(request, Unmask) else None
+        return self._unmask(request) if isinstance(request, Unmask) else self.member.answer(request)
 
     def _unmask(self, request: Unmask) -> Message:
         """Give the shares of the present exchange, after it is noted durably whose sum is told with them."""
-        shares = self._member.unmask(request)
-        if self._told and shares.shares:
-            self._told.note(self._masked_at, self._member.survivors)
+        shares = self.member.unmask(request)
+        if self._told:
+            self._told.note(self._masked_at, self.member.survivors)
         return shares
 
     def begin(self, request: Work, state: memoryview) -> None:
@@ -97,7 +90,7 @@ class MaskedUpdates:
             update, values = self._noise.counted(update, request, values)
         elif fault := UpdateBounds(unit="round").refusal(request, update):
             raise Refused("", "model", fault)
-        scale, terms = self._member.rounding
+        scale, terms = self.member.rounding
         most = self._clip * update.samples
         divisor = self._noise.divisor(update.samples) if self._noise else 1
         self._check_fits(scale * (most / divisor) * terms)
@@ -105,10 +98,10 @@ class MaskedUpdates:
         share, figures = None, update.metrics[LOSS]
         if self._noise:
             factor, figures = factor / divisor, (0.0, 0.0)
-            share = self._noise.share(scale, self._member.fewest)
+            share = self._noise.share(scale, self.member.fewest)
         what = keys.digest(self._what, repr(scale))  # in other units the noise of others would be less
         self._masked_at = self._at  # later requests do not change what a sum of this exchange is of
-        words, stream = MaskedVector(self._size, self._bits, out), mask_stream(self._member.masks(what))
+        words, stream = MaskedVector(self._size, self._bits, out), mask_stream(self.member.masks(what))
         try:
             masked = np.array([fixed_point.whole_figure(each) for each in figures], np.uint64)
             stream.add(masked)

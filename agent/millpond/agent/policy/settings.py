@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from millpond.aggregate.masking.messages import KEY_BYTES, LEAST_COHORT
+from millpond.aggregate.masking.messages import LASTING_BYTES, LEAST_COHORT
 from millpond.base.errors import ConfigError
 from millpond.base.keys import Key, check_keys
 from millpond.privacy.accounting import rho_of
@@ -126,7 +126,7 @@ class Policy:
         for line in self.cohort:
             name, key = line.split()
             found[name] = base64.b64decode(key, validate=True)
-            if len(found[name]) != KEY_BYTES:
+            if len(found[name]) != LASTING_BYTES:
                 raise ValueError(line)
         return found
 

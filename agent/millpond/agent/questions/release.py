@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.agent.audit.sessions import AuditSession
+from millpond.agent.cohort.member import DeviceMember
+from millpond.agent.cohort.told_sums import ToldSums
 from millpond.agent.config import AgentConfig
-from millpond.agent.policy.cohort_key import secret_key
-from millpond.agent.policy.cohort_roster import DeviceCohort
-from millpond.agent.policy.opened_sessions import OpenedSessions
-from millpond.agent.policy.told_sums import ToldSums
 from millpond.agent.questions.counting import CountedSums
 from millpond.agent.questions.noise import SumsNoise, largest_group
 from millpond.aggregate.masking import keys
-from millpond.aggregate.masking.member import CohortMember
-from millpond.aggregate.masking.messages import Agree, OpenCohort, TakeOffers, Unmask
+from millpond.aggregate.masking.messages import OpenCohort, Unmask
 from millpond.aggregate.masking.stream import mask_add
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
@@ -101,18 +97,17 @@ class QuestionMember:
         noisy = request.rho, largest_group(config.policy.least_samples) if request.rho else 0
         self._what = keys.digest("question", repr((request.question, noisy, folders, code)))
         self._noise = noise
-        policy, secret = config.policy, secret_key(Path(config.state), config.name)
-        self._public, self._policy, self._has_unmasked = keys.public_of(secret), policy, False
+        policy = self._policy = config.policy
+        self._has_unmasked = False
         private = any(not folder.public for folder in request.folders)
         self._told_sums = ToldSums(Path(config.state)) if policy.cohort and private else None
-        roster = DeviceCohort(policy, Path(config.state)).now()
-        opened = OpenedSessions(Path(config.state)).note
-        self._member = CohortMember(config.name, secret, roster, os.urandom, opened)
+        self._member = DeviceMember(config)
 
     def counted(self) -> Counted:
         """Return what the host needs for a cohort."""
         policy = self._policy
-        return Counted((), self._public, bool(policy.cohort), policy.least_devices)
+        member = self._member
+        return Counted((), member.public, member.certificate, bool(policy.cohort), policy.least_devices)
 
     def told(self, sums: Words) -> MaskedWords:
         """Return the sums with the masks of the present exchange, and with the device's share of the noise:
@@ -125,18 +120,12 @@ class QuestionMember:
 
     def answer(self, request: Message) -> Message | None:
         """Answer a request about the present exchange, None for another one. Raises Refused."""
-        if isinstance(request, OpenCohort):
-            if self._has_unmasked:
-                raise Refused("", "policy", "policy.questions: a question is answered once")
-            return self._member.open(request)
-        if isinstance(request, TakeOffers):
-            return self._member.take(request)
-        if isinstance(request, Agree):
-            return self._member.agree(request)
+        if isinstance(request, OpenCohort) and self._has_unmasked:
+            raise Refused("", "policy", "policy.questions: a question is answered once")
         if not isinstance(request, Unmask):
-            return None
+            return self._member.answer(request)
         shares = self._member.unmask(request)
-        if shares.shares and self._told_sums:
+        if self._told_sums:
             self._told_sums.note(self._what, self._member.survivors)
-        self._has_unmasked |= bool(shares.shares)
+        self._has_unmasked = True
         return shares

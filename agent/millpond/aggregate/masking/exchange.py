@@ -4,23 +4,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from millpond.aggregate.masking import keys, shamir
 from millpond.aggregate.masking.keys import Mask
-from millpond.aggregate.masking.member import mask_seed, pair_seed, threshold_of
+from millpond.aggregate.masking.member import agreement, dealing, dealt_of, mask_seed, pair_seed, threshold_of
 from millpond.aggregate.masking.messages import (
     KEY_BYTES,
     Agree,
     Agreed,
-    Dealt,
+    KeyCertificate,
     Offered,
     OffersTaken,
     OpenCohort,
     Shares,
+    ShownShares,
+    ShowShares,
     TakeOffers,
+    TakeShares,
     Unmask,
 )
+from millpond.aggregate.masking.shamir import SHARE_BYTES
 from millpond.base.errors import RemoteError
 
 
@@ -35,26 +39,32 @@ class CohortFailed(RemoteError):
 class MaskedExchange:
     """One exchange of the ``members`` with these lasting public keys, under a ``session`` of its own."""
 
-    def __init__(self, members: Mapping[str, bytes], session: bytes) -> None:
+    def __init__(
+        self, members: Mapping[str, bytes], session: bytes, certificates: Mapping[str, KeyCertificate] = {}
+    ) -> None:
+        self._certificates = dict(certificates)
         self._members, self._session = dict(sorted(members.items())), session
         self._numbers = {name: number for number, name in enumerate(self._members, 1)}
         self.threshold = threshold_of(len(members))
         self._offers: dict[str, Offered] = {}
-        self._disputes = set[frozenset[str]]()
+        self._wrong: dict[str, str] = {}
+        self._complaints: dict[str, dict[str, bytes]] = {}
+        self._shown: dict[str, dict[str, bytes]] = {}
         self._survivors: frozenset[str] = frozenset()
-        self._tags: dict[str, dict[str, bytes]] = {}
+        self._agreed: dict[str, Agreed] = {}
+        self._masked = b""
         self._shares: dict[str, dict[int, bytes]] = {}
-        self._masked: dict[str, bytes] = {}
 
     def opening(self) -> OpenCohort:
         """Return the request to all members."""
-        return OpenCohort(self._session, self._members)
+        return OpenCohort(self._session, self._members, self._certificates)
 
     def offered(self, name: str, offer: Offered) -> str:
         """Note a member's offer. Returns what is wrong with it, "" if nothing is seen."""
-        if not offer.sealed.keys() == offer.digests.keys() == self._members.keys():
+        by_member = offer.sealed, offer.digests, offer.signatures
+        if not all(each.keys() == self._members.keys() for each in by_member):
             return "its shares are not for the members of the cohort"
-        if len(offer.public) != KEY_BYTES:
+        if not keys.is_public(offer.public):
             return "its key is none"
         if not 0 < offer.least <= len(self._members):
             return f"least_devices: {len(self._members)} devices are in the cohort; it needs {offer.least}"
@@ -66,12 +76,7 @@ class MaskedExchange:
         self._check_enough(len(self._offers), "take part")
         return {
             name: TakeOffers(
-                {
-                    each: Dealt(
-                        offer.public, offer.commitment, offer.sealed[name], offer.digests[name], offer.least
-                    )
-                    for each, offer in self._offers.items()
-                },
+                {each: dealt_of(offer, name) for each, offer in self._offers.items()},
                 scale,
             )
             for name in self._offers
@@ -82,36 +87,48 @@ class MaskedExchange:
             told = f"{count} of {len(self._members)} devices {text}, {needed} must"
             raise CohortFailed(told, wrong)
 
-    def taken(self, name: str, answer: OffersTaken) -> None:
-        """Note of whom a member has wrong shares."""
-        self._dispute(name, answer.wrong)
-
-    def _dispute(self, name: str, wrong: Iterable[str]) -> None:
-        known = self._members.keys() & set(wrong) - {name}
-        self._disputes |= {frozenset({name, each}) for each in known}
-
-    def check_taken(self) -> None:
-        """Raise CohortFailed if shares are wrong, with those at fault (see ``_at_fault``)."""
-        if wrong := self._at_fault(len(self._offers), "about the shares of its masks"):
-            raise CohortFailed("shares of masks are wrong", wrong)
-
-    def _at_fault(self, members: int, about: str) -> dict[str, str]:
-        """Return who is at fault in the disputes of so many members, and why: those with the most disputes if
-        these are with more than a third of the members, as fewer lie, then those of what is left, and both
-        members of any other dispute, as one of them lies.
+    def taken(self, name: str, answer: OffersTaken) -> str:
+        """Note of whom a member has wrong shares, by its word. Returns what is wrong with that, "" if nothing
+        is seen.
         """
-        wrong, left = dict[str, str](), set(self._disputes)
-        while left:
-            counts = Counter(name for pair in left for name in pair)
-            most = max(counts.values())
-            if most <= max(1, members // 3):
-                break
-            found = {name for name, count in counts.items() if count == most}
-            wrong |= dict.fromkeys(found, f"more than a third of the devices disagree with it {about}")
-            left = {pair for pair in left if not pair & found}
-        for one, other in (sorted(pair) for pair in left):
-            wrong[one], wrong[other] = (f"{each} and it disagree {about}" for each in (other, one))
-        return wrong
+        for each, signature in answer.wrong.items():
+            if each not in self._offers:
+                return "it complains about others than take part"
+            dealt = dealt_of(self._offers[each], name)
+            about = dealing(self._session, each, name, dealt)
+            if not keys.is_signed(self._members[each], about, dealt.signature):
+                self._wrong[each] = f"it has not signed the shares of its masks for {name}"
+            elif keys.is_signed(self._members[name], keys.digest("complaint", about), signature):
+                self._complaints.setdefault(each, {})[name] = signature
+            else:
+                return f"it has not signed its complaint about the shares of {each}"
+        return ""
+
+    def showing(self) -> dict[str, ShowShares]:
+        """Return the request to each member of whom others have wrong shares, by their word."""
+        return {name: ShowShares(complaints) for name, complaints in self._complaints.items()}
+
+    def shown(self, name: str, answer: ShownShares) -> None:
+        """Note the shares that a member shows, if they are those that it has announced."""
+        for other in self._complaints[name]:
+            data = answer.shares.get(other, b"")
+            found = keys.digest(data[:SHARE_BYTES]), keys.digest(data[SHARE_BYTES:])
+            if found == self._offers[name].digests[other]:
+                self._shown.setdefault(other, {})[name] = data
+
+    def handing(self) -> dict[str, TakeShares]:
+        """Return the request to each member that has complained: the shares that were shown. Raises
+        CohortFailed with the members at fault, which have shown none or wrong ones, or have signed nothing.
+        """
+        wrong = self._wrong | {
+            name: f"its shares of its masks for {other} are wrong"
+            for name, complaints in self._complaints.items()
+            for other in complaints
+            if name not in self._shown.get(other, {})
+        }
+        if wrong:
+            raise CohortFailed("shares of masks are wrong", wrong)
+        return {name: TakeShares(shares) for name, shares in self._shown.items()}
 
     def agreeing(self, survivors: Collection[str]) -> Agree:
         """Return the request to all whose masked updates have come. Raises CohortFailed for too few."""
@@ -121,57 +138,55 @@ class MaskedExchange:
         return Agree(tuple(sorted(survivors)))
 
     def agreed(self, name: str, answer: Agreed) -> str:
-        """Note the tags of a member. Returns what is wrong with them, "" if nothing is seen."""
-        if answer.tags.keys() != self._survivors - {name}:
-            return "its tags are not for the devices that have answered"
-        self._tags[name] = answer.tags
+        """Note the word of a member. Returns what is wrong with it, "" if nothing is seen."""
+        publics = {each: offer.public for each, offer in self._offers.items()}
+        about = agreement(self._session, publics, answer.masked, self._survivors)
+        if not keys.is_signed(self._members[name], about, answer.signature):
+            return "it has not signed which devices have answered"
+        self._agreed[name] = answer
         return ""
 
     def unmasking(self) -> dict[str, Unmask]:
-        """Return the request to each member that has agreed. Raises CohortFailed for too few."""
-        self._check_enough(len(self._tags), "agree about who has answered")
+        """Return the request to each member that has agreed. Raises CohortFailed for too few, and with those
+        whose masks do not cancel, as they have masked something else than most.
+        """
+        self._check_enough(len(self._agreed), "agree about who has answered")
+        counts = Counter(each.masked for each in self._agreed.values())
+        self._masked, count = counts.most_common(1)[0]
+        if odd := [name for name, each in self._agreed.items() if each.masked != self._masked]:
+            text = "it has masked for another job, state or unit than most"
+            wrong = dict.fromkeys(odd, text) if count > len(odd) else {}
+            raise CohortFailed("masks for other jobs, states or units do not cancel", wrong)
         return {
-            name: Unmask({each: tags[name] for each, tags in self._tags.items() if name in tags})
-            for name in self._tags
+            name: Unmask({each: told.signature for each, told in self._agreed.items() if each != name})
+            for name in self._agreed
         }
 
     def shared(self, name: str, answer: Shares) -> str:
         """Note the shares of a member. Returns what is wrong with them, "" if nothing is."""
-        self._dispute(name, answer.wrong)
-        if answer.wrong and not answer.shares:
-            return ""
         if answer.shares.keys() != self._offers.keys():
             return "it gives shares of others than take part"
         for each, share in answer.shares.items():
             if keys.digest(share) != self._offers[each].digests[name][each not in self._survivors]:
                 return f"its share of a mask of {each} is wrong"
-        self._masked[name] = answer.masked
         for each, share in answer.shares.items():
             self._shares.setdefault(each, {})[self._numbers[name]] = share
         return ""
-
-    def disagreeing(self) -> dict[str, str]:
-        """Return the members at fault whose tags are wrong, and why (see ``_at_fault``)."""
-        return self._at_fault(len(self._tags), "about job, state, unit or who has answered")
 
     def masks(self) -> Iterator[Mask]:
         """Yield the masks in the sum of the survivors. Raises CohortFailed for too few shares, or a member
         whose shares are of no secret.
         """
         secrets = {name: self._secret_of(name) for name in self._offers}
-        masked = Counter(self._masked.values()).most_common(1)[0][0]
         for name in self._survivors:
             yield Mask(secrets[name], subtract=True)
         for lost in self._offers.keys() - self._survivors:
             private = keys.private(secrets[lost])
             for name in self._survivors:
                 public = self._offers[name].public
-                try:
-                    seed = pair_seed(self._session, private, public, lost, name)
-                except ValueError:
-                    raise CohortFailed(f"{name}: its key is none", {name: "its key is none"}) from None
+                seed = pair_seed(self._session, private, public, lost, name)
                 # The survivor has added it if its name comes first.
-                yield Mask(mask_seed(seed, masked), subtract=name < lost)
+                yield Mask(mask_seed(seed, self._masked), subtract=name < lost)
 
     def _secret_of(self, name: str) -> bytes:
         shares, offer = self._shares.get(name, {}), self._offers[name]

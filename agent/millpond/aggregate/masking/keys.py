@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the keys of two members of a cohort, and what they make of them: seeds of masks, sealed shares, tags.
+"""Pure: the keys of members of a cohort, and what they make of them: seeds of masks, sealed shares, and
+signatures.
 
 X25519 (RFC 7748) gives two members a secret that nobody else has, HKDF-SHA-256 (RFC 5869) a key for each use
-of it. What is sealed, by ChaCha20-Poly1305 (RFC 8439), is authentic: the other member has made it.
+of it. What is sealed, by ChaCha20-Poly1305 (RFC 8439), is for the other member alone; what is signed, by
+Ed25519 (RFC 8032), can be shown to others, too.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from millpond.aggregate.masking.messages import KEY_BYTES
+from millpond.aggregate.masking.messages import KEY_BYTES, LASTING_BYTES
 
 _NONCE_BYTES = 12
 
@@ -49,6 +52,36 @@ def derived(secret: bytes, use: str, *about: bytes | str) -> bytes:
     return hmac.digest(drawn, digest(f"millpond {use}", *about) + b"\x01", "sha256")
 
 
+class LastingKey:
+    """The lasting key of a member, by a ``secret`` of KEY_BYTES: ``agreement`` is for secrets in common with
+    others. ``public`` has LASTING_BYTES: the public keys of both its parts.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self.agreement = private(derived(secret, "agreement"))
+        self._signing = Ed25519PrivateKey.from_private_bytes(derived(secret, "signing"))
+        signer = self._signing.public_key().public_bytes_raw()
+        self.public = self.agreement.public_key().public_bytes_raw() + signer
+
+    def sign(self, about: bytes) -> bytes:
+        """Return the signature of what is said."""
+        return self._signing.sign(about)
+
+
+def is_signed(lasting: bytes, about: bytes, signature: bytes) -> bool:
+    """Return whether the member with this ``lasting`` public key has signed what is said."""
+    try:
+        Ed25519PublicKey.from_public_bytes(lasting[KEY_BYTES:]).verify(signature, about)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def is_lasting(key: bytes) -> bool:
+    """Return whether a key is the public one of a member."""
+    return len(key) == LASTING_BYTES and is_public(key[:KEY_BYTES])
+
+
 def is_public(key: bytes) -> bool:
     """Return whether a key is a public one, with which secrets can be shared."""
     try:
@@ -78,13 +111,3 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
         return ChaCha20Poly1305(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about)
     except (InvalidTag, ValueError):
         return None
-
-
-def tag(key: bytes, about: bytes) -> bytes:
-    """Return the tag (HMAC-SHA-256) by which a member says something to another."""
-    return hmac.digest(key, about, "sha256")
-
-
-def is_tag(key: bytes, about: bytes, found: bytes) -> bool:
-    """Return whether a tag is that of ``about``, in a time that does not depend on it."""
-    return hmac.compare_digest(tag(key, about), found)

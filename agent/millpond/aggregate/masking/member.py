@@ -9,12 +9,17 @@ same survivors and have masked updates of the same job, state and unit: as more 
 there is one such set in an exchange. Masks of two members that have masked other things do not cancel.
 Otherwise a host could give all members but one a state at which their updates are 0, and have the update of
 the one (Pasquini et al. 2022, arXiv:2111.07380).
+
+Members sign what they send, so that the host can tell who sends wrong things. Only shares are not for it to
+see: a member that gets wrong ones signs a complaint about all that it has got, by which the sender shows the
+two shares to the host (as in the verifiable sharing of Feldman 1987). An honest member complains of a
+dishonest one alone, and an honest one shows only what it has sealed for a dishonest one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -29,7 +34,10 @@ from millpond.aggregate.masking.messages import (
     OffersTaken,
     OpenCohort,
     Shares,
+    ShownShares,
+    ShowShares,
     TakeOffers,
+    TakeShares,
     Unmask,
 )
 from millpond.aggregate.masking.roster import CohortRoster, refuse
@@ -52,6 +60,8 @@ class _Exchange:
         self.threshold = threshold_of(len(self.members))
         self.seed, self.secret = random(SECRET_BYTES), random(KEY_BYTES)
         self.private, self.public = keys.private(self.secret), keys.public_of(self.secret)
+        self.dealt: dict[str, tuple[bytes, bytes]] = {}
+        self.made = Offered(b"", b"", {}, {}, {}, 0)
         self.offers: dict[str, Dealt] = {}
         self.shares: dict[str, tuple[bytes, bytes]] = {}
         self.seeds: dict[str, bytes] = {}
@@ -59,13 +69,17 @@ class _Exchange:
         self.survivors: tuple[str, ...] = ()
 
     def about(self) -> bytes:
-        """Return what a member says with a tag: which offers it has taken, what it has masked, and who
-        survives.
-        """
-        offers = [part for name, each in sorted(self.offers.items()) for part in (name, each.public)]
-        return keys.digest(
-            self.session, *offers, "masked", self.masked(), "survivors", *sorted(self.survivors)
-        )
+        """Return what the device says about the exchange, see ``agreement``."""
+        publics = {name: each.public for name, each in self.offers.items()}
+        return agreement(self.session, publics, self.masked(), self.survivors)
+
+    def keep(self, name: str, data: bytes) -> bool:
+        """Keep the two shares of a member. Returns whether they are those that it has announced."""
+        found = data[:SHARE_BYTES], data[SHARE_BYTES:]
+        is_right = (keys.digest(found[0]), keys.digest(found[1])) == self.offers[name].digests
+        if is_right:
+            self.shares[name] = found
+        return is_right
 
     def masked(self) -> bytes:
         """Return a digest of what the update of the device is of, and of its unit."""
@@ -87,7 +101,7 @@ class CohortMember:
     ) -> None:
         self.roster = roster  # a newer one is for the exchanges that are opened from then on
         self._name, self._random, self._opened = name, random, opened
-        self._private, self._public = keys.private(secret), keys.public_of(secret)
+        self._key = keys.LastingKey(secret)
         self._exchange: _Exchange | None = None
         self._next = ""
         self._in_common: dict[bytes, bytes] = {}  # the secrets in common with lasting keys of others
@@ -118,7 +132,7 @@ class CohortMember:
         """
         self._exchange, self._next = None, ""
         self.roster.check(request.members)
-        if request.members.get(self._name) != self._public:
+        if request.members.get(self._name) != self._key.public:
             refuse(f"cohort: the host gives '{self._name}' another key than it has")
         self._opened(request.session)
         made, count = _Exchange(request, self._random), len(request.members)
@@ -129,20 +143,25 @@ class CohortMember:
         )
         shares = dict(zip(made.members, pairs, strict=True))
         digests = {name: (keys.digest(one), keys.digest(two)) for name, (one, two) in shares.items()}
-        sealed = {}
+        sealed, signatures = dict[str, bytes](), dict[str, bytes]()
         for name, (one, two) in shares.items():
-            about = about_offer(public, commitment, digests[name], self.roster.least)
             key = self._pair_key("shares", made, self._name, name)
-            sealed[name] = keys.seal(key, self._random(12), one + two, about)
+            sealed[name] = keys.seal(key, self._random(12), one + two, b"")
+            dealt = Dealt(public, commitment, sealed[name], digests[name], self.roster.least, b"")
+            signatures[name] = self._key.sign(dealing(made.session, self._name, name, dealt))
+        made.dealt, made.made = (
+            shares,
+            Offered(public, commitment, sealed, digests, signatures, self.roster.least),
+        )
         self._exchange, self._next = made, "take"
-        return Offered(public, commitment, sealed, digests, self.roster.least)
+        return made.made
 
     def _pair_key(self, use: str, exchange: _Exchange, sender: str, receiver: str) -> bytes:
         """Return the key for what one member, of whom the device is one, sends to another."""
         other = exchange.members[receiver if sender == self._name else sender]
         if other not in self._in_common:
             try:
-                self._in_common[other] = keys.in_common(self._private, other)
+                self._in_common[other] = keys.in_common(self._key.agreement, other[:KEY_BYTES])
             except ValueError:
                 refuse(f"cohort: a key of '{sender}' or '{receiver}' is none")
         return keys.derived(self._in_common[other], use, exchange.session, sender, receiver)
@@ -169,28 +188,49 @@ class CohortMember:
         if own is None or own.public != exchange.public:
             refuse("cohort: the host leaves the device's own offer out")
         exchange.offers, exchange.scale = request.offers, request.scale
-        wrong = tuple(name for name, each in request.offers.items() if not self._take_offer(name, each))
+        wrong = {}
+        for name, offer in request.offers.items():
+            about = dealing(exchange.session, name, self._name, offer)
+            if not keys.is_signed(exchange.members[name], about, offer.signature):
+                wrong[name] = b""
+            elif not self._take_offer(exchange, name, offer):
+                wrong[name] = self._key.sign(keys.digest("complaint", about))
         return OffersTaken(wrong)
 
-    def _take_offer(self, name: str, offer: Dealt) -> bool:
+    def _take_offer(self, exchange: _Exchange, name: str, offer: Dealt) -> bool:
         """Keep the shares that a member has sealed, and the seed in common with it. Returns whether they are
-        what it has announced.
+        what it has announced. Raises Refused for a key with which there is no secret in common.
         """
-        exchange = self._exchange
-        assert exchange is not None
-        about = about_offer(offer.public, offer.commitment, offer.digests, offer.least)
-        data = keys.unseal(self._pair_key("shares", exchange, name, self._name), offer.sealed, about)
-        if data is None or len(data) != 2 * SHARE_BYTES:
-            return False
-        found = data[:SHARE_BYTES], data[SHARE_BYTES:]
-        exchange.shares[name] = found
         try:
-            exchange.seeds[name] = pair_seed(
-                exchange.session, exchange.private, offer.public, self._name, name
-            )
+            seed = pair_seed(exchange.session, exchange.private, offer.public, self._name, name)
         except ValueError:
-            return False
-        return offer.digests == (keys.digest(found[0]), keys.digest(found[1]))
+            refuse(f"cohort: the host goes on with '{name}', whose key is none")
+        exchange.seeds[name] = seed
+        data = keys.unseal(self._pair_key("shares", exchange, name, self._name), offer.sealed, b"")
+        return data is not None and exchange.keep(name, data)
+
+    def show(self, request: ShowShares) -> ShownShares:
+        """Show shares to the members that have complained about what they have got of this device, and so to
+        the host. Raises Refused for complaints about anything else.
+        """
+        exchange = self._begun("mask", "mask")
+        made, shown = exchange.made, dict[str, bytes]()
+        for name, signature in request.complaints.items():
+            if name not in exchange.offers:
+                refuse(f"cohort: '{name}' does not take part")
+            about = dealing(exchange.session, self._name, name, dealt_of(made, name))
+            if not keys.is_signed(exchange.members[name], keys.digest("complaint", about), signature):
+                refuse(f"cohort: '{name}' has not complained about what it was sent")
+            shown[name] = b"".join(exchange.dealt[name])
+        return ShownShares(shown)
+
+    def take_shown(self, request: TakeShares) -> OffersTaken:
+        """Take shares that others have shown. Raises Refused for wrong ones."""
+        exchange = self._begun("mask", "mask")
+        for name, data in request.shares.items():
+            if name not in exchange.offers or name in exchange.shares or not exchange.keep(name, data):
+                refuse(f"cohort: the shares that the host gives for those of '{name}' are not its own")
+        return OffersTaken()
 
     def masks(self, what: bytes = b"") -> list[Mask]:
         """Return the device's masks for its update, once in an exchange; ``what`` it is of is the same for
@@ -198,7 +238,7 @@ class CohortMember:
         """
         exchange = self._begun("mask", "agree")
         exchange.what = what
-        if exchange.seeds.keys() != exchange.offers.keys():
+        if exchange.shares.keys() != exchange.offers.keys():
             refuse("cohort: the host goes on with members whose shares are wrong")
         pairs, masked = {n: seed for n, seed in exchange.seeds.items() if n != self._name}, exchange.masked()
         masks = [Mask(mask_seed(seed, masked), subtract=self._name > name) for name, seed in pairs.items()]
@@ -215,37 +255,46 @@ class CohortMember:
             least = f"{exchange.threshold} must answer, and by least_devices {fewest}"
             refuse(f"cohort: {len(survivors)} of {len(exchange.offers)} devices have answered; {least}")
         exchange.survivors = tuple(sorted(survivors))
-        about = exchange.about()
-        others = (name for name in exchange.survivors if name != self._name)
-        return Agreed(
-            {name: keys.tag(self._pair_key("agreed", exchange, self._name, name), about) for name in others}
-        )
+        return Agreed(exchange.masked(), self._key.sign(exchange.about()))
 
     def unmask(self, request: Unmask) -> Shares:
-        """Give one share of each member that takes part, once in an exchange: none unless enough members have
-        masked the same and were told of the same survivors. Raises Refused if tags of too few have come.
+        """Give one share of each member that takes part, once in an exchange. Raises Refused unless enough
+        members have masked the same and were told of the same survivors.
         """
         exchange = self._begun("unmask", "")
-        about = exchange.about()
-        tags = {name: tag for name, tag in request.tags.items() if name in exchange.survivors}
-        tags.pop(self._name, None)
-        wrong = tuple(
-            name
-            for name, tag in tags.items()
-            if not keys.is_tag(self._pair_key("agreed", exchange, name, self._name), about, tag)
+        about, least = exchange.about(), max(exchange.threshold, self.roster.least)
+        agree = 1 + sum(
+            name in exchange.survivors and keys.is_signed(exchange.members[name], about, signature)
+            for name, signature in request.signatures.items()
+            if name != self._name
         )
-        agree, least = 1 + len(tags) - len(wrong), max(exchange.threshold, self.roster.least)
-        if agree < least and not wrong:
+        if agree < least:
             text = "agree about job, state, unit and who has answered"
             refuse(f"cohort: {agree} devices {text}, {least} must")
-        given = exchange.shares if agree >= least else {}
-        shares = {name: found[name not in exchange.survivors] for name, found in given.items()}
-        return Shares(shares, wrong, exchange.masked())
+        return Shares({name: both[name not in exchange.survivors] for name, both in exchange.shares.items()})
 
 
-def about_offer(public: bytes, commitment: bytes, digests: tuple[bytes, bytes], least: int) -> bytes:
-    """Return what the sealed shares of an offer are bound to."""
-    return keys.digest(public, commitment, *digests, str(least))
+def dealing(session: bytes, sender: str, receiver: str, dealt: Dealt) -> bytes:
+    """Return what a member signs of what another one gets of it."""
+    parts = dealt.public, dealt.commitment, dealt.sealed, *dealt.digests, str(dealt.least)
+    return keys.digest("dealt", session, sender, receiver, *parts)
+
+
+def dealt_of(offer: Offered, receiver: str) -> Dealt:
+    """Return what another member gets of an offer."""
+    sealed, digests = offer.sealed[receiver], offer.digests[receiver]
+    signature = offer.signatures[receiver]
+    return Dealt(offer.public, offer.commitment, sealed, digests, offer.least, signature)
+
+
+def agreement(
+    session: bytes, publics: Mapping[str, bytes], masked: bytes, survivors: Collection[str]
+) -> bytes:
+    """Return what a member signs before the sum is unmasked: which offers it has taken, by their public keys,
+    what it has ``masked``, and who survives.
+    """
+    offers = [part for name, public in sorted(publics.items()) for part in (name, public)]
+    return keys.digest("agreed", session, *offers, "masked", masked, "survivors", *sorted(survivors))
 
 
 def pair_seed(session: bytes, private: X25519PrivateKey, public: bytes, one: str, other: str) -> bytes:

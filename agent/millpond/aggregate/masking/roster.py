@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from millpond.aggregate.masking.messages import KEY_BYTES, LEAST_COHORT, MOST_COHORT
+from millpond.aggregate.masking.messages import LASTING_BYTES, LEAST_COHORT, MOST_COHORT
 from millpond.base.errors import ConfigError, Refused
 
 NAMESPACE = "millpond-roster"
 """The namespace of signatures, see ssh-keygen(1): a signature of code is none of a roster."""
 MOST_BYTES = 1 << 18
-"""Bytes of a file: a line of a device has at most 110 characters, a signature some 3,000."""
+"""Bytes of a file: a line of a device has at most 152 characters, a signature some 3,000."""
 MOST_NUMBER = 1 << 53
 _HEADING, _SIGNATURE = "millpond roster", "-----BEGIN SSH SIGNATURE-----"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -102,7 +102,7 @@ def _device(line: str, where: str) -> tuple[str, bytes]:
         found = base64.b64decode(key.strip(), validate=True)
     except ValueError:
         found = b""
-    if not _NAME.fullmatch(name) or len(found) != KEY_BYTES:
+    if not _NAME.fullmatch(name) or len(found) != LASTING_BYTES:
         raise ConfigError(
             f"{where}: '{line[:80]}' is no line of a device's cohort.pub, such as 'csd0 3q2+...='"
         )

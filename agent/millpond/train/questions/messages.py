@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from millpond.aggregate.masking.messages import NO_CERTIFICATE, KeyCertificate
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import Folder
@@ -50,12 +51,13 @@ class AskDevice(Message):
 @dataclass(frozen=True, slots=True)
 class Counted(Message):
     """The sums are there. From a worker: the ``samples`` by folder; payload: the sums, int64. From an agent,
-    if they are to be masked: the device's lasting ``cohort_key``, whether it has its cohort ``pinned``, and
-    the ``least_devices`` of a sum. Noise protects groups of ``group`` samples.
+    if they are to be masked: the device's lasting ``cohort_key`` with its ``cohort_certificate``, whether it
+    has its cohort ``pinned``, and the ``least_devices`` of a sum. Noise protects groups of ``group`` samples.
     """
 
     samples: tuple[int, ...] = ()
     cohort_key: bytes = b""
+    cohort_certificate: KeyCertificate = NO_CERTIFICATE
     pinned: bool = False
     least_devices: int = 0
     group: int = 1

@@ -20,7 +20,7 @@ import numpy as np
 from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.masking import fixed_point, keys
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
-from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
+from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares, ShownShares
 from millpond.aggregate.masking.stream import MaskedVector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, Refused
@@ -71,9 +71,11 @@ class MaskedReduction:
         ``1 / scale``. Returns those that are lost, and why nobody masks if too few are left, else "".
         """
         members = {name: worker.cohort_key for name, worker in workers.items()}
-        lost: Losses = {name: (_NO_KEY, True) for name, key in members.items() if not keys.is_public(key)}
+        lost: Losses = {name: (_NO_KEY, True) for name, key in members.items() if not keys.is_lasting(key)}
         known = {name: key for name, key in members.items() if name not in lost}
-        exchange = self._exchange = MaskedExchange(known, fresh_session())
+        exchange = self._exchange = MaskedExchange(
+            known, fresh_session(), {name: workers[name].cohort_certificate for name in known}
+        )
         self._scale = scale
         offered, more = self._ask(workers, dict.fromkeys(known, exchange.opening()), Offered)
         lost |= more
@@ -84,8 +86,13 @@ class MaskedReduction:
             taken, more = self._ask(workers, exchange.dealing(scale), OffersTaken)
             lost |= more
             for name, answer in taken.items():
-                exchange.taken(name, answer)
-            exchange.check_taken()
+                if fault := exchange.taken(name, answer):
+                    lost[name] = fault, True
+            shown, more = self._ask(workers, exchange.showing(), ShownShares)
+            lost |= more
+            for name, shares in shown.items():
+                exchange.shown(name, shares)
+            lost |= self._ask(workers, exchange.handing(), OffersTaken)[1]
         except CohortFailed as error:
             return lost | {name: (why, True) for name, why in error.wrong.items()}, str(error)
         return lost, ""
@@ -121,18 +128,18 @@ class MaskedReduction:
         exchange, wrong = self._exchange, dict[str, str]()
         requests = dict.fromkeys(workers, exchange.agreeing(workers))
         found, silent = self._ask(workers, requests, Agreed)
-        for name, tags in found.items():
-            if fault := exchange.agreed(name, tags):
+        for name, word in found.items():
+            if fault := exchange.agreed(name, word):
                 wrong[name] = fault
-        given, more = self._ask(workers, exchange.unmasking(), Shares)
-        for name, shares in given.items():
-            if fault := exchange.shared(name, shares):
-                wrong[name] = fault
-        wrong |= exchange.disagreeing()
         try:
+            given, more = self._ask(workers, exchange.unmasking(), Shares)
+            silent |= more
+            for name, shares in given.items():
+                if fault := exchange.shared(name, shares):
+                    wrong[name] = fault
             self._sum.add_masks(list(exchange.masks()))
         except CohortFailed as error:
-            reasons = listed((name, reason) for name, (reason, _) in (silent | more).items())
+            reasons = listed((name, reason) for name, (reason, _) in silent.items())
             told = f"{error} ({reasons})" if reasons else str(error)
             raise CohortFailed(told, wrong | dict(error.wrong)) from None
         figures = fixed_point.divide(self._sum, self._scale, divisor, self._mean)

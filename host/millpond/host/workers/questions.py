@@ -17,7 +17,7 @@ import numpy as np
 from millpond.aggregate.kernels import Words
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.member import threshold_of
-from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares
+from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares, ShownShares
 from millpond.aggregate.masking.stream import mask_add
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, ProtocolError, Refused, RemoteError
@@ -170,7 +170,9 @@ class _Asked:
         for tries_left in reversed(range(_MOST_TRIES)):
             self._check_least()
             exchange = MaskedExchange(
-                {name: each.cohort_key for name, each in self._counted.items()}, fresh_session()
+                {name: each.cohort_key for name, each in self._counted.items()},
+                fresh_session(),
+                {name: each.cohort_certificate for name, each in self._counted.items()},
             )
             try:
                 return self._exchange(exchange)
@@ -201,17 +203,19 @@ class _Asked:
         dealt = exchange.dealing(1.0)
         self._terms = threshold_of(len(dealt))
         for name, taken in self._call(dealt, OffersTaken).items():
-            exchange.taken(name, taken)
-        exchange.check_taken()
+            if fault := exchange.taken(name, taken):
+                self._leave_out({name: fault})
+        for name, shown in self._call(exchange.showing(), ShownShares).items():
+            exchange.shown(name, shown)
+        self._call(exchange.handing(), OffersTaken)
         masked = self._each(dict(self._counted), self._sums)
         survivors = tuple(sorted(masked))
-        for name, tags in self._call(dict.fromkeys(survivors, exchange.agreeing(survivors)), Agreed).items():
-            if fault := exchange.agreed(name, tags):
+        for name, word in self._call(dict.fromkeys(survivors, exchange.agreeing(survivors)), Agreed).items():
+            if fault := exchange.agreed(name, word):
                 self._leave_out({name: fault})
         for name, shares in self._call(exchange.unmasking(), Shares).items():
             if fault := exchange.shared(name, shares):
                 self._leave_out({name: fault})
-        self._leave_out(exchange.disagreeing())
         total = _added(masked)
         mask_add(total, list(exchange.masks()))
         return total, survivors

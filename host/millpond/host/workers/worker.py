@@ -13,6 +13,7 @@ import numpy as np
 from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
 from millpond.aggregate.kernels import Vector
+from millpond.aggregate.masking.messages import KeyCertificate
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.sizes import SLOWEST
@@ -136,7 +137,7 @@ class DeviceWorker:
         self._read = 0  # of them
         self._encoding, self._parameters = Encoding(), 0
         self.holds, self.percent = False, 0
-        self.cohort_key = b""
+        self.cohort_key, self.cohort_certificate = b"", KeyCertificate()
         self.node: NodeControl | None = None
         self.spread: SpreadState | None = None
         self._closed = False
@@ -164,6 +165,7 @@ class DeviceWorker:
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
         self._check_open()
         self.node, self.cohort_key = NodeControl(self._device, self._control), ready.cohort_key
+        self.cohort_certificate = ready.cohort_certificate
         return ready
 
     def _send_files(self, agent: Channel, request: PrepareWorker, missing: MissingFiles, first: Path) -> None:

@@ -32,7 +32,7 @@ def secret_key(state: Path, device: str) -> bytes:
     except FileNotFoundError:
         secret = os.urandom(KEY_BYTES)
     write_secret(file, secret)
-    line = f"{device} {base64.b64encode(keys.public_of(secret)).decode()}"
+    line = f"{device} {base64.b64encode(keys.LastingKey(secret).public).decode()}"
     (state / PUBLIC).write_text(f"{line}\n")
     return secret
 
