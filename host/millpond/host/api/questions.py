@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from millpond.train.questions.question import DataQuestion
 from millpond.wire.messages import Message, message
 
+COUNT_SECONDS = 600.0
+MOST_COUNT_SECONDS = 86_400.0
+
 
 @message("api.ask")
 @dataclass(frozen=True, slots=True)
 class AskFleet(Message):
     """Ask a question about ``folders`` of these devices, of all without any; answered by FleetAnswer. Without
     ``masked`` each device tells the host its own sums. A question about a model is about that of a
-    ``job``, or of its ``best`` score. With ``rho`` above 0 the sums have noise of that cost.
+    ``job``, or of its ``best`` score. With ``rho`` above 0 the sums have noise of that cost. A device that
+    needs more than ``deadline`` seconds to count is left out.
     """
 
     question: DataQuestion
@@ -24,6 +28,7 @@ class AskFleet(Message):
     rho: float = 0.0
     job: int = 0
     best: bool = False
+    deadline: float = COUNT_SECONDS
 
 
 @message("api.ask.answer")

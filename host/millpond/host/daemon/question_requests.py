@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from millpond.base.errors import Refused
-from millpond.host.api.questions import AskFleet, FleetAnswer
+from millpond.host.api.questions import MOST_COUNT_SECONDS, AskFleet, FleetAnswer
 from millpond.host.fleet.device import Device
 from millpond.host.jobs.service import JobService
 from millpond.host.workers import questions
@@ -28,6 +28,10 @@ def answer(
         raise Refused("", "unknown", f"job: {request.question.kind} is about {about}")
     if not 0 <= request.rho < math.inf:
         raise Refused("", "unknown", f"noise of {request.rho} is none")
+    if not 0 < request.deadline <= MOST_COUNT_SECONDS:
+        raise Refused(
+            "", "unknown", f"deadline: {request.deadline:g} s is not within {MOST_COUNT_SECONDS:g} s"
+        )
     return questions.ask(devices, request, _model(jobs, files, request) if is_about_model else None)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from millpond.base.errors import LocalError
 from millpond.base.text import counted
 from millpond.host.api.daemon import DeviceInfo, JobInfo
+from millpond.host.api.questions import COUNT_SECONDS
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.program.job import RunningJob
@@ -117,14 +118,15 @@ class FleetProgram:
         secure: bool = True,
         epsilon: float = 0.0,
         delta: float = 1e-5,
+        deadline: float = COUNT_SECONDS,
     ) -> AnsweredQuestion:
         """Ask the devices, or those of a text such as "csd[0-2]", a question about ``folders`` of each, such
         as "private/digits": their "count", the "mean" of a ``column`` within ``low`` and ``high``, its
         "histogram" of so many ``bins``, or the "quantiles" of ``shares`` of its values, by ``rounds`` of
         histograms. The model of a ``job``, or of its ``best`` score, has a "confusion" of so many ``labels``,
         and an "auc" of the ``positive`` one. Without ``secure`` each device tells its own sums. With an
-        ``epsilon`` above 0 they have noise: the answer is (epsilon, delta)-private. Raises ConfigError,
-        RemoteError if too few devices answer.
+        ``epsilon`` above 0 they have noise: the answer is (epsilon, delta)-private. A device that needs more
+        than ``deadline`` seconds to count is left out. Raises ConfigError, RemoteError if too few answer.
         """
         names = (folders,) if isinstance(folders, str) else tuple(folders)
         device_kind: Kind = "histogram" if kind == "quantiles" else kind
@@ -132,7 +134,7 @@ class FleetProgram:
             device_kind, column, low, high, bins, tuple(classes), labels=labels, positive=positive
         )
         with DaemonClient(self.directory) as client:
-            asked = AskedDevices(client, names, devices, secure, job, best, epsilon, delta)
+            asked = AskedDevices(client, names, devices, secure, job, best, epsilon, delta, deadline)
             return (
                 asked.ask_quantiles(question, shares, rounds) if kind == "quantiles" else asked.ask(question)
             )

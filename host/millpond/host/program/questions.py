@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.base.errors import ConfigError
-from millpond.host.api.questions import AskFleet, FleetAnswer
+from millpond.host.api.questions import COUNT_SECONDS, AskFleet, FleetAnswer
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.records.questions import AnsweredQuestion
 from millpond.privacy.accounting import rho_of
@@ -22,7 +22,8 @@ from millpond.train.questions.question import MOST_ROUNDS, UNIT, AskedKind, Data
 class AskedDevices:
     """The devices that questions are for, as a text names them, "" for all, and the folders of each. A model
     that they are about is that of a ``job``, or of its ``best`` score. With an ``epsilon`` above 0, all sums
-    of an answer together are (epsilon, delta)-private.
+    of an answer together are (epsilon, delta)-private. Each sum leaves out the devices that need more than
+    ``deadline`` seconds to count.
     """
 
     client: DaemonClient
@@ -33,6 +34,7 @@ class AskedDevices:
     best: bool = False
     epsilon: float = 0.0
     delta: float = 1e-5
+    deadline: float = COUNT_SECONDS
 
     def ask(self, question: DataQuestion) -> AnsweredQuestion:
         """Ask them a question. Raises ConfigError, LocalError, RemoteError."""
@@ -64,7 +66,10 @@ class AskedDevices:
             raise ConfigError(f"epsilon: {self.epsilon:g}, with delta {self.delta:g}, is none")
         rho = rho_of(self.epsilon, self.delta) / rounds if self.epsilon else 0.0
         names = self.client.fleet.named(self.devices) if self.devices else ()
-        return self.client.ask(AskFleet(question, self.folders, names, self.masked, rho, self.job, self.best))
+        request = AskFleet(
+            question, self.folders, names, self.masked, rho, self.job, self.best, self.deadline
+        )
+        return self.client.ask(request)
 
     def _answered(
         self,

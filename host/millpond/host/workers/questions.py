@@ -37,9 +37,7 @@ from millpond.wire.channel import Channel, FileSlice
 from millpond.wire.messages import Message, Ok
 
 ASK_SECONDS = 30.0
-COUNT_SECONDS = 21_600.0
 _LARGEST_GROUP = 1 << 32
-"""Time limit of the counting of one device; a worker that hangs is noticed sooner, by its agent."""
 _MOST_THREADS, _MOST_TRIES = 32, 3
 PUBLIC = "public"
 R = TypeVar("R", bound=Message)
@@ -117,7 +115,7 @@ class _Asked:
             raise ProtocolError(f"{device.name} asks for a file that the question does not have")
         for digest in missing.digests:
             self._send(control, digest, known[digest])
-        counted = control.expect(Counted, Deadline.after(COUNT_SECONDS))
+        counted = control.expect(Counted, Deadline.after(self._request.deadline))
         if not 0 <= counted.group <= _LARGEST_GROUP:
             raise ProtocolError(f"{device.name} says that it has groups of {counted.group} samples")
         return counted

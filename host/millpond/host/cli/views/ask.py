@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from millpond.base.errors import LocalError
+from millpond.host.api.questions import COUNT_SECONDS, MOST_COUNT_SECONDS
 from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption, FormatOption, new_app
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.terminal import printing
@@ -29,6 +30,10 @@ _BINS = "Bins of a histogram, or of the scores of an auc."
 _CLASSES = "Texts that count as 0, 1, ...; also the folders of classes."
 _ROUNDS = "Histograms by which quantiles are found, each within bins of the one before."
 _SECURE = "Mask devices' answers, or have each tell its own sums."
+_DEADLINE = "Leave out a device that needs longer to count."
+DeadlineOption = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0.001, max=MOST_COUNT_SECONDS, help=_DEADLINE)
+]
 BinsOption = Annotated[int, typer.Option(metavar="N", min=1, max=MOST_BINS, help=_BINS)]
 RoundsOption = Annotated[int, typer.Option(metavar="N", min=1, max=MOST_ROUNDS, help=_ROUNDS)]
 LabelsOption = Annotated[
@@ -67,6 +72,7 @@ def ask(
         float, typer.Option(metavar="E", min=0.0, help="Have noise added: the answer is (E, D)-private.")
     ] = 0.0,
     delta: Annotated[float, typer.Option(metavar="D", help="The delta of that.")] = 1e-5,
+    deadline: DeadlineOption = COUNT_SECONDS,
     devices: DevicesOption = "",
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
@@ -85,7 +91,7 @@ def ask(
     names, (low, high) = tuple(filter(None, classes.split(","))), bounds or (0.0, 1.0)
     question = DataQuestion(device_kind, column, low, high, bins, names, labels=labels, positive=positive)
     with DaemonClient(fleet_directory) as client:
-        asked = AskedDevices(client, tuple(folders), devices, secure, job, best, epsilon, delta)
+        asked = AskedDevices(client, tuple(folders), devices, secure, job, best, epsilon, delta, deadline)
         if kind == "quantiles":
             found = asked.ask_quantiles(question, _shares(shares), rounds)
         else:
