@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,18 @@ def unshare() -> tuple[str, ...]:
     return ("unshare", "-m") if os.geteuid() == 0 else ("unshare", "-Urm")
 
 
+_PROGRESS = re.compile(r"^.+: .*[0-9]( s| min) (so far|left)\n", re.MULTILINE)
+
+
 def millpond(*arguments: str | Path, stdin: str = "", timeout: float = 180.0) -> Result:
-    """Run a ``millpond`` command without a terminal."""
-    return server(CLI).run("millpond", *arguments, stdin=stdin, timeout=timeout)
+    """Run a ``millpond`` command without a terminal. Its ``err`` has no lines of progress."""
+    result = server(CLI).run("millpond", *arguments, stdin=stdin, timeout=timeout)
+    return replace(result, err=without_progress(result.err))
+
+
+def without_progress(err: str) -> str:
+    """Return it without the lines that say how far a command is, which come of a slow machine."""
+    return _PROGRESS.sub("", err)
 
 
 @dataclass(frozen=True)

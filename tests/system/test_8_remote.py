@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 
 from ..waiting import eventually
-from .support import CANARY, MILLPOND, Emulation, Result, millpond
+from .support import CANARY, MILLPOND, Emulation, Result, millpond, without_progress
 from .test_1_commands import Terminal, complaint, document
 
 pytestmark = pytest.mark.timeout(240)
@@ -58,7 +58,7 @@ class Running:
         code = self.process.wait(seconds)
         for reader in self._readers:
             reader.join(10)
-        return Result(code, "".join(self.out), "".join(self.err))
+        return Result(code, "".join(self.out), without_progress("".join(self.err)))
 
 
 def _read(stream: IO[str], lines: list[str]) -> None:
