@@ -38,7 +38,7 @@ RELEASES = bookworm noble trixie
 RERUN =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check reference docs screenshots guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people bench-hosts bench-privacy papers conformance flower
+.PHONY: help demo test test-all test-bench coverage check reference docs screenshots guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate bench-data bench-people bench-hosts bench-privacy papers conformance flower
 .PHONY: image image-lock qemu test-image bench-image other-python
 .PHONY: manual wheels deb test-wheel test-deb release
 
@@ -54,6 +54,10 @@ test: $(STAMP) system  ## the tests, each with few repetitions (ARGS="tests/fs -
 test-all: $(STAMP) system  ## the tests with all their repetitions, and in the guest if it is built (ARGS=-x)
 	@images/prerequisites.sh tests
 	@.venv/bin/python tests/run.py $(strip $(RERUN) full) $(ARGS)
+
+test-bench: $(STAMP) system  ## the shortest form of each experiment of each benchmark
+	@images/prerequisites.sh tests
+	@.venv/bin/python tests/run.py bench tests/bench $(ARGS)
 
 coverage: $(COVERAGE_STAMP) system  ## which lines of the product the tests run (EFFORT=full ARGS=tests/fs)
 	@# Every process writes into /tmp when it ends. A sandboxed one has another uid, and may write there; one that

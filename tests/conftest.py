@@ -34,7 +34,7 @@ COVERAGE = "COVERAGE_PROCESS_CONFIG"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--effort``."""
     parser.addoption(
-        "--effort", choices=("quick", "full"), default="quick", help="how often tests repeat what they try"
+        "--effort", choices=effort.EFFORTS, default="quick", help="how often tests repeat what they try"
     )
 
 
@@ -63,12 +63,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked ``full`` where the effort is not."""
-    if effort.is_full():
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    """Leave out the tests that are marked for a greater effort."""
+    marks = effort.marks_left_out()
+    left_out = [item for item in items if not marks.isdisjoint(mark.name for mark in item.iter_markers())]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("full")]
+    items[:] = [item for item in items if marks.isdisjoint(mark.name for mark in item.iter_markers())]
 
 
 def pytest_collection_finish() -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: runs the tests in two passes, each of which ends with pytest's own closing line.
 
-``run.py [--coverage] [--rerun] quick|full [ARGUMENT...]`` runs first, in four processes, the tests that may
-share the machine, as ``schedule.py`` divides them, and then, in one, those that are marked ``serial``, also
-where the first pass failed. The arguments are pytest's. The exit code is 0 only if neither pass failed.
+``run.py [--coverage] [--rerun] quick|full|bench [ARGUMENT...]`` runs first, in four processes, the tests that
+may share the machine, as ``schedule.py`` divides them, and then, in one, those that are marked ``serial``,
+also where the first pass failed. The arguments are pytest's. The exit code is 0 only if neither pass failed.
 The processes that tests start load the product's byte-code, which is compiled before.
 
 With ``--rerun``, a third pass runs the failed tests once more, in one process. A test that passes then is
@@ -47,7 +47,7 @@ def main() -> int:
     rerun = arguments[:1] == ["--rerun"]
     effort, *arguments = arguments[rerun:]
     argv.append(f"--effort={effort}")
-    argv += ["--durations=40"] if effort == "full" else []
+    argv += ["--durations=40"] if effort != "quick" else []
     argv += [] if any(RULES in each for each in arguments) else [f"--ignore={RULES}"]
     interrupts: list[int] = []  # the terminal sends Ctrl-C to pytest, too, which ends by itself
     signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))

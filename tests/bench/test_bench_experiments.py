@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each experiment of each benchmark runs, in its shortest form. No figure is judged."""
+"""Each experiment of each benchmark runs, in its shortest form. No figure is judged.
+
+``make test-bench`` runs all of them, ``make test-all`` some of each benchmark.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,19 @@ TOGETHER = {
     ],
 }
 """The experiments of each benchmark that one process does one after the other; of the tunnel, two figures."""
+OFTEN = {
+    ("aggregate", "encodings"),
+    ("balance", "a_virtual,b,sim,sim_error"),
+    ("data", "met_points"),
+    ("hosts", "levels,flower,flower_kills,crowd"),
+    ("privacy", "dp"),
+    ("task", "lora_bytes"),
+    *(("tunnel", names) for names in TOGETHER["tunnel"]),
+    ("train", "round_over_floor"),
+    ("volume", "device,device-small,fuse-python"),
+    ("papers", "met"),
+}
+"""What ``make test-all`` runs, too."""
 _RUN = [*INSTALLED, *((benchmark, names) for benchmark, found in TOGETHER.items() for names in found)]
 _PAPERS = ["dpu-server", "firecaffe", "stannis", "met", "ember/fig-4,ember/fig-7"]
 
@@ -58,7 +74,8 @@ def bench(benchmark: str, *arguments: str, cwd: Path) -> subprocess.CompletedPro
 def _marked(*case: str) -> object:
     """Return a case of full runs alone, in a group of its own: they do not wait for each other."""
     name = "-".join(case)
-    marks = [pytest.mark.xdist_group(f"bench-{name}"), pytest.mark.full]
+    marks = [pytest.mark.xdist_group(f"bench-{name}")]
+    marks += [pytest.mark.full if case in OFTEN else pytest.mark.bench]
     marks += [pytest.mark.registry] if case in INSTALLED else []
     return pytest.param(*case, marks=marks, id=name)
 
@@ -84,10 +101,10 @@ def test_the_shortest_form_of_an_experiment_has_rows(benchmark: str, names: str,
 
 
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize("paper", [_marked(paper) for paper in _PAPERS])
-def test_the_shortest_form_of_a_paper_has_rows(paper: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("papers", "paper"), [_marked("papers", paper) for paper in _PAPERS])
+def test_the_shortest_form_of_a_paper_has_rows(papers: str, paper: str, tmp_path: Path) -> None:
     """Those of Ember that Ray is a peer of are left out: a test of its benchmark installs it."""
-    done = bench("papers", "--quick", "--only", paper, cwd=tmp_path)
+    done = bench(papers, "--quick", "--only", paper, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for name, result in json.loads((tmp_path / "papers.json").read_text()).items():
         assert result["rows"] or result["difference"].startswith("Not measured"), name
@@ -100,7 +117,7 @@ def _lacks_a_peer(row: dict[str, Any]) -> bool:
     return row["value"] is None and says_so
 
 
-@pytest.mark.full
+@pytest.mark.bench
 @pytest.mark.parametrize("benchmark", [name for name in TOGETHER if name != "tunnel"])
 def test_no_experiment_is_left_out(benchmark: str, tmp_path: Path) -> None:
     done = bench(benchmark, "--only", "none of them", cwd=tmp_path)

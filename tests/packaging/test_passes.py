@@ -207,5 +207,6 @@ def test_make_takes_arguments_from_its_command_line_alone() -> None:
     assert "run.py full \n" in dry("test-all", ARGS="-x", EFFORT="quick")
     assert "run.py --rerun full \n" in dry("test-all", "RERUN=--rerun")
     assert "run.py full \n" in dry("test-all", RERUN="--rerun")
+    assert "run.py bench tests/bench \n" in dry("test-bench")
     assert "run.py --coverage quick ;" in dry("coverage", ARGS="-x", EFFORT="full")
     assert "run.py --coverage full ;" in dry("coverage", "EFFORT=full")
