@@ -107,7 +107,7 @@ def test_devices_tell_their_own_sums_of_public_folders_alone(fleet: Emulation) -
             1,
             "a masked sum is of 3 devices; 2 can answer",
         ),
-        (("count", "private/digits", "--deadline", "0.001"), 1, "no device answers: csd0, csd1, csd2"),
+        (("count", "private/digits", "--deadline", "0.001"), 1, "csd0: csd0 did not answer in time"),
         (("mean", "private/digits", "--column", "label", "--bounds", "9", "0"), 2, "no range of numbers"),
         (
             ("confusion", "private/digits", "--labels", "10"),
