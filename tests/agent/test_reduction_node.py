@@ -61,7 +61,7 @@ class Node:
         self.values = np.frombuffer(memory.map_first(self.descriptor, 4 * SIZE).data, np.float32)
         self.values[:] = np.random.default_rng(int(name[-1])).normal(size=SIZE)
         self.offered = OfferedExchange.make()
-        self.memory = NodeMemory(self.descriptor, SIZE, self.offered)
+        self.memory = NodeMemory(self.descriptor, 4 * SIZE, SIZE, self.offered)
         self.tally = LedgerCounters.in_memory()
         link = LinkConfig("127.0.0.1/8", "unused", peers="127.0.0.0/8")
         config = AgentConfig(name, link, lan="127.0.0.1/8", policy=Policy(plain_lan=plain))

@@ -18,13 +18,13 @@ from .steps import Given, Team
 class Sumless(MaskedReduction):
     """Members of whom too few ever take part."""
 
-    def begin(self, _workers: Mapping[str, DeviceWorker], _scale: float) -> tuple[Losses, str]:
+    def begin(self, _workers: Mapping[str, DeviceWorker], _scale: float, _bits: int) -> tuple[Losses, str]:
         return {}, "1 of 2 devices take part, 2 must"
 
 
 def test_a_job_whose_devices_never_agree_ends_and_says_why() -> None:
     team = Team([4, 4])
-    team.engine._masked = Sumless(np.zeros(team.size, np.float32), 64, 1.0)
+    team.engine._masked = Sumless(np.zeros(team.size, np.float32), 1.0)
     try:
         for _ in range(9):
             assert team.run(Given(2, 2)).failed

@@ -32,19 +32,29 @@ WAITING = SLOW_MODEL.replace(
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
-    emulation = create(tmp_path_factory.mktemp("cohort"), NAMES)
+    emulation = create(tmp_path_factory.mktemp("cohort"), NAMES, lan=True)
+    for name in NAMES:
+        own = emulation.fleet.device_directory(name) / "etc" / "agent.toml"
+        own.write_text(f"{own.read_text()}\n[policy]\nplain_lan = true\n")
     with _switched_on(emulation):
         emulation.wait_ready()
         yield emulation
 
 
 def job(
-    fleet: Emulation, name: str, secure: str, rounds: int = 2, code: str = SLOW_MODEL, bits: int = 64
+    fleet: Emulation,
+    name: str,
+    secure: str,
+    rounds: int = 2,
+    code: str = SLOW_MODEL,
+    bits: str = '"auto"',
+    shape: str = "",
 ) -> Path:
     path = fleet.write_job(name, rounds=rounds, code=code)
     own = f'[federated]\nsecure = "{secure}"\nsum_bits = {bits}\n'
     text = path.read_text().replace("[federated]\n", own)
-    path.write_text(f"{text}\n[limits]\nclip = 0.05\n")
+    root = f'aggregate = "csd1"\ntopology = "{shape}"\n' if shape else 'aggregate = "host"\n'
+    path.write_text(f"{root}{text}\n[limits]\nclip = 0.05\n")
     return path
 
 
@@ -59,21 +69,28 @@ def training(fleet: Emulation, name: str) -> int:
     return sum("it trains" in log.read_text() for log in logs)
 
 
-@pytest.mark.parametrize("bits", [64, 32])
-def test_the_model_has_the_same_bits_as_without_masks(cohort: Emulation, bits: int) -> None:
+@pytest.mark.parametrize(("bits", "shapes"), [("64", ("", "tree", "udp")), ('"auto"', ("", "ring", "star"))])
+def test_the_model_has_the_same_bits_as_without_masks(
+    cohort: Emulation, bits: str, shapes: tuple[str, ...]
+) -> None:
+    """Whether the host adds the updates, or devices do."""
+    kinds = [("", ""), *(("cohort", shape) for shape in shapes)]
     with cohort.pace() as pace:
         pace.hurry()
-        numbers = [
-            cohort.submit(job(cohort, f"bits-{bits}-{each}", each, bits=bits)) for each in ("", "cohort")
+        paths = [
+            job(cohort, f"bits-{n}", each, bits=bits, shape=shape) for n, (each, shape) in enumerate(kinds)
         ]
+        numbers = [cohort.submit(path) for path in paths]
         ended = [cohort.wait_for_end(number) for number in numbers]
-    for info, rounds in ended:
+    plain, expected = ended[0][1], model_of(cohort, numbers[0])
+    for (_, shape), number, (info, rounds) in zip(kinds, numbers, ended, strict=True):
         assert info.state == "done", f"{info.error}\n{cohort.logs()}"
         assert [set(round_.workers) for round_ in rounds] == [set(NAMES)] * 2
-    assert model_of(cohort, numbers[0]) == model_of(cohort, numbers[1])
-    (_, plain), (_, masked) = ended
-    for one, other in zip(plain, masked, strict=True):
-        assert other.metrics["training_loss"] == pytest.approx(one.metrics["training_loss"], abs=1e-5)
+        assert model_of(cohort, number) == expected
+        for one, other in zip(plain, rounds, strict=True):
+            assert other.metrics["training_loss"] == pytest.approx(one.metrics["training_loss"], abs=1e-5)
+        log = (cohort.directory / "jobs" / str(number) / "job.log").read_text()
+        assert ("devices add the updates" in log) == bool(shape) and "cannot add among themselves" not in log
     log = (cohort.directory / "host.log").read_text()
     assert "updates are masked: the host learns sums of 3 devices and more; against a curious host" in log
 

@@ -226,8 +226,8 @@ ERRORS += [
 ]
 ERRORS += [
     (
-        f'aggregate = "csd0"{GOOD}[federated]\nsecure = "cohort"\n[limits]\nclip = 1.0',
-        "job.toml: aggregate: with limits.clip the host has to add the updates",
+        f'topology = "udp"\nrepair = false{GOOD}[federated]\nsecure = "cohort"\n[limits]\nclip = 1.0',
+        "job.toml: repair: masks cancel in the sum of whole updates alone",
     ),
     (
         f"{GOOD}[federated]\nsum_bits = 32",

@@ -142,7 +142,7 @@ class JobWorker:
             failed.callback(self._worker.close)
             shared = (self._worker.states, self._worker.values)
             self._state, self._values = (memory.map_first(each, self._size) for each in shared)
-            self._release, self._sent_size = ReleaseBuffer(self.name, released), released
+            self._release, self._sent_size = ReleaseBuffer(self.name, released, size), released
             failed.pop_all()
 
     @property
@@ -264,8 +264,8 @@ class JobWorker:
         """
         if size != (0 if request.spread else self._size):
             raise ProtocolError(f"{host.peer} sent {size} bytes of state, not {self._size}")
-        if request.spread and self._masked:
-            raise Refused("", SPREAD, "masked exchanges have no reduction nodes, which could spread a state")
+        if request.spread == OWN_STATE and self._masked:
+            raise Refused("", SPREAD, "masks cancel for updates from one state alone")
         if not request.spread:
             host.receive_into(self._state.data, Deadline.after(SEND_SECONDS + size / SLOWEST))
             return
@@ -412,7 +412,8 @@ class JobWorker:
 
     def _send_parts(self, request: Fetch, host: Channel) -> None:
         stop, encoder = request.stop, self._encoder
-        if not 0 < 4 * stop <= self._sent_size or (encoder and not encoder.is_end(stop)):
+        most = self._masked.written if self._masked else self._sent_size
+        if not 0 < 4 * stop <= most or (encoder and not encoder.is_end(stop)):
             raise ProtocolError(f"{host.peer} wants {stop} values of an update")
         if not self._has_update:
             raise ProtocolError(f"{host.peer} wants values of an update that was not answered")

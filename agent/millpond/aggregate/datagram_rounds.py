@@ -15,11 +15,11 @@ import math
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from millpond.aggregate.kernels import LARGEST, Vector
-from millpond.aggregate.messages import FetchSums, JoinRound, RoundJoined, Unrepaired
+from millpond.aggregate.messages import FetchSums, FetchWords, JoinRound, RoundJoined, Unrepaired
 from millpond.aggregate.progress import STALL_SECONDS, expect
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import KEY_SIZE, MOST_CLIENTS, VectorPlan, values_at
@@ -77,9 +77,38 @@ class DatagramRounds:
             bounds[name] = announced if given else request.bounds[name][1]
             if not 0 <= bounds[name] <= most:
                 raise ProtocolError(f"{name} has announced values up to {bounds[name]:g}, and not {most:g}")
+        # With repair all or none count, so one weight may be the whole divisor.
+        whole = {request.node: request.divisor}
+        weights = request.unrepaired.weights if request.unrepaired else whole
+        heads = [ClientHead(join.key, weights.get(name, 0.0), bounds[name]) for name, join in joins.items()]
+        return self._led(joins, heads, update, children)
+
+    def lead_words(
+        self, request: FetchWords, update: Vector, children: Mapping[str, Channel]
+    ) -> tuple[Vector, dict[str, bytes]]:
+        """Return the sum of the masked words of ``update`` and of those of the children, seen as float32, and
+        the children's figures. Raises RemoteError if any is lost.
+        """
+        joins = {
+            name: self._joining(request, number, name)
+            for number, name in enumerate((request.node, *children))
+        }
+        for name, channel in children.items():
+            channel.send(joins[name], Deadline.after(STALL_SECONDS))
+        figures = {name: expect(channel, RoundJoined).figures for name, channel in children.items()}
+        heads = [ClientHead(join.key, 0.0, LARGEST) for join in joins.values()]
+        return self._led(joins, heads, update, children), figures
+
+    def _led(
+        self,
+        joins: Mapping[str, JoinRound],
+        heads: Sequence[ClientHead],
+        update: Vector,
+        children: Mapping[str, Channel],
+    ) -> Vector:
         leaving = update  # until the mean is known: as many bytes
         try:
-            leaving = self._aggregate(request, joins, bounds, update)
+            leaving = self._aggregate(joins, heads, update)
         finally:
             for _ in children:
                 self._passing(leaving.data.cast("B"))
@@ -88,20 +117,13 @@ class DatagramRounds:
         return leaving
 
     def _aggregate(
-        self,
-        request: FetchSums,
-        joins: Mapping[str, JoinRound],
-        bounds: Mapping[str, float],
-        update: Vector,
+        self, joins: Mapping[str, JoinRound], heads: Sequence[ClientHead], update: Vector
     ) -> Vector:
-        # With repair all or none count, so one weight may be the whole divisor.
-        whole = {request.node: request.divisor}
-        weights = request.unrepaired.weights if request.unrepaired else whole
-        heads = [ClientHead(join.key, weights.get(name, 0.0), bounds[name]) for name, join in joins.items()]
-        plan, allowed = _plan(joins[request.node], update), round_seconds(update.nbytes)
+        own_join = next(iter(joins.values()))
+        plan, allowed = _plan(own_join, update), round_seconds(update.nbytes)
         pool = ThreadPoolExecutor(1, "own update")
         try:
-            own = pool.submit(self._exchange, joins[request.node], update, leaves=False)
+            own = pool.submit(self._exchange, own_join, update, leaves=False)
             with self._leading.taken() as abandoned:
                 aggregate(
                     self._hub,
@@ -154,10 +176,13 @@ class DatagramRounds:
             )
         return done.mean
 
-    def _joining(self, request: FetchSums, client: int, name: str) -> JoinRound:
+    def _joining(self, request: FetchSums | FetchWords, client: int, name: str) -> JoinRound:
         address, port = self._hub.getsockname()[:2]
-        key = secrets.token_bytes(KEY_SIZE)
-        return JoinRound(request.exchange, address, port, client, key, self._values, _own(request, name))
+        key, exchange = secrets.token_bytes(KEY_SIZE), request.exchange
+        if isinstance(request, FetchWords):
+            even = self._values // 2 * 2  # a datagram has no half of a word
+            return JoinRound(exchange, address, port, client, key, even, bits=request.bits)
+        return JoinRound(exchange, address, port, client, key, self._values, _own(request, name))
 
 
 class _Turn:
@@ -178,7 +203,9 @@ class _Turn:
 def _plan(request: JoinRound, update: Vector) -> VectorPlan:
     try:
         repair = request.unrepaired is None
-        return VectorPlan(request.exchange % _ROUNDS, len(update), request.values, repair=repair)
+        return VectorPlan(
+            request.exchange % _ROUNDS, len(update), request.values, repair=repair, words=request.bits
+        )
     except ValueError as error:
         raise ProtocolError(f"a round by datagrams: {error}") from None
 

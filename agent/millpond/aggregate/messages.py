@@ -52,13 +52,42 @@ class FetchSums(Message):
     unrepaired: Unrepaired | None = None
 
 
+@message("words.fetch")
+@dataclass(frozen=True, slots=True)
+class FetchWords(Message):
+    """Ask node ``node`` for the sums of its subtree's masked words, of so many ``bits``, in ``exchange``:
+    those of the values from ``start`` to ``stop``. ``children`` are those of the nodes that have some. With
+    ``datagrams`` it is the root of a star on a LAN, whose nodes send their words by UDP.
+    Answered by Sums, one after the other, and WordsSummed, or by Failure.
+    """
+
+    node: str
+    exchange: int
+    start: int
+    stop: int
+    bits: int
+    children: dict[str, tuple[str, ...]]
+    datagrams: bool = False
+
+
+@message("words.summed", Kind.METRICS)
+@dataclass(frozen=True, slots=True)
+class WordsSummed(Message):
+    """All sums of a subtree have been sent: the ``contributors`` are the nodes whose words are in each of
+    them. ``figures`` are the sums of their two masked figures, 8 bytes each.
+    """
+
+    contributors: tuple[str, ...]
+    figures: bytes
+
+
 @message("round.join")
 @dataclass(frozen=True, slots=True)
 class JoinRound(Message):
     """Send the update of ``exchange`` as ``client`` to the aggregator at ``address``, ``port``, in datagrams
     of so many ``values``, authenticated by ``key``, and keep the mean that comes back; answered by
     RoundJoined at once, and by Ok when the mean is there. ``unrepaired``, with the client's own weight, says
-    that lost datagrams are not sent again.
+    that lost datagrams are not sent again. With ``bits`` the update is one of masked words.
     """
 
     exchange: int
@@ -68,14 +97,16 @@ class JoinRound(Message):
     key: bytes
     values: int
     unrepaired: Unrepaired | None = None
+    bits: int = 0
 
 
 @message("round.joined")
 @dataclass(frozen=True, slots=True)
 class RoundJoined(Message):
-    """No value that is sent is beyond ``largest``."""
+    """No value that is sent is beyond ``largest``; or the ``figures`` of masked words, see WordsSummed."""
 
     largest: float
+    figures: bytes = b""
 
 
 @message("progress")
@@ -87,7 +118,9 @@ class Progress(Message):
 @message("sums", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Sums(Message):
-    """Payload: the next sums, float64, of a node with children; float32 means, or of a leaf its values."""
+    """Payload: the next sums, float64, of a node with children; float32 means, or of a leaf its values. Where
+    words are wanted, masked words.
+    """
 
     start: int
 

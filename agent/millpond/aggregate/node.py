@@ -17,16 +17,18 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
 from millpond.aggregate.datagram_rounds import DatagramRounds, own_weight
-from millpond.aggregate.exact import ExactSum, all_finite, refusing
+from millpond.aggregate.exact import all_finite
 from millpond.aggregate.kernels import Totals, Vector
+from millpond.aggregate.masking.messages import WIDTHS
+from millpond.aggregate.masking.words import WordVector, sum_of_figures, words_of
 from millpond.aggregate.messages import (
     Advance,
     FetchSums,
+    FetchWords,
     GetState,
     JoinRound,
     LinkBytes,
@@ -38,9 +40,11 @@ from millpond.aggregate.messages import (
     Sums,
     Unrepaired,
     Values,
+    WordsSummed,
 )
 from millpond.aggregate.progress import STALL_SECONDS, ProgressTeller, expect
-from millpond.aggregate.topology import RANGE_VALUES, ReductionTree, ranges
+from millpond.aggregate.subtree import SubtreeSum, WordSum, below_of, receive_values
+from millpond.aggregate.topology import ranges
 from millpond.aggregate.unrepaired import difference, state_after
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import MillpondError, ProtocolError
@@ -52,7 +56,6 @@ MOST_NODES = 512
 MOST_PROBED = 64 << 20
 """The most bytes of one probe of a link."""
 Dial = Callable[[str], Channel]
-M = TypeVar("M", FetchSums, Spread)
 
 
 class ChildConnections:
@@ -85,7 +88,8 @@ class ChildConnections:
 class ReductionNode:
     """A node with the vector ``update``; a spread overwrites ``state``, which is as long. ``offers`` returns
     whether the update of an exchange may leave, and is whole; on a LAN it leaves by ``datagrams``, too.
-    ``serve`` may run in several threads, for parents in different trees.
+    A longer update is one of masked words, of the values of ``state``. ``serve`` may run in several threads,
+    for parents in different trees.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class ReductionNode:
     ) -> None:
         self.name, self._update, self._state = name, update, state
         self._dial, self._offers, self._datagrams = dial, offers, datagrams
+        self._is_masked = len(update) > len(state)
         self._all_keep = False  # the nodes of a star: the mean
         self._mean: Vector = np.empty(0, np.float32)  # as long as the vector once a mean is asked for
 
@@ -123,6 +128,9 @@ class ReductionNode:
             children.close()
 
     def _answer(self, parent: Channel, request: Message, children: ChildConnections) -> None:
+        is_plain = isinstance(request, FetchSums) or (isinstance(request, JoinRound) and not request.bits)
+        if self._is_masked and is_plain:
+            raise ProtocolError(f"{self.name} has masked words, and no values")
         if isinstance(request, FetchSums):
             self._check(request)
             self._check_offered(request.exchange)
@@ -130,6 +138,10 @@ class ReductionNode:
                 self._lead(parent, request, children)
             else:
                 self._send_sums(parent, request, children)
+        elif isinstance(request, FetchWords):
+            self._check_words(request)
+            self._check_offered(request.exchange)
+            (self._lead_words if request.datagrams else self._send_words)(parent, request, children)
         elif isinstance(request, JoinRound):
             self._join(parent, request)
         elif isinstance(request, Spread):
@@ -142,7 +154,7 @@ class ReductionNode:
         else:
             raise ProtocolError(f"'{request.NAME}' has no place in a reduction")
 
-    def _check(self, request: FetchSums | Spread) -> None:
+    def _check(self, request: FetchSums | FetchWords | Spread) -> None:
         below = [child for children in request.children.values() for child in children]
         is_tree = len({self.name, *below}) == 1 + len(below) <= MOST_NODES
         if not is_tree or not {self.name, *below} >= request.children.keys():
@@ -153,8 +165,16 @@ class ReductionNode:
             if missing := sorted({self.name, *below} - request.bounds.keys()):
                 raise ProtocolError(f"{self.name} is asked for sums without bounds of {missing[0]:.40}")
             self._check_unrepaired(request.unrepaired, {self.name, *below})
-        if request.node != self.name or not 0 <= request.start < request.stop <= len(self._update):
+        if request.node != self.name or not 0 <= request.start < request.stop <= len(self._state):
             raise ProtocolError(f"{self.name} is asked for what it does not have")
+
+    def _check_words(self, request: FetchWords) -> None:
+        self._check(request)
+        self._check_width(request.bits)
+
+    def _check_width(self, bits: int) -> None:
+        if bits not in WIDTHS or WordVector.bytes_of(len(self._state), bits) > self._update.nbytes:
+            raise ProtocolError(f"{self.name} has no masked update of {bits} bits")
 
     def _check_unrepaired(self, given: Unrepaired | None, names: Collection[str]) -> None:
         """Check the weights of all nodes of a round without repair. Raises ProtocolError."""
@@ -171,9 +191,13 @@ class ReductionNode:
         any more.
         """
         found = self._update[start:stop].copy()
+        self._check_still_offered(exchange)
+        return found
+
+    def _check_still_offered(self, exchange: int) -> None:
+        """Raise ProtocolError if what was copied of the update of an exchange may be of another."""
         if not self._offers(exchange):
             raise ProtocolError(f"{self.name}: the update of exchange {exchange} was withdrawn")
-        return found
 
     def _lead(self, parent: Channel, request: FetchSums, children: ChildConnections) -> None:
         """Have the children's updates come by UDP, and send the mean. Raises RemoteError."""
@@ -205,7 +229,16 @@ class ReductionNode:
     def _join(self, parent: Channel, request: JoinRound) -> None:
         """Take part in a round by UDP. Raises RemoteError."""
         self._check_offered(request.exchange)
-        rounds, update = self._rounds(), self._offered(request.exchange, 0, len(self._update))
+        rounds = self._rounds()
+        if request.bits:
+            self._check_width(request.bits)
+            words, figures = self._offered_words(request.exchange, request.bits)
+            rounds.check(request, words)
+            parent.send(RoundJoined(0.0, figures), Deadline.after(STALL_SECONDS))
+            rounds.join(request, words)
+            parent.send(Ok(), Deadline.after(STALL_SECONDS))
+            return
+        update = self._offered(request.exchange, 0, len(self._update))
         given, largest = request.unrepaired, 0.0
         if given:
             largest = state_after(update, self._state, own_weight(request), given.added)
@@ -213,6 +246,34 @@ class ReductionNode:
         parent.send(RoundJoined(largest), Deadline.after(STALL_SECONDS))
         self._keep(rounds.join(request, update), given)
         parent.send(Ok(), Deadline.after(STALL_SECONDS))
+
+    def _offered_words(self, exchange: int, bits: int) -> tuple[Vector, bytes]:
+        """Return a copy of the masked words of an exchange, seen as float32, and their figures. Raises
+        ProtocolError if these are not offered any more.
+        """
+        own = WordVector(len(self._state), bits, self._update.data.cast("B"))
+        words, figures = own.values.view(np.float32).copy(), own.figures.tobytes()
+        self._check_still_offered(exchange)
+        return words, figures
+
+    def _lead_words(self, parent: Channel, request: FetchWords, children: ChildConnections) -> None:
+        """Have the children's masked words come by UDP, and send the sum. Raises RemoteError."""
+        own = request.children.get(self.name, ())
+        if (request.start, request.stop) != (0, len(self._state)) or request.children.keys() - {self.name}:
+            raise ProtocolError("by datagrams a root has whole sums of its children")
+        below, progress = {child: children[child] for child in own}, ProgressTeller(parent)
+        words, figures = self._offered_words(request.exchange, request.bits)
+        pool = ThreadPoolExecutor(1, "round by datagrams")
+        try:
+            led = pool.submit(self._rounds().lead_words, request, words, below)
+            found, others = progress.result(led)
+        finally:
+            pool.shutdown(wait=False)
+        sums = found.view(words_of(request.bits))
+        for start, stop in ranges(0, len(self._state)):
+            parent.send(Sums(start), Deadline.after(STALL_SECONDS), sums[start:stop].data)
+        total = sum_of_figures([figures, *others.values()])
+        parent.send(WordsSummed((self.name, *others), total), Deadline.after(STALL_SECONDS))
 
     def _keep(self, mean: Vector, given: Unrepaired | None) -> None:
         """Keep the mean of a round by datagrams, as differences from this node's state."""
@@ -235,7 +296,8 @@ class ReductionNode:
         if request.divisor and not len(self._mean):
             self._mean = np.zeros(len(self._update), np.float32)
         self._all_keep = False
-        summing, progress = SubtreeSum(request, own, children), ProgressTeller(parent)
+        summing = SubtreeSum(request, {child: children[child] for child in own})
+        progress = ProgressTeller(parent)
         factor, largest = request.bounds[self.name]
         for start, stop in ranges(request.start, request.stop):
             summing.begin(request.scale)
@@ -250,6 +312,19 @@ class ReductionNode:
                 parent.send(Sums(start), Deadline.after(STALL_SECONDS), found.data)
         if request.keep:
             parent.send(Ok(), Deadline.after(STALL_SECONDS))
+
+    def _send_words(self, parent: Channel, request: FetchWords, children: ChildConnections) -> None:
+        below = {child: children[child] for child in request.children.get(self.name, ())}
+        own = WordVector(len(self._state), request.bits, self._update.data.cast("B"))
+        summing = WordSum(request, below)
+        for start, stop in ranges(request.start, request.stop):
+            words = own.values[start:stop].copy()
+            self._check_still_offered(request.exchange)
+            summing.add_children(words, start)
+            parent.send(Sums(start), Deadline.after(STALL_SECONDS), words.data)
+        figures = own.figures.tobytes()
+        self._check_still_offered(request.exchange)
+        parent.send(summing.end(figures, self.name), Deadline.after(STALL_SECONDS))
 
     def _pass_on(self, parent: Channel, request: Spread, children: ChildConnections) -> None:
         progress = ProgressTeller(parent)
@@ -302,55 +377,6 @@ class ReductionNode:
             parent.send(probe(children[request.source], request.source, request.size), deadline)
         else:
             parent.send(LinkBytes(), deadline, bytes(request.size))
-
-
-class SubtreeSum(ExactSum):
-    """The exact sums of a subtree, range by range, of which ``own`` are the children of its root."""
-
-    def __init__(self, request: FetchSums, own: tuple[str, ...], children: ChildConnections) -> None:
-        self._request, self._children = request, {child: children[child] for child in own}
-        super().__init__(RANGE_VALUES)
-        self._values = np.empty(RANGE_VALUES, np.float32)
-        self._others = np.empty(RANGE_VALUES)
-        for child, channel in self._children.items():
-            channel.send(below_of(request, child), Deadline.after(STALL_SECONDS))
-
-    def add_of(self, node: str, values: Vector, factor: float, largest: float) -> None:
-        """Add a node's values. Raises RefusedUpdate."""
-        with refusing(node):
-            self.add(values, factor, largest)
-
-    def add_children(self, start: int, stop: int) -> Totals:
-        """Add the sums of all children, and return those of the whole subtree, valid until ``begin``."""
-        count = stop - start
-        for child, channel in self._children.items():
-            if child in self._request.children:
-                receive_values(channel, Sums, start, self._others[:count].data.cast("B"))
-                with refusing(child, "its sums are none"):
-                    self.merge(self._others[:count])
-            else:
-                receive_values(channel, Sums, start, self._values[:count].data.cast("B"))
-                self.add_of(child, self._values[:count], *self._request.bounds[child])
-        return self.totals(count)
-
-
-def below_of(request: M, child: str) -> M:
-    """Return a parent's request to one of its children: with the child's own subtree alone."""
-    tree = ReductionTree(request.start, request.stop, request.children)
-    below: dict[str, tuple[str, ...]] = tree.subtree(child)
-    if isinstance(request, Spread):
-        return replace(request, node=child, children=below, describe=False)
-    names = {child, *(name for found in below.values() for name in found)}
-    bounds = {name: bound for name, bound in request.bounds.items() if name in names}
-    return replace(request, node=child, children=below, bounds=bounds, divisor=0.0, keep=False)
-
-
-def receive_values(channel: Channel, kind: type[Sums] | type[Values], start: int, into: memoryview) -> None:
-    """Fill ``into`` with the values of the next message, which begin at ``start``. Raises RemoteError."""
-    found = expect(channel, kind, payload=len(into))
-    if found.start != start:
-        raise ProtocolError(f"{channel.peer} sent values {found.start} where {start} belong")
-    channel.receive_into(into, Deadline.after(STALL_SECONDS))
 
 
 def probe(channel: Channel, node: str, size: int) -> LinkProbed:

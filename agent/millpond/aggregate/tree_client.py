@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
+
 from millpond.aggregate.exact import check_within, most_of_mean, refusing, scale_of
 from millpond.aggregate.kernels import LARGEST, Vector
+from millpond.aggregate.masking.words import FIGURE_BYTES, WordVector
 from millpond.aggregate.messages import (
     Advance,
     FetchSums,
+    FetchWords,
     GetState,
     NodeState,
     Spread,
@@ -20,11 +24,12 @@ from millpond.aggregate.messages import (
     Unrepaired,
     Values,
 )
-from millpond.aggregate.node import ChildConnections, Dial, SubtreeSum, below_of, receive_values
+from millpond.aggregate.node import ChildConnections, Dial
 from millpond.aggregate.progress import STALL_SECONDS, expect
+from millpond.aggregate.subtree import SubtreeSum, WordSum, below_of, receive_values
 from millpond.aggregate.topology import SINK, ReductionTree, ranges
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost
+from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
@@ -60,13 +65,42 @@ class TreeReduction:
             if len(roots) == 1:
                 _fetch_mean(request, roots[0], connections, divisor, mean)
                 return
-            summing = SubtreeSum(request, roots, connections)
+            summing = SubtreeSum(request, {root: connections[root] for root in roots})
             for start, stop in ranges(tree.start, tree.stop):
                 summing.begin(request.scale)
                 summing.add_children(start, stop)
                 summing.divide(divisor, mean[start:stop])
 
         self._for_each(trees, reduce)
+
+    def add_words(
+        self,
+        trees: tuple[ReductionTree, ...],
+        words: WordVector,
+        exchange: int,
+        *,
+        datagrams: bool = False,
+    ) -> None:
+        """Write the sums of the nodes' masked updates of ``exchange`` to ``words``; the root of a star can
+        have them by ``datagrams``. Raises RemoteError if a
+        node is lost, or if those of others than the nodes of a tree are in its sums; ``words`` are then of no
+        meaning.
+        """
+        bits, figures = 8 * words.values.itemsize, np.zeros((len(trees), 2), np.uint64)
+
+        def add(number: int, tree: ReductionTree) -> None:
+            below, connections = dict(tree.subtree(SINK)), self._connections(number)
+            request = FetchWords(SINK, exchange, tree.start, tree.stop, bits, below, datagrams)
+            summing = WordSum(request, {root: connections[root] for root in tree.children[SINK]})
+            for start, stop in ranges(tree.start, tree.stop):
+                words.values[start:stop] = 0
+                summing.add_children(words.values[start:stop], start)
+            figures[number] = np.frombuffer(summing.end(bytes(FIGURE_BYTES)).figures, np.uint64)
+
+        self._for_each(trees, add)
+        if (figures != figures[0]).any():
+            raise ProtocolError("the trees of one exchange have added the figures of different updates")
+        words.figures[:] = figures[0]
 
     def step(
         self,

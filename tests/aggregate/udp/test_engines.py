@@ -150,6 +150,19 @@ def test_each_engine_understands_each(engine: EngineName, client_engine: EngineN
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("bits", [32, 64])
+def test_words_are_added_as_such_also_where_datagrams_are_lost(engine: EngineName, bits: int) -> None:
+    """The sum is modulo a power of two, which carries from a half of a word to the other."""
+    rng, kind = np.random.default_rng(bits), np.uint32 if bits == 32 else np.uint64
+    words = rng.integers(0, 1 << bits, (3, 40_001), kind)
+    vectors = [each.view(np.float32) for each in words]
+    world = World(VectorPlan(9, len(vectors[0]), 358, words=bits), vectors, engine, engine, 0.05)
+    world.run()
+    assert not world.errors and len(world.received) == 3
+    assert {each.mean.tobytes() for each in world.received.values()} == {words.sum(0, kind).tobytes()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("values", [1, 3, 32, 64, values_at(1500), values_at(9000), values_at(1 << 16)])
 def test_datagrams_of_any_size(engine: EngineName, values: int) -> None:
     """Payloads of one to many blocks of BLAKE2b, whole and not; the last datagram is a short one."""

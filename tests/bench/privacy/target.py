@@ -165,7 +165,7 @@ class TargetDevice:
         self.size = len(model.first)
         size = 4 * self.size
         released = self.masked.bytes if self.masked else size
-        self._release, self._sent = ReleaseBuffer(name, released), released
+        self._release, self._sent = ReleaseBuffer(name, released, self.size), size
 
     def answer(self, request: Work, state: Vector) -> tuple[Update, memoryview]:
         """Return what leaves for a request: the head of an update, and its bytes. Raises Refused."""
@@ -179,6 +179,7 @@ class TargetDevice:
             update = self._release.fill(
                 request.exchange, lambda out: masked.write(update, request, values, out)
             )
+            self._sent = masked.written
         else:
             self._release.release(request.exchange, values)
         return update, self._release.part(0, self._sent)

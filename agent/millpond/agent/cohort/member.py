@@ -9,7 +9,7 @@ from pathlib import Path
 from millpond.agent.cohort.certificates import KeyCertificates
 from millpond.agent.cohort.cohort_key import secret_key
 from millpond.agent.cohort.cohort_roster import DeviceCohort
-from millpond.agent.cohort.opened_sessions import OpenedSessions
+from millpond.agent.cohort.opened_sessions import FLASH_SECONDS, OpenedSessions
 from millpond.agent.config import AgentConfig
 from millpond.aggregate.masking import keys
 from millpond.aggregate.masking.member import CohortMember
@@ -17,9 +17,11 @@ from millpond.aggregate.masking.messages import (
     Agree,
     Offered,
     OpenCohort,
+    Shares,
     ShowShares,
     TakeOffers,
     TakeShares,
+    Unmask,
 )
 from millpond.wire.messages import Message
 from millpond.wire.tls import Identity
@@ -31,8 +33,8 @@ class DeviceMember(CohortMember):
     def __init__(self, config: AgentConfig) -> None:
         state, self._policy = Path(config.state), config.policy
         secret, self._cohort = secret_key(state, config.name), DeviceCohort(config.policy, state)
-        opened = OpenedSessions(state).note
-        super().__init__(config.name, secret, self._cohort.now(), os.urandom, opened)
+        self._sessions = OpenedSessions(state)
+        super().__init__(config.name, secret, self._cohort.now(), os.urandom, self._sessions.begin)
         self.public = keys.LastingKey(secret).public
         self._certificates = KeyCertificates(Identity.in_directory(Path(config.identity)))
         self.certificate = self._certificates.own(config.name, self.public)
@@ -51,7 +53,13 @@ class DeviceMember(CohortMember):
         if isinstance(request, TakeOffers):
             return self.take(request)
         if isinstance(request, ShowShares):
+            self._sessions.wait(FLASH_SECONDS)
             return self.show(request)
         if isinstance(request, TakeShares):
             return self.take_shown(request)
         return self.agree(request) if isinstance(request, Agree) else None
+
+    def unmask(self, request: Unmask) -> Shares:
+        """Give shares, after it is noted durably that the exchange was opened. Raises Refused."""
+        self._sessions.wait(FLASH_SECONDS)
+        return super().unmask(request)

@@ -59,6 +59,7 @@ class NodeProcess:
         settings = {
             "name": config.name,
             "size": memory.size,
+            "update_bytes": memory.update_bytes,
             "patterns": [(each.name, each.data.hex(), each.forbidden) for each in patterns],
             "authority": request.authority,
             "certificate": request.certificate,

@@ -17,8 +17,9 @@ from millpond.agent.node.update_noise import UpdateNoise
 from millpond.aggregate.exact import OutOfBounds
 from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.masking import fixed_point, keys
-from millpond.aggregate.masking.messages import Unmask
+from millpond.aggregate.masking.messages import WIDTHS, Unmask
 from millpond.aggregate.masking.stream import MaskedVector, MaskStream, mask_stream
+from millpond.aggregate.masking.words import PART_BYTES
 from millpond.aggregate.reduction import NORM_ERROR
 from millpond.base.errors import ProtocolError, Refused
 from millpond.privacy.discrete_gaussian import Integers
@@ -37,7 +38,7 @@ class MaskedUpdates:
     def __init__(self, config: AgentConfig, prepared: PrepareWorker, size: int) -> None:
         work, policy = prepared.work, config.policy
         self._policy = policy
-        self._clip, self._size, self._bits = work.clip, size, work.sum_bits
+        self._clip, self._size, self.written = work.clip, size, 0  # bytes of the update that was masked last
         self._job, self._what, self._at = _job_of(prepared), b"", b""
         self._masked_at = b""
         self._told = ToldSums(Path(config.state)) if policy.cohort else None
@@ -58,8 +59,8 @@ class MaskedUpdates:
 
     @property
     def bytes(self) -> int:
-        """The bytes of a masked update."""
-        return MaskedVector.bytes_of(self._size, self._bits)
+        """The most bytes of a masked update."""
+        return max(MaskedVector.bytes_of(self._size, bits) for bits in WIDTHS)
 
     def answer(self, request: Message) -> Message | None:
         """Answer a request about the present exchange, None for another one. Raises Refused."""
@@ -74,11 +75,11 @@ class MaskedUpdates:
 
     def begin(self, request: Work, state: memoryview) -> None:
         """Note what the next update is of: those of the other devices must be of the same. Requests without
-        an update change nothing.
+        an update change nothing. The digest of a state that was spread is in the request.
         """
         if request.held_out or request.synthetic:
             return
-        digest = state_digest(state)
+        digest = request.spread or state_digest(state)
         self._at = digest.encode()
         self._what = keys.digest(self._job, str(request.epoch), digest)
 
@@ -90,10 +91,10 @@ class MaskedUpdates:
             update, values = self._noise.counted(update, request, values)
         elif fault := UpdateBounds(unit="round").refusal(request, update):
             raise Refused("", "model", fault)
-        scale, terms = self.member.rounding
+        (scale, terms), bits = self.member.rounding, self.member.bits
         most = self._clip * update.samples
         divisor = self._noise.divisor(update.samples) if self._noise else 1
-        self._check_fits(scale * (most / divisor) * terms)
+        self._check_fits(scale * (most / divisor) * terms, bits)
         factor = most / update.norm if update.norm > most else 1.0
         share, figures = None, update.metrics[LOSS]
         if self._noise:
@@ -101,12 +102,13 @@ class MaskedUpdates:
             share = self._noise.share(scale, self.member.fewest)
         what = keys.digest(self._what, repr(scale))  # in other units the noise of others would be less
         self._masked_at = self._at  # later requests do not change what a sum of this exchange is of
-        words, stream = MaskedVector(self._size, self._bits, out), mask_stream(self.member.masks(what))
+        words, stream = MaskedVector(self._size, bits, out), mask_stream(self.member.masks(what))
+        self.written = words.data.nbytes
         try:
             masked = np.array([fixed_point.whole_figure(each) for each in figures], np.uint64)
             stream.add(masked)
             words.figures[:] = masked
-            quantiser = fixed_point.Quantiser(self._bits, scale, factor, update.largest, terms)
+            quantiser = fixed_point.Quantiser(bits, scale, factor, update.largest, terms)
             squares = self._masked(quantiser, stream, np.frombuffer(values, np.float32), words, share)
         except OutOfBounds:
             text = f"its update or its loss is beyond what a sum of {terms} devices can have"
@@ -116,11 +118,11 @@ class MaskedUpdates:
         head = replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
         return self._noise.head(head) if self._noise else head
 
-    def _check_fits(self, largest: float) -> None:
+    def _check_fits(self, largest: float, bits: int) -> None:
         """Raise Refused unless words hold the ``largest`` sum that the clip allows, whatever the values are:
         by units in which some fit and others do not a host would learn their size.
         """
-        if not largest <= 2.0 ** fixed_point.bits_of_sum(self._bits):
+        if not largest <= 2.0 ** fixed_point.bits_of_sum(bits):
             raise Refused("", "policy", "policy.cohort: values within limits.clip are too large in this unit")
 
     @staticmethod
@@ -134,11 +136,13 @@ class MaskedUpdates:
         """Write the masked words of values, with the ``share`` of noise if there is one, part by part, and
         return the sum of the values' squares.
         """
-        squares = 0.0
+        squares, longest = 0.0, PART_BYTES // words.values.itemsize
+        copied, rounded = np.empty(longest, np.float32), np.empty(longest, words.values.dtype)
         for place in words.parts():
-            part = values[place].copy()  # the worker may go on writing to its memory
+            count = len(values[place])
+            part, whole = copied[:count], rounded[:count]  # what leaves is never there without masks
+            part[:] = values[place]  # the worker may go on writing to its memory
             squares += kernels().squares(part)
-            whole = np.empty(len(part), words.values.dtype)  # what leaves is never there without masks
             quantiser.write(part, whole)
             if share:
                 whole += share(len(part)).astype(whole.dtype)

@@ -60,12 +60,13 @@ class OfferedExchange:
 
 
 class NodeMemory:
-    """A node's vectors of ``size`` values, float32, as the agent sees them: ``values`` is the descriptor of
-    the memory of the updates, of which ``offered`` says when they are whole; spread states come to ``state``.
+    """A node's vectors as the agent sees them: ``values`` is the descriptor of the memory of the updates, of
+    ``update_bytes``, of which ``offered`` says when they are whole; spread states, of ``size`` values, come
+    to ``state``.
     """
 
-    def __init__(self, values: int, size: int, offered: OfferedExchange) -> None:
-        self.size, self.offered = size, offered
+    def __init__(self, values: int, update_bytes: int, size: int, offered: OfferedExchange) -> None:
+        self.update_bytes, self.size, self.offered = update_bytes, size, offered
         self._descriptors = contextlib.ExitStack()
         weakref.finalize(self, self._descriptors.close)
         self.values = self._kept(os.dup(values))
@@ -78,7 +79,7 @@ class NodeMemory:
         values, offered = memory.make("zeros"), OfferedExchange.make()
         try:
             memory.map_first(values, 4 * size)
-            made = cls(values, size, offered)
+            made = cls(values, 4 * size, size, offered)
         finally:
             os.close(values)
         offered.offer(0)

@@ -143,9 +143,8 @@ def main(settings_descriptor: str, *numbers: str) -> None:
     sought = [Pattern(name, bytes.fromhex(data), stops) for name, data, stops in settings["patterns"]]
     gate = Gate(sought, LedgerCounters(tally), LedgerCounters(account))
     server = NodeServer(settings["name"], gate, _contexts(settings))
-    size = 4 * settings["size"]
-    update = np.frombuffer(memory.map_read_only(values, size), np.float32)
-    spread = np.frombuffer(memory.map_second(state, size).data, np.float32)
+    update = np.frombuffer(memory.map_read_only(values, settings["update_bytes"]), np.float32)
+    spread = np.frombuffer(memory.map_second(state, 4 * settings["size"]).data, np.float32)
     offers = OfferedExchange(offered).__contains__
     datagrams = None
     if lan:

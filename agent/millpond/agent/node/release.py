@@ -21,11 +21,11 @@ R = TypeVar("R")
 
 class ReleaseBuffer:
     """The update of a job's ``size`` bytes that may leave at present, or none. Its memory is taken by the
-    first update.
+    first update. The job's state has so many ``values``.
     """
 
-    def __init__(self, job: str, size: int) -> None:
-        self._size = size
+    def __init__(self, job: str, size: int, values: int) -> None:
+        self._size, self._count = size, values
         self._descriptor = memory.make(f"released update of {job}")
         weakref.finalize(self, os.close, self._descriptor)
         self._values = memory.map_first(self._descriptor, size)
@@ -37,7 +37,7 @@ class ReleaseBuffer:
     def node_memory(self) -> NodeMemory:
         """The memory of a reduction node of the job's updates."""
         if self._node_memory is None:
-            self._node_memory = NodeMemory(self._descriptor, self._size // 4, self._offered)
+            self._node_memory = NodeMemory(self._descriptor, self._size, self._count, self._offered)
         return self._node_memory
 
     @property

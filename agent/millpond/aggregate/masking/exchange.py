@@ -71,13 +71,16 @@ class MaskedExchange:
         self._offers[name] = offer
         return ""
 
-    def dealing(self, scale: float) -> dict[str, TakeOffers]:
-        """Return the request to each member that has made an offer. Raises CohortFailed for too few."""
+    def dealing(self, scale: float, bits: int = 64) -> dict[str, TakeOffers]:
+        """Return the request to each member that has made an offer: to round values to multiples of
+        ``1 / scale`` in words of so many ``bits``. Raises CohortFailed for too few.
+        """
         self._check_enough(len(self._offers), "take part")
         return {
             name: TakeOffers(
                 {each: dealt_of(offer, name) for each, offer in self._offers.items()},
                 scale,
+                bits,
             )
             for name in self._offers
         }

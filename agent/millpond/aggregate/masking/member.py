@@ -27,6 +27,7 @@ from millpond.aggregate.masking import keys, shamir
 from millpond.aggregate.masking.keys import Mask
 from millpond.aggregate.masking.messages import (
     KEY_BYTES,
+    WIDTHS,
     Agree,
     Agreed,
     Dealt,
@@ -65,7 +66,7 @@ class _Exchange:
         self.offers: dict[str, Dealt] = {}
         self.shares: dict[str, tuple[bytes, bytes]] = {}
         self.seeds: dict[str, bytes] = {}
-        self.scale, self.what = 0.0, b""
+        self.scale, self.bits, self.what = 0.0, 0, b""
         self.survivors: tuple[str, ...] = ()
 
     def about(self) -> bytes:
@@ -82,13 +83,14 @@ class _Exchange:
         return is_right
 
     def masked(self) -> bytes:
-        """Return a digest of what the update of the device is of, and of its unit."""
-        return keys.digest(self.what, self.scale.hex())
+        """Return a digest of what the update of the device is of, of its unit, and of the width of words."""
+        return keys.digest(self.what, self.scale.hex(), str(self.bits))
 
 
 class CohortMember:
     """The device ``name`` with its lasting ``secret`` key in the exchanges of one job. ``opened`` notes each
-    session durably, and raises Refused for one that may have been opened with this key before.
+    session, and raises Refused for one that may have been opened with this key before. It is to be noted
+    durably before the caller gives the shares of ``unmask`` away.
     """
 
     def __init__(
@@ -113,6 +115,11 @@ class CohortMember:
         """
         exchange = self._begun("mask", "mask")
         return exchange.scale, len(exchange.offers)
+
+    @property
+    def bits(self) -> int:
+        """The bits of the words that are to be masked. Raises Refused where no exchange has begun."""
+        return self._begun("mask", "mask").bits
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -179,6 +186,8 @@ class CohortMember:
         exchange = self._begun("take", "mask")
         if math.frexp(request.scale)[0] != 0.5:  # in other units words, and so noise, are of another size
             refuse(f"cohort: values are rounded to powers of two, not to multiples of 1 / {request.scale}")
+        if request.bits not in WIDTHS:
+            refuse(f"cohort: words of {request.bits} bits are none")
         taking_part = {name: exchange.members.get(name, b"") for name in request.offers}
         self.roster.check(taking_part)
         least = exchange.threshold
@@ -187,7 +196,7 @@ class CohortMember:
         own = request.offers.get(self._name)
         if own is None or own.public != exchange.public:
             refuse("cohort: the host leaves the device's own offer out")
-        exchange.offers, exchange.scale = request.offers, request.scale
+        exchange.offers, exchange.scale, exchange.bits = request.offers, request.scale, request.bits
         wrong = {}
         for name, offer in request.offers.items():
             about = dealing(exchange.session, name, self._name, offer)

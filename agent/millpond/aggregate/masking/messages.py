@@ -9,6 +9,7 @@ TakeShares come before Work, and only where a member says that it has wrong shar
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from millpond.wire.messages import Kind, Message, message
 
@@ -16,6 +17,10 @@ KEY_BYTES = 32
 LASTING_BYTES = 64
 """A lasting public key: one for secrets in common (X25519), one that verifies signatures (Ed25519)."""
 LEAST_COHORT, MOST_COHORT = 2, 1024
+WIDTHS: Final = (32, 64)
+"""The bits that masked words may have."""
+SumBits = Literal["auto", 64, 32]
+"""The bits that a job wants, see ``fixed_point``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,12 @@ class Dealt:
 @dataclass(frozen=True, slots=True)
 class TakeOffers(Message):
     """The ``offers`` of those that take part, by name. Values are to be rounded to multiples of
-    ``1 / scale``. Answered by OffersTaken.
+    ``1 / scale``, and masked as words of so many ``bits``. Answered by OffersTaken.
     """
 
     offers: dict[str, Dealt]
     scale: float
+    bits: int = 64
 
 
 @message("cohort.taken")

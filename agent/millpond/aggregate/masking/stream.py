@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,51 +16,26 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
-from numpy.typing import NDArray
 
 from millpond.aggregate.kernels import Words
 from millpond.aggregate.masking.keys import Mask
+from millpond.aggregate.masking.words import PART_BYTES, WordVector
 from millpond.base import shared_library
 
 LIBRARY = Path(__file__).with_name("_masks.so")
 _VERSION, _MOST_MASKS = 1, 64
-_FIGURE_BYTES = 16
 _KEY_BYTES, _NONCE_BYTES, _COUNTED = 16, 8, 16
-_PART = 1 << 17  # bytes, which stay in a processor's cache
-_ZEROS = bytes(_PART)
+_ZEROS = bytes(PART_BYTES)
 
 
-class MaskedVector:
-    """Two ``figures``, modulo 2**64, and ``values`` [size] modulo 2**bits behind them, in one memory: that of
-    ``data``, or else its own, which begins with zeros.
-    """
-
-    def __init__(self, size: int, bits: int, data: memoryview | None = None) -> None:
-        self.data = np.zeros(self.bytes_of(size, bits), np.uint8) if data is None else np.asarray(data)
-        self.figures: NDArray[np.uint64] = self.data[:_FIGURE_BYTES].view(np.uint64)
-        values = self.data[_FIGURE_BYTES:]
-        self.values: Words = values.view(np.uint32) if bits == 32 else values.view(np.uint64)
-
-    @staticmethod
-    def bytes_of(size: int, bits: int) -> int:
-        """Return the bytes of such a vector."""
-        return _FIGURE_BYTES + size * bits // 8
-
-    def add(self, other: MaskedVector) -> None:
-        """Add another vector of the same size."""
-        self.figures += other.figures
-        self.values += other.values
+class MaskedVector(WordVector):
+    """A vector of words to which masks are added."""
 
     def add_masks(self, masks: Sequence[Mask]) -> None:
         """Add masks: their first words to the figures."""
         stream = mask_stream(masks)
         stream.add(self.figures)
         _add_by_parts(stream, self.values)
-
-    def parts(self) -> Iterator[slice]:
-        """Yield the places of the values in parts of at most 128 KiB."""
-        step = _PART // self.values.itemsize
-        return (slice(start, start + step) for start in range(0, len(self.values), step))
 
 
 class MaskStream(Protocol):
@@ -84,7 +59,7 @@ class OpensslStream:
             )
             for each in masks
         ]
-        self._memory = np.empty(_PART, np.uint8)
+        self._memory = np.empty(PART_BYTES, np.uint8)
 
     def add(self, part: Words) -> None:
         mask, zeros = self._memory[: part.nbytes], memoryview(_ZEROS)[: part.nbytes]
@@ -139,6 +114,6 @@ def mask_add(words: Words, masks: Sequence[Mask]) -> None:
 
 
 def _add_by_parts(stream: MaskStream, words: Words) -> None:
-    step = _PART // words.itemsize
+    step = PART_BYTES // words.itemsize
     for start in range(0, len(words), step):
         stream.add(words[start : start + step])

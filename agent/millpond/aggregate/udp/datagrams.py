@@ -51,19 +51,23 @@ class DatagramKind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
     """Facts that both sides know of a round before its first datagram: its number, the ``size`` of all
-    vectors, how many values a datagram carries, and whether missing ones are sent again. Raises ValueError.
+    vectors, how many values a datagram carries, and whether missing ones are sent again. Values may be
+    ``words`` of so many bits, or their halves, which are added as such. Raises ValueError.
     """
 
     round: int
     size: int
     values: int = 360
     repair: bool = True
+    words: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.round < 1 << 32:
             raise ValueError(f"round {self.round} does not fit in 32 bits")
         if not 0 < 4 * self.values <= LARGEST_DATAGRAM - OVERHEAD:
             raise ValueError(f"{self.values} values do not fit in a datagram")
+        if self.words == 64 and (self.size % 2 or self.values % 2):
+            raise ValueError("a datagram has a half of a word")
         if not 0 < self.size <= MOST_BLOCKS * self.values:
             raise ValueError(f"a vector of {self.size} values is empty or has too many datagrams")
 

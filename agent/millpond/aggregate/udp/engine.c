@@ -24,7 +24,7 @@
 #error "values are sent as they lie in memory: the Python engine is for processors of the other byte order"
 #endif
 
-enum { ENGINE_VERSION = 3, PROTOCOL = 1, DATA = 7, FROM_AGGREGATOR = 8 };
+enum { ENGINE_VERSION = 4, PROTOCOL = 1, DATA = 7, FROM_AGGREGATOR = 8 };
 enum { HEADER = 16, TAG = 16, OVERHEAD = HEADER + TAG, DIGEST = 32, LANES = 4, BLOCK = 128 };
 enum { BUFFER = 65536, BATCH = 16, SEGMENTS = 64, LARGEST = 65507, MESSAGES = 64, RECORD = 4 };
 enum counter { ACCEPTED, CONTROL, MALFORMED, CLIENT, ROUND, WRONG_TAG, LENGTH, DUPLICATE, LATE };
@@ -47,14 +47,14 @@ struct receiver {
     uint8_t *beyond;
     uint32_t *received, *seen, *counts, *whole, *whole_count;
     uint64_t *counters;
-    double *totals;      // of an aggregator, with the bounds of each row
+    double *totals;      // of an aggregator, with the bounds of each row; of words: see add_words
     const float *bounds;
     float *mean;         // of a client
     add_function *add;
     uint8_t *buffers;    // BATCH * BUFFER bytes
     uint64_t size;
     double shift;
-    uint32_t values, blocks, stride, rows, first, round, direction, closed, more;
+    uint32_t values, blocks, stride, rows, first, round, direction, closed, more, words;
 };
 
 struct sender {
@@ -65,7 +65,7 @@ struct sender {
     divide_function *divide;
     uint8_t *buffer;      // BUFFER bytes
     uint64_t size;
-    uint32_t values, blocks, client, round, direction, segmented, address_length;
+    uint32_t values, blocks, client, round, direction, segmented, address_length, words;
     uint8_t address[32];
 };
 
@@ -227,6 +227,16 @@ static int fault_of(const struct receiver *r, struct found *found)
     return -1;
 }
 
+// Adds words, in halves of 4 bytes, which are joined when all are there.
+static void add_words(uint64_t *totals, const float *values, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t word;
+        memcpy(&word, &values[i], 4);
+        totals[i] += word;
+    }
+}
+
 static void take_values(struct receiver *r, const struct found *found)
 {
     struct header h;
@@ -244,6 +254,8 @@ static void take_values(struct receiver *r, const struct found *found)
     const float *values = (const float *)(found->datagram + HEADER);
     if (r->mean)
         memcpy(r->mean + at, values, 4 * (size_t)count);
+    else if (r->words)
+        add_words((uint64_t *)r->totals + at, values, count);
     else if (r->add(r->totals + at, values, count, 1.0, r->shift, r->bounds[row]))
         r->beyond[row] = 1;
     r->counters[ACCEPTED]++;
@@ -360,6 +372,19 @@ long receive_datagrams(struct receiver *r, int fd, uint32_t most, uint8_t *words
 
 // Sending
 
+// Writes sums of words of so many bits.
+static void write_words(uint8_t *to, const uint64_t *totals, uint32_t count, uint32_t bits)
+{
+    for (uint32_t i = 0; bits == 32 && i < count; i++) {
+        uint32_t word = (uint32_t)totals[i];
+        memcpy(to + 4 * (size_t)i, &word, 4);
+    }
+    for (uint32_t i = 0; bits == 64 && i + 1 < count; i += 2) {
+        uint64_t word = totals[i] + (totals[i + 1] << 32);
+        memcpy(to + 4 * (size_t)i, &word, 8);
+    }
+}
+
 // Writes the values of a datagram to its place. Returns how many.
 static uint32_t write_values(const struct sender *s, uint32_t index, uint8_t *to)
 {
@@ -367,6 +392,8 @@ static uint32_t write_values(const struct sender *s, uint32_t index, uint8_t *to
     size_t at = (size_t)index * s->values;
     if (s->vector)
         memcpy(to, s->vector + at, 4 * (size_t)count);
+    else if (s->words)
+        write_words(to, (const uint64_t *)s->totals + at, count, s->words);
     else
         s->divide((float *)to, s->totals + at, count, s->divisors[index]);
     return count;

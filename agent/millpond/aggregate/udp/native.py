@@ -23,7 +23,7 @@ from millpond.aggregate.udp.sums import BlockSums, ClientVectors
 from millpond.base import shared_library
 
 LIBRARY = Path(__file__).with_name("_engine.so")
-_VERSION = 3
+_VERSION = 4
 _BUFFER, _BATCH, _WORDS = 1 << 16, 16, 1 << 16
 _AT_ONCE = 1 << 19
 """Bytes that are received before grants go out."""
@@ -44,7 +44,7 @@ class _Receiver(ctypes.Structure):
         ("size", ctypes.c_uint64),
         ("shift", ctypes.c_double),
         *((name, ctypes.c_uint32) for name in ("values", "blocks", "stride", "rows", "first")),
-        *((name, ctypes.c_uint32) for name in ("round", "direction", "closed", "more")),
+        *((name, ctypes.c_uint32) for name in ("round", "direction", "closed", "more", "words")),
     )
 
 
@@ -60,7 +60,7 @@ class _Sender(ctypes.Structure):
         ("buffer", ctypes.c_void_p),
         ("size", ctypes.c_uint64),
         *((name, ctypes.c_uint32) for name in ("values", "blocks", "client", "round", "direction")),
-        *((name, ctypes.c_uint32) for name in ("segmented", "address_length")),
+        *((name, ctypes.c_uint32) for name in ("segmented", "address_length", "words")),
         ("address", ctypes.c_uint8 * 32),
     )
 
@@ -162,6 +162,7 @@ class NativeEngine:
             receiver.mean = _address(values.mean)
         receiver.size, receiver.values, receiver.blocks = plan.size, plan.values, plan.blocks
         receiver.stride, receiver.rows = arrivals.bits.shape[1], len(arrivals.keys)
+        receiver.words = plan.words
         receiver.first, receiver.round, receiver.direction = arrivals.first, plan.round, arrivals.direction
         return receiver
 
@@ -174,6 +175,7 @@ class NativeEngine:
             sender.divide = ctypes.cast(_loops().divide, ctypes.c_void_p)
         else:
             sender.vector = _address(values.values)
+        sender.words = plan.words
         sender.direction, sender.segmented = arrivals.direction ^ FROM_AGGREGATOR, 1
         sender.buffer = _address(self._out)
         return sender

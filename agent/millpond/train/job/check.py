@@ -127,6 +127,8 @@ def _check_aggregation(job: Job, where: str) -> None:
         key := 'aggregate = "host"' if job.aggregate == "host" else job.adds_on_host
     ):
         raise ConfigError(f"{where}: topology: with {key} no device adds, by datagrams or otherwise")
+    if not job.repair and job.averaging.secure:
+        raise ConfigError(f"{where}: repair: masks cancel in the sum of whole updates alone")
     if not job.repair and (fault := _unfit_for_losses(job, where)):
         raise ConfigError(f"{where}: repair: {fault}")
 
@@ -184,10 +186,8 @@ def _check_lateness(job: Job, where: str) -> None:
 def _check_secure(job: Job, where: str) -> None:
     """Refuse what masks of a cohort do not go with. Raises ConfigError."""
     spec = job.averaging
-    if spec.sum_bits != 64 and job.limits.clip is None:
-        raise ConfigError(
-            f"{where}: sum_bits: sums of {spec.sum_bits} bits need a public bound: set limits.clip"
-        )
+    if spec.sum_bits == 32 and job.limits.clip is None:
+        raise ConfigError(f"{where}: sum_bits: sums of 32 bits need a public bound: set limits.clip")
     if not (spec.secure or job.privacy):
         return
     where = f"{where}: secure" if spec.secure else f"{where}: with [privacy]"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from millpond.aggregate.encoding.layout import PLAIN, Encoding
+from millpond.aggregate.masking.messages import SumBits
 from millpond.base.keys import MOST, Key
 from millpond.privacy.spec import PrivacySpec
 from millpond.train.job.encodings import encoding_of
@@ -228,12 +229,13 @@ class FederatedSpec:
         Key('"cohort": updates leave their devices masked, and the host learns their sum; needs limits.clip'),
     ] = ""
     sum_bits: Annotated[
-        Literal[64, 32],
+        SumBits,
         Key(
             "bits of the whole numbers to which clipped updates are rounded and added; 32: a masked update "
-            "has as many bytes as one without masks, and values are rounded to 2e-9 of the largest sum"
+            "has as many bytes as one without masks, and values are rounded to 2e-9 of the largest sum; "
+            '"auto": 32 if no noise is added and no value of a mean is off by more than 3e-8, else 64'
         ),
-    ] = 64
+    ] = "auto"
     max_staleness: Annotated[
         int | None,
         Key(
@@ -298,8 +300,7 @@ class WorkSpec(WorkerKeys):
 
     ``model`` is a task if ``task``, else a model alone. The job has ``total`` rounds or epochs. A share
     ``held_out`` of each private folder is not trained on. Where updates are ``secure`` devices mask them,
-    with ``privacy`` they add noise, and scale larger ones down to the norm ``clip`` per sample. Clipped
-    updates are rounded to whole numbers whose sums have ``sum_bits``.
+    with ``privacy`` they add noise, and scale larger ones down to the norm ``clip`` per sample.
     """
 
     name: str
@@ -322,7 +323,6 @@ class WorkSpec(WorkerKeys):
     mini_epoch: Annotated[int, Key(least=0)] = 0
     repeat: RepeatSpec = field(default_factory=RepeatSpec)
     secure: Literal["", "cohort"] = ""
-    sum_bits: Literal[64, 32] = 64
     clip: Annotated[float, Key(least=0)] = 0.0
     privacy: PrivacySpec | None = None
 
@@ -385,13 +385,18 @@ class Job:
     @property
     def adds_on_host(self) -> str:
         """The key for whose sake the host adds the updates, "" if devices can."""
-        if self.limits.clip is not None:
+        if self.limits.clip is not None and not self.averaging.secure:  # else devices clip
             return "limits.clip"
         if self.outer:
             return "outer"
         if self.averaging.buffer:
             return "federated.buffer"
         return "train.encoding" if self.work.encoding.name != PLAIN else ""
+
+    @property
+    def sum_bits(self) -> SumBits:
+        """The bits of the sums of clipped updates."""
+        return 64 if self.synchronous else self.averaging.sum_bits
 
     @property
     def averaging(self) -> FederatedSpec:
@@ -442,7 +447,6 @@ class Job:
             encoding=encoding_of(train.encoding, "the job"),
             local_layers=() if synchronous else self.averaging.local,
             secure="" if synchronous else self.averaging.secure,
-            sum_bits=64 if synchronous else self.averaging.sum_bits,
             clip=(self.limits.clip or 0.0) if self.averaging.secure or self.privacy else 0.0,
             privacy=self.privacy,
             **local,

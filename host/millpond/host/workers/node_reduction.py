@@ -12,6 +12,8 @@ themselves once the digest of a state has shown that they make the same step: ne
 the host's links. The host knows the digest of the state that it does not have, and fetches it from any device
 when it needs it, or when a node fails.
 
+Masked updates are added as the words that they are. The host alone removes the masks, so it makes each step.
+
 Without repair of lost datagrams (see ``aggregate.unrepaired``) each device has a state of its own: what has
 come of the mean, and its own values elsewhere. The root's is the job's.
 """
@@ -19,11 +21,12 @@ come of the mean, and its own values elsewhere. The root's is the job's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
+from millpond.aggregate.masking.words import WordVector
 from millpond.aggregate.messages import Advance, NodeState, Unrepaired
 from millpond.aggregate.reduction import Addend
 from millpond.aggregate.topology import Network, Prediction
@@ -181,6 +184,21 @@ class NodeReduction:
         except (MillpondError, OSError) as error:
             self._fail("the host adds the updates", error)
             return self.advanced
+        self._failures = 0
+        return True
+
+    def add_words(self, names: Collection[str], words: WordVector, exchange: int) -> bool:
+        """Have the devices write the sum of their masked updates of an exchange to ``words``. Returns False
+        if they cannot, or have not all of the updates; then ``words`` are of no meaning.
+        """
+        if not self._sink or not self._chosen or set(names) != set(self._names):
+            return False
+        try:
+            trees, datagrams = self._chosen.trees, self._shape == DATAGRAMS
+            self._sink.add_words(trees, words, exchange, datagrams=datagrams)
+        except (MillpondError, OSError) as error:
+            self._fail("the host adds the updates", error)
+            return False
         self._failures = 0
         return True
 

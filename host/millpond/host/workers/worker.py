@@ -210,9 +210,13 @@ class DeviceWorker:
             self.percent = percent
         return channel.checked(head, Update)
 
-    def ask(self, request: Message, reply: type[R], deadline: Deadline) -> R:
+    def ask(self, request: Message, deadline: Deadline) -> None:
         """Ask the device something between two tasks."""
-        return self._connected.call(request, reply, deadline)
+        self._connected.send(request, deadline)
+
+    def answer(self, reply: type[R], deadline: Deadline) -> R:
+        """Return the answer to what was asked."""
+        return self._connected.expect(reply, deadline)
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         self._connected.send(Fetch(stop), deadline)

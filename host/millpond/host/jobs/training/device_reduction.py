@@ -18,8 +18,12 @@ _MOST_NOISE = 2.0
 """Noise of all devices together, over that which the fewest devices of a sum add."""
 
 
-def masked_reduction(job: Job, server: ParameterServer) -> MaskedReduction | None:
-    """Return the reduction of masked updates, None for a job without masks. Raises JobFailed."""
+def masked_reduction(
+    job: Job, server: ParameterServer, nodes: NodeReduction | None
+) -> MaskedReduction | None:
+    """Return the reduction of masked updates, by ``nodes`` if they can, None for a job without masks. Raises
+    JobFailed.
+    """
     if not job.work.secure:
         return None
     combine, fault = server.ready.combine, ""
@@ -32,7 +36,7 @@ def masked_reduction(job: Job, server: ParameterServer) -> MaskedReduction | Non
     clip, noise = job.work.clip, 0.0
     if job.privacy:
         noise = _MOST_NOISE * job.privacy.multiplier(job.total) * clip
-    return MaskedReduction(server.mean, job.work.sum_bits, clip, noise)
+    return MaskedReduction(server.mean, clip, noise, nodes)
 
 
 def noisy_bound(job: Job) -> Callable[[Collection[int]], float] | None:
@@ -69,10 +73,10 @@ def node_reduction(
         reachable.enter_context(context.between(list(devices)))
         closers.append(reachable.close)
     spec = job.averaging
-    # The host needs each state: a late update has changed the buffers of an old one.
+    # The host needs each state: a late update has changed the buffers of an old one, or it removes the masks.
+    step = None if job.work.secure else server.ready.step
     in_rounds = job.synchronous is None and spec.fraction == 1 and spec.late != "carry"
-    holder = server if in_rounds and server.ready.stateless else None
-    step = server.ready.step
+    holder = server if in_rounds and server.ready.stateless and not job.work.secure else None
     nodes = NodeReduction(job.aggregate, job.topology, log, step, holder, repair=job.repair)
     closers.append(nodes.close)
     return nodes

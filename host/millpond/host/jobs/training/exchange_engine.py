@@ -17,9 +17,9 @@ from typing import Protocol
 
 import numpy as np
 
-from millpond.aggregate.exact import BITS
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.masking.exchange import CohortFailed
+from millpond.aggregate.masking.messages import SumBits
 from millpond.aggregate.rules.mean import MEAN
 from millpond.aggregate.rules.rule import CombinationRule
 from millpond.host.jobs.context import JobFailed
@@ -128,7 +128,7 @@ class ExchangeEngine:
         *,
         late: LatePolicy = ALL_COUNT,
         clip: float | None = None,
-        bits: int = BITS,
+        bits: SumBits = 64,
         largest: NoisyBound | None = None,
         rule: CombinationRule = MEAN,
         nodes: NodeReduction | None = None,
@@ -313,7 +313,7 @@ class ExchangeEngine:
         """Have the workers mask what they will answer, if they are to. Returns the tasks of those that do."""
         if not self._masked or not tasks:
             return tasks
-        lost, failed = self._masked.begin(self._devices(tasks), self._reduction.unit)
+        lost, failed = self._masked.begin(self._devices(tasks), self._reduction.unit, self._reduction.bits)
         run.outcome.failed = failed
         for rank, task in tasks.items():
             dispatcher = self._roster.present[rank]
@@ -390,7 +390,7 @@ class ExchangeEngine:
         assert self._masked is not None
         answers = {answer.dispatcher.worker.name: answer for answer in run.answers}
         workers = self._devices(answer.dispatcher.rank for answer in run.answers)
-        lost = self._masked.read(workers)
+        lost = self._masked.read(workers, run.number)
         counted = {name: answer for name, answer in answers.items() if name not in lost}
         divisor = sum(answer.update.weight for answer in counted.values())
         try:

@@ -15,8 +15,10 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from millpond.aggregate.exact import BITS, ExactSum, RefusedUpdate, scale_of
+from millpond.aggregate.exact import ExactSum, RefusedUpdate, scale_of
 from millpond.aggregate.kernels import Totals, Vector
+from millpond.aggregate.masking.fixed_point import bits_of_sum, width_of
+from millpond.aggregate.masking.messages import SumBits
 from millpond.aggregate.reduction import Addend, Reduction
 from millpond.aggregate.rules.mean import MEAN, SortedSum
 from millpond.aggregate.rules.rule import CombinationRule
@@ -34,8 +36,8 @@ class UpdateReduction:
     """Writes means of updates to ``mean``, float32 [size], or combines them by another ``rule``, with one
     vote for each worker. Updates are scaled down to the norm ``clip`` per sample, and count as ``late`` says.
     Where there are ``nodes`` they add the updates, if they can. The first ``parameters`` values, by default
-    all, are of parameters, the others of buffers. Sums of clipped updates have up to so many ``bits``.
-    Where these have noise, ``largest`` bounds what they add up to, and devices alone clip them.
+    all, are of parameters, the others of buffers. Sums of clipped updates are words of so many
+    ``bits``. Where these have noise, ``largest`` bounds what they add up to, and devices alone clip them.
     """
 
     def __init__(
@@ -46,12 +48,13 @@ class UpdateReduction:
         nodes: NodeReduction | None = None,
         late: LatePolicy = ALL_COUNT,
         parameters: int | None = None,
-        bits: int = BITS,
+        bits: SumBits = 64,
         largest: NoisyBound | None = None,
     ) -> None:
         self._reduction, self._votes = Reduction(mean, 0, rule, parameters), rule.votes
         self._mean, self._nodes, self._late = mean, nodes, late
-        self._clip, self.unit, self._bits = math.inf if clip is None else clip, math.inf, bits
+        self._clip, self.unit, self._wanted = math.inf if clip is None else clip, math.inf, bits
+        self.bits = 64
         self._largest = largest
         self.buffers = mean[parameters:] if parameters is not None else mean[len(mean) :]
         self._begun: dict[int, Vector] = {}  # the buffers that exchanges began from
@@ -64,11 +67,14 @@ class UpdateReduction:
 
     def expect(self, samples: Collection[int]) -> None:
         """Note the samples of the updates of an exchange: where these are clipped, their sum is of multiples
-        of a unit that follows from that alone, whoever is lost.
+        of a unit that follows from that alone, whoever is lost, and so are the words of masked ones.
         """
         if self._clip < math.inf and self.unit == math.inf:
-            largest = self._largest(samples) if self._largest else self._clip * max(samples)
-            self.unit = scale_of(largest, len(samples), self._bits)
+            largest, wanted = self._clip * max(samples), self._wanted
+            if self._largest:
+                largest, wanted = self._largest(samples), 64 if wanted == "auto" else wanted
+            self.bits = width_of(wanted, largest, len(samples), sum(samples))
+            self.unit = scale_of(largest, len(samples), bits_of_sum(self.bits))
 
     def keep(self, exchanges: Collection[int]) -> None:
         """Forget the states of all but these exchanges."""

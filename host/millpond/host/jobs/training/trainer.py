@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from millpond.aggregate.exact import all_finite
-from millpond.aggregate.masking.fixed_point import bits_of_sum
 from millpond.aggregate.rules.catalogue import rule_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused, RemoteError
@@ -172,13 +171,13 @@ class Trainer:
             self._check_while_waiting,
             late=self._late,
             clip=self._job.limits.clip,
-            bits=bits_of_sum(self._job.work.sum_bits),
+            bits=self._job.sum_bits,
             largest=noisy_bound(self._job),
             rule=rule_of(combine.rule, combine.share, self._job.work.encoding.block),
             nodes=nodes,
             coming=self._shards.coming if self._job.data.is_streamed else None,
             parameters=layout.parameters_end(self._server.tensors),
-            masked=masked_reduction(self._job, self._server),
+            masked=masked_reduction(self._job, self._server, nodes),
         )
         self._admission = Admission(
             self._row,
