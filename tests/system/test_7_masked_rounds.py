@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from millpond.train.job import file
 
 from ..waiting import eventually
 from .conftest import _switched_on
-from .support import SLOW_MODEL, Emulation, create
+from .support import SLOW_MODEL, Emulation, create, millpond
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -191,3 +192,32 @@ def test_pinned_devices_take_part_in_masked_jobs_of_their_cohort_alone(cohort: E
     )
     table = cohort.millpond("devices").out
     assert table.count("4 pinned") == 4, table
+
+
+def test_devices_mask_for_those_of_a_roster_that_their_owner_has_signed(
+    cohort: Emulation, tmp_path: Path
+) -> None:
+    cohort.wait_ready()
+    key, roster = tmp_path / "owner", tmp_path / "roster"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    owner = key.with_suffix(".pub").read_text().strip()
+    set_policy(cohort, f'cohort = ["owners"]\nowners = ["{owner}"]\nleast_devices = 4\n')
+    folders = (cohort.fleet.device_directory(name) for name in NAMES)
+    roster.write_text("".join(next(folder.rglob("cohort.pub")).read_text() for folder in folders))
+    signed = millpond("roster", "sign", roster, "--key", key)
+    assert "is roster 1 of csd0, csd1, csd2, csd3" in signed.out, signed.err
+    assert cohort.millpond("devices").out.count("no roster") == 4
+    with cohort.pace() as pace:
+        pace.hurry()
+        early, _ = cohort.wait_for_end(cohort.submit(job(cohort, "early", "cohort", 1)))
+        sent = millpond("roster", "send", "--fleet", cohort.directory, roster)
+        assert sent.code == 0 and sent.out.count("has roster 1") == 4, sent
+        masked, _ = cohort.wait_for_end(cohort.submit(job(cohort, "rostered", "cohort", 1)))
+    assert "policy.cohort: no roster of its owners is here yet" in early.error
+    assert masked.state == "done", f"{masked.error}\n{cohort.logs()}"
+    log = (cohort.directory / "host.log").read_text()
+    assert "sums of 4 devices and more, of roster 1, which owners of the devices have signed" in log
+    eventually(lambda: cohort.millpond("devices").out.count("roster 1: 4") == 4, "the next loads", 60)
+    roster.write_text(roster.read_text().replace("roster 1", "roster 9"))
+    refused = millpond("roster", "send", "--fleet", cohort.directory, roster)
+    assert refused.code == 1 and refused.out.count("no owner of the device has signed roster 9") == 4

@@ -236,6 +236,7 @@ class AgentService:
     @answers(SetRoster)
     def _set_roster(self, request: SetRoster, _host: Channel) -> Message:
         number = cohort_roster.take(self.config.policy, Path(self.config.state), request.text)
+        self.audit.rules_changed()
         log.info("roster %d, signed by an owner, is the device's cohort", number)
         return Ok()
 

@@ -54,7 +54,8 @@ class Stopped:
 @dataclass(frozen=True, slots=True)
 class InForce:
     """The device's certificate (DER in base64), and the rules of its policy, whose digest is ``policy``.
-    Written when the agent starts, when the certificate has changed, and at the begin of each file.
+    Written when the agent starts, when the certificate or the roster has changed, and at the begin of each
+    file.
     """
 
     certificate: str

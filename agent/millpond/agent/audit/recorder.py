@@ -21,6 +21,7 @@ from typing import Any
 from millpond.agent.audit.log_file import AuditLog
 from millpond.agent.audit.sessions import AuditSession, is_empty
 from millpond.agent.audit.signer import DeviceSigner
+from millpond.agent.cohort import cohort_roster
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import LedgerCounters
 from millpond.base.errors import LocalError, Refused
@@ -51,11 +52,16 @@ _LONGEST_RULES = 1 << 14
 
 
 def rules_of(config: AgentConfig) -> dict[str, Any]:
-    """Return the rules by which the device answers; of canaries and tracers the names alone."""
+    """Return the rules by which the device answers; of canaries and tracers the names alone, of a roster that
+    owners have signed its number and digest.
+    """
     privacy = dump(config.privacy)
     for patterns in ("canaries", "tracers"):
         privacy[patterns] = sorted(privacy[patterns])
-    return {"policy": dump(config.policy), "privacy": privacy}
+    rules: dict[str, Any] = {"policy": dump(config.policy), "privacy": privacy}
+    if config.policy.by_owners:
+        rules["roster"] = cohort_roster.noted(Path(config.state))
+    return rules
 
 
 class AuditRecorder:
@@ -64,12 +70,8 @@ class AuditRecorder:
     """
 
     def __init__(self, config: AgentConfig, signer: DeviceSigner) -> None:
-        self._name, self._signer = config.name, signer
-        rules = rules_of(config)
-        text = json.dumps(rules, sort_keys=True)
-        self.policy = hashlib.sha256(text.encode()).hexdigest()
-        shown = rules if len(text) <= _LONGEST_RULES else {}
-        self._in_force = InForce(signer.certificate(), self.policy, shown)
+        self._name, self._signer, self._config = config.name, signer, config
+        self._in_force = self._rules(signer.certificate())
         self._lock, self._signing = threading.Lock(), threading.Lock()
         self._log = AuditLog(Path(config.state, "audit"), lambda: (self._in_force,))
         self._sessions = list[AuditSession]()
@@ -79,6 +81,23 @@ class AuditRecorder:
         self._closed = False
         self._signed = self._log.head
         self._thread = threading.Thread(target=self._run, name="audit log", daemon=True)
+
+    def _rules(self, certificate: str) -> InForce:
+        rules = rules_of(self._config)
+        text = json.dumps(rules, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return InForce(certificate, digest, rules if len(text) <= _LONGEST_RULES else {})
+
+    @property
+    def policy(self) -> str:
+        """The digest of the rules in force."""
+        return self._in_force.policy
+
+    def rules_changed(self) -> None:
+        """Note that other rules are in force: a newer roster."""
+        with self._lock:
+            self._in_force = self._rules(self._in_force.certificate)
+        self._append(self._in_force)
 
     @property
     def fault(self) -> str:

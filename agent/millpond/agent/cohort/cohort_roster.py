@@ -8,6 +8,7 @@ roster with the largest number that it was given, and takes none with a smaller 
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +85,15 @@ def described(policy: Policy, state: Path) -> CohortInForce:
     except (OSError, Refused):
         kept = None
     return CohortInForce(len(kept.devices), kept.number) if kept else CohortInForce(0, 0)
+
+
+def noted(state: Path) -> dict[str, str | int]:
+    """Return what the audit log says of the roster that is kept: its number and the digest of its text."""
+    try:
+        kept = _kept(state)
+    except (OSError, Refused):
+        kept = None
+    return {"number": kept.number, "sha256": hashlib.sha256(kept.text.encode()).hexdigest()} if kept else {}
 
 
 def _kept(state: Path) -> SignedRoster | None:
