@@ -167,7 +167,7 @@ def test_on_a_terminal_the_line_stands_below_the_table() -> None:
     assert "round 2 of 10" not in output.getvalue().splitlines()[-1]
 
 
-def test_something_that_lasts_is_told_from_the_first_second_on(
+def test_something_that_lasts_is_told_after_a_moment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress_lines, "QUIET_SECONDS", 0.0)

@@ -86,8 +86,8 @@ def _from_device(
     wanted = (nonce or secrets.token_hex(16)) if verify or save else ""
     with DaemonClient(fleet) as client:
         began = time.time()
-        with waiting(device, "sends its audit log", shows=shows):
-            copy, verdict = reading.read(client, device, wanted), None
+        with waiting(device, "sends its audit log", shows=shows) as tell:
+            copy, verdict = reading.read(client, device, wanted, tell), None
         if verify:
             from millpond.host.remote.audit import verification  # imports cryptography, which takes long
 

@@ -6,7 +6,7 @@ a worker would see it, and 'data explain', what was chosen for a job's data, and
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.records.data_costs import RECENT
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
-from millpond.host.terminal.progress_lines import view
+from millpond.host.terminal.progress_lines import view, waiting
 from millpond.train import error_texts
 from millpond.train.job import file
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
@@ -113,7 +113,8 @@ def check(
         raise LocalError("--task and --job are two ways to read the folder: give one of them")
     how = _of_job(job) if job else _of_task(task) if task else _GUESSED
     try:
-        found = _look(folder, how, fleet_directory)
+        with waiting("data check", f"reads {folder}", shows=output is Format.TEXT) as tell:
+            found = _look(folder, how, fleet_directory, tell)
     except MillpondError as error:
         if not error_texts.NO_IMAGES.is_in(str(error)):
             raise
@@ -134,10 +135,14 @@ class _Reading:
 _GUESSED = _Reading(Job("data-check", DataSpec("private"), task=ModelSpec(GUESSED_IMAGES)), {}, Path())
 
 
-def _look(folder: str, how: _Reading, fleet: Path) -> DataSummary | PrivateSummary:
+def _look(
+    folder: str, how: _Reading, fleet: Path, tell: Callable[[str], None]
+) -> DataSummary | PrivateSummary:
     device, path = _place_of(folder)
     if device:
-        return (_public if path.parts[0] == "public" else _private)(fleet, device, path, how)
+        if path.parts[0] == "public":
+            return _public(fleet, device, path, how)
+        return _private(fleet, device, path, how, tell)
     if not Path(folder).is_dir():
         raise LocalError(f"missing data: there is no folder {folder}")
     return summarize(Path(folder), how.job.work, how.folder.resolve())
@@ -185,11 +190,13 @@ def _public(fleet: Path, device: str, path: PurePosixPath, how: _Reading) -> Dat
         return replace(found, folder=f"{device}:{path}")
 
 
-def _private(fleet: Path, device: str, path: PurePosixPath, how: _Reading) -> PrivateSummary:
+def _private(
+    fleet: Path, device: str, path: PurePosixPath, how: _Reading, tell: Callable[[str], None]
+) -> PrivateSummary:
     from millpond.host.remote import device_data
 
     job = device_data.looking_at(how.job, device, str(path))
-    ready = device_data.prepare(fleet, job, how.code, lambda text: print(text, file=sys.stderr))
+    ready = device_data.prepare(fleet, job, how.code, lambda text: print(text, file=sys.stderr), tell)
     batch = {part.place: str(part) for part in ready.batch}
     named = job.data.classes if job.data.format == "images" else ()
     return PrivateSummary(f"{device}:{path}", ready.samples, ready.held, ready.group, batch, named)

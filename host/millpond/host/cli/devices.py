@@ -50,7 +50,8 @@ def devices(
     """List the devices: state, load and traffic."""
     with DaemonClient(fleet_directory) as client:
         if ledger:
-            names, ledgers = [info.name for info in client.devices()], client.ledgers()
+            with waiting("devices", "tell their ledgers", shows=output is Format.TEXT):
+                names, ledgers = [info.name for info in client.devices()], client.ledgers()
             printing.show(output, ledgers, lambda: tables.ledgers(ledgers, names))
             return
         found = client.overview()

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from millpond.base.errors import ConnectionLost, LocalError, RemoteError
+from millpond.base.text import duration
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
     AuthorityOption,
@@ -23,6 +26,7 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.fleet.directory import DeviceConfig
 from millpond.host.terminal.printing import Format, show
+from millpond.host.terminal.progress_lines import each_told, waiting
 from millpond.images.boards import EMULATED
 
 app = new_app()
@@ -53,8 +57,9 @@ def init(
     from millpond.host.fleet import provisioning
 
     names = [f"csd{number}" for number in range(devices)]
+    told = functools.partial(each_told, "init", noun="device", shows=output is Format.TEXT)
     made = provisioning.create(
-        fleet_directory, name, names, lan=lan, keys=authority, network=network, peers=peers
+        fleet_directory, name, names, lan=lan, keys=authority, network=network, peers=peers, told=told
     )
     document = {"fleet": str(made.directory), "name": name, "devices": names}
     show(output, document, f"fleet '{name}' with {', '.join(names) or 'no device'} is in {made.directory}")
@@ -75,7 +80,8 @@ def add(
     from millpond.host.fleet import provisioning
 
     provisioning.add(directory.read(fleet_directory, authority), DeviceConfig(device, board=board))
-    taken = _taken_by_daemon(fleet_directory, device)
+    with waiting(device, "the host daemon takes it", shows=output is Format.TEXT):
+        taken = _taken_by_daemon(fleet_directory, device)
     state = "and the host daemon has it" if taken else "and the next host daemon has it: none runs now"
     way = f"; 'millpond flash --device {device}' writes its disk" if board != EMULATED else ""
     text = f"{device} ({board}) is in the fleet, {state}{way}"
@@ -105,7 +111,8 @@ def remove(
 
     found = directory.read(fleet_directory)
     text = provisioning.without(found, device)
-    with removal.forgotten_by_daemon(found, device) as was_known:
+    waits = waiting(device, "the host daemon forgets it", shows=output is Format.TEXT)
+    with waits, removal.forgotten_by_daemon(found, device) as was_known:
         if not provisioning.remove(found, text, device) and not was_known:
             found.device(device)  # raises the error for a device that nothing is left of
     left = str(found.device_directory(device))
@@ -136,7 +143,11 @@ def revoke(
     directory.check_name(device)
     found = directory.read(fleet_directory, authority)
     count = renewal.revoke(found, device)
-    taken = _wait_for_refusal(found, device)
+    most = duration(found.config.silence + REFUSAL_SECONDS)
+    with waiting(
+        device, f"the host daemon closes its connections, at most {most}", shows=output is Format.TEXT
+    ):
+        taken = _wait_for_refusal(found, device)
     before = "" if count else ", and was before"
     is_member = any(one.name == device for one in found.config.device)
     unknown = ""
@@ -170,12 +181,12 @@ def _wait_for_refusal(fleet: directory.Fleet, device: str) -> bool:
     return False
 
 
-def _renewed(fleet: directory.Fleet, device: str) -> str:
+def _renewed(fleet: directory.Fleet, device: str, tell: Callable[[str], None]) -> str:
     from millpond.host.fleet import renewal
     from millpond.host.remote import certificate_renewal  # imports paramiko, which takes long
 
     if device != "host":
-        return certificate_renewal.renew(fleet, device)
+        return certificate_renewal.renew(fleet, device, tell)
     renewal.renew_host(fleet)
     return "in use"
 
@@ -193,7 +204,9 @@ def renew(
     A device whose certificate is revoked gets other keys, too; only 'flash --device' brings them to a board.
     With the name 'host' the command renews the host's own certificate.
     """
-    where = _renewed(directory.read(fleet_directory, authority), device)
+    found = directory.read(fleet_directory, authority)
+    with waiting(device, "its certificate is made", shows=output is Format.TEXT) as tell:
+        where = _renewed(found, device, tell)
     advice = {
         "in use": "",
         "at its start": "; it is used when the device is started",

@@ -18,6 +18,7 @@ import typer
 from millpond.base.errors import LocalError, Refused
 from millpond.base.text import counted
 from millpond.host.api.daemon import MOST_LISTED, JobInfo
+from millpond.host.api.progress import JobRecord
 from millpond.host.cli.exits import INTERRUPTED, JOB, LOCAL, REMOTE, fail
 from millpond.host.cli.options import (
     DEFAULT_FLEET,
@@ -32,13 +33,13 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.monitor import job_view
 from millpond.host.monitor.job_view import Axis, JobCourse
-from millpond.host.program.trackers.tracking import Tracking, trackers_of
+from millpond.host.program.trackers.tracking import FINISH_SECONDS, Tracking, trackers_of
 from millpond.host.program.trackers.update import Tracker
 from millpond.host.records.comparison import JobComparison, differences
 from millpond.host.records.jobs import Round
 from millpond.host.terminal import printing, tables
 from millpond.host.terminal.printing import Format
-from millpond.host.terminal.progress_lines import view
+from millpond.host.terminal.progress_lines import each_told, view, waiting
 from millpond.train.job import file
 from millpond.train.job.host_spec import TrackSpec
 from millpond.train.job.spec import Job, SynchronousSpec
@@ -160,9 +161,15 @@ def _follow(
     console = tables.quiet_console() if output is Format.JSON else tables.console()
     tracking = Tracking(client.fleet.directory, number, trackers, _warn)
     info, rounds = _watch(client, number, tables.JobView(console, names, now.unit))
-    tracking.finish()
+    shows = output is Format.TEXT
+    if trackers:
+        with waiting(
+            f"job {number}", f"its trackers take the end, at most {FINISH_SECONDS:.0f} s", shows=shows
+        ):
+            tracking.finish()
     if model and info.model:
-        client.save_model(number, model)
+        with view(terminal=sys.stdout.isatty(), shows=shows) as shown:
+            client.save_model(number, model, begin=shown.begin)
     if output is Format.JSON:
         printing.print_json({"job": info, "rounds": rounds})
     elif info.state == "done":
@@ -241,7 +248,8 @@ def profile(
     if volumes:
         from millpond.host.cli.step_volumes import step_volumes  # loads torch
 
-        told = step_volumes(job, job_file.parent, sum(curves.batches.values()))
+        with waiting("profile", "counts the data of a step", shows=output is Format.TEXT):
+            told = step_volumes(job, job_file.parent, sum(curves.batches.values()))
         print(told.text, file=sys.stdout if output is Format.TEXT else sys.stderr)
 
 
@@ -288,6 +296,13 @@ def _of_group(
     return fleet_directory or given["fleet_directory"], output or given["output"]
 
 
+def _records(place: Path, numbers: Sequence[int], output: Format) -> list[JobRecord]:
+    """Return jobs with their rounds, each once."""
+    wanted = each_told("jobs", list(dict.fromkeys(numbers)), "job", shows=output is Format.TEXT)
+    with DaemonClient(place) as client:
+        return [client.job(number) for number in wanted]
+
+
 @jobs.command()
 def compare(
     context: typer.Context,
@@ -303,8 +318,7 @@ def compare(
     Of the keys of their files those are shown that differ.
     """
     place, shown = _of_group(context, fleet_directory, output)
-    with DaemonClient(place) as client:
-        records = [client.job(number) for number in dict.fromkeys(numbers)]
+    records = _records(place, numbers, shown)
     found = JobComparison(
         tuple(job_view.outcome(each.info, each.rounds) for each in records),
         differences([(each.job, each.code) for each in records]),
@@ -345,8 +359,7 @@ def plot(
     from millpond.host.monitor import job_plot
 
     place, shown = _of_group(context, fleet_directory, output)
-    with DaemonClient(place) as client:
-        records = [client.job(number) for number in dict.fromkeys(numbers)]
+    records = _records(place, numbers, shown)
     drawn = job_plot.curves([JobCourse(each.info, each.rounds) for each in records], over, metric)
     if not drawn:
         fail("no score to draw yet", LOCAL)
@@ -373,8 +386,11 @@ def model(
 ) -> None:
     """Write the model of a job that is done to a file."""
     place, shown = _of_group(context, fleet_directory, output)
-    with DaemonClient(place) as client:
-        client.save_model(job, path, best=best)
+    with (
+        DaemonClient(place) as client,
+        view(terminal=sys.stdout.isatty(), shows=shown is Format.TEXT) as bars,
+    ):
+        client.save_model(job, path, best=best, begin=bars.begin)
     printing.show(shown, {"id": job, "model": str(path)}, f"the model of job {job} is in {path}")
 
 
@@ -405,9 +421,10 @@ def track(
         spec = given if given != TrackSpec() else client.job(job).job.track
     if not (trackers := trackers_of(spec)):
         raise LocalError(f"job {job} has no table [track]: give --tensorboard or --mlflow")
-    tracking = Tracking(place, job, trackers, _warn)
     try:
-        tracking.finish(None)
+        with waiting(f"job {job}", "is tracked", shows=shown is Format.TEXT) as tell:
+            tracking = Tracking(place, job, trackers, _warn, tell)
+            tracking.finish(None)
     except KeyboardInterrupt:
         fail(f"interrupted; job {job} goes on", INTERRUPTED, document=False)
     if tracking.failed:
@@ -442,7 +459,8 @@ def prune(
     """
     place, shown = _of_group(context, fleet_directory, output)
     seconds = None if older_than is None else older_than * SECONDS_A_DAY
-    with DaemonClient(place) as client:
+    text = "looks at the folders of jobs" if dry_run else "removes the folders of jobs"
+    with DaemonClient(place) as client, waiting("prune", text, shows=shown is Format.TEXT):
         found = client.prune(keep, seconds, dry_run=dry_run, forget=forget)
     done = "would be" if dry_run else "is"
     what = "forgotten" if forget else "pruned"
@@ -457,6 +475,9 @@ def stop(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Stop a job; its last finished round is kept."""
-    with DaemonClient(fleet_directory) as client:
+    with (
+        DaemonClient(fleet_directory) as client,
+        waiting(f"job {job}", "is stopped", shows=output is Format.TEXT),
+    ):
         client.stop(job)
     printing.show(output, {"id": job, "state": "stopped"}, f"job {job} is stopped")

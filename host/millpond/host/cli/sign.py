@@ -23,6 +23,7 @@ from millpond.host.cli.options import (
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import each_told
 from millpond.linux import ssh_signatures
 from millpond.linux.files import write_durably
 from millpond.train.job import file
@@ -120,7 +121,8 @@ def send_roster(
     taken, failed = list[str](), dict[str, str]()
     with DaemonClient(fleet_directory) as client:
         known = [one.name for one in client.fleet.config.device if one.name in found.devices]
-        for name in client.fleet.named(devices) if devices else known:
+        names = client.fleet.named(devices) if devices else known
+        for name in each_told("roster", names, "device", shows=output is Format.TEXT):
             try:
                 client.send_roster(name, file.read_text())
                 taken.append(name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -144,22 +143,31 @@ class JobSubmission(DaemonConnection):
         self._call(daemon.OpenModel(job, best), Ok, self._deadline)
         return os.fdopen(self._receive_descriptor(), "rb")
 
-    def save_model(self, job: int, path: Path, *, best: bool = False) -> None:
+    def save_model(
+        self, job: int, path: Path, *, best: bool = False, begin: BeginSending = _unwatched
+    ) -> None:
         """Write the model of a job that is done, or that of the ``best`` score so far, to a file of this
-        process's user: whole, or not at all. Raises LocalError, Refused.
+        process's user: whole, or not at all. ``begin`` is as for ``submit``. Raises LocalError, Refused.
         """
         fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
             with self.open_model(job, best=best) as model, contextlib.ExitStack() as unless_whole:
                 with fresh.open("xb") as out:
                     unless_whole.callback(fresh.unlink)
-                    shutil.copyfileobj(model, out, 1 << 20)
+                    _copy(model, out, begin)
                     out.flush()
                     os.fsync(out.fileno())
                 fresh.replace(path)
                 unless_whole.pop_all()
         except OSError as error:
             raise LocalError(f"{path}: {error.strerror}") from None
+
+
+def _copy(model: BinaryIO, out: BinaryIO, begin: BeginSending) -> None:
+    size = os.fstat(model.fileno()).st_size
+    advance = (begin if size >= MUCH_BYTES else _unwatched)("the model", size)
+    while part := model.read(1 << 20):
+        advance(out.write(part))
 
 
 def _together(files: Iterable[tuple[JobFile, Path]]) -> Iterator[list[tuple[JobFile, Path]]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,11 @@ def create(
     keys: Path | None = None,
     network: str = fleets.NETWORK,
     peers: str = "",
+    told: Callable[[Sequence[DeviceConfig]], Iterable[DeviceConfig]] = iter,
 ) -> Fleet:
     """Make a fleet of emulated devices in ``directory``, with a ``lan`` if wanted; ``keys`` is where the keys
-    that no daemon needs are to be, if not there; ``network`` and ``peers`` are as in ``fleet.toml``. Raises
-    ConfigError if there is one already.
+    that no daemon needs are to be, if not there; ``network`` and ``peers`` are as in ``fleet.toml``; ``told``
+    yields the devices that it gets, and may show how far it is. Raises ConfigError if there is a fleet.
     """
     if (directory / "fleet.toml").exists():
         raise ConfigError(f"{directory} holds a fleet already")
@@ -65,7 +66,7 @@ def create(
     create_ssh_key(fleet.ssh_key, f"millpond@{name}")
     create_ssh_key(fleet.admin_key, f"millpond-admin@{name}")
     write_durably(fleet.known_hosts, b"")
-    for one in config.device:
+    for one in told(config.device):
         _provision(fleet, authority, one)
     # Last: a directory with this file is a whole fleet.
     write_durably(directory / "fleet.toml", _fleet_toml(config).encode())

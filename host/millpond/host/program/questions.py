@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +42,22 @@ class AskedDevices:
         told = {name: figures(question, words) for name, words in found.by_device.items()}
         return self._answered(question.kind, question, found, figures(question, found.words), told)
 
-    def ask_quantiles(self, question: DataQuestion, shares: Sequence[float], rounds: int) -> AnsweredQuestion:
+    def ask_quantiles(
+        self,
+        question: DataQuestion,
+        shares: Sequence[float],
+        rounds: int,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> AnsweredQuestion:
         """Ask them for the quantiles of these shares, by so many histograms, each with the bins of
-        ``question`` where a quantile lies. Raises as ``ask`` does.
+        ``question`` where a quantile lies, and ``tell`` of each. Raises as ``ask`` does.
         """
         check_shares(shares, question.bins)
         if not 1 <= rounds <= MOST_ROUNDS:
             raise ConfigError(f"rounds: {rounds} is not between 1 and {MOST_ROUNDS}")
         asked = question
         for number in range(rounds):
+            tell(f"devices answer: histogram {number + 1} of {rounds}")
             found = self._ask(asked, rounds)
             located = quantiles(asked, found.words, shares)
             if number + 1 < rounds and located:

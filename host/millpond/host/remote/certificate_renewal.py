@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import paramiko
@@ -31,6 +32,7 @@ Renewed = Literal["in use", "at its start", "to be flashed"]
 DELIVERY_SECONDS = 30.0
 SHOWN_SECONDS = 10.0
 _POLL_SECONDS = 0.25
+_WAITS = f"it takes its new certificate, at most {SHOWN_SECONDS:.0f} s"
 _LONGEST_COMPLAINT = 4096
 
 # The key comes first: a cut leaves the old pair, or the new certificate and its key beside the old one. The
@@ -43,9 +45,9 @@ sync key.pem.new cert.pem.new; mv cert.pem.new cert.pem; sync .; mv key.pem.new 
 """
 
 
-def renew(fleet: Fleet, device: str) -> Renewed:
-    """Give a device a new certificate. One whose certificate is revoked gets new keys, too, in the fleet's
-    directory alone. Raises LocalError, RemoteError: then the same call goes on.
+def renew(fleet: Fleet, device: str, tell: Callable[[str], None] = lambda _: None) -> Renewed:
+    """Give a device a new certificate, and ``tell`` how far that is. One whose certificate is revoked gets
+    new keys, too, in the fleet's directory alone. Raises LocalError, RemoteError: then the same call goes on.
     """
     board = fleet.device(device).board
     busy = f"another command renews the certificate of {device}"
@@ -56,14 +58,16 @@ def renew(fleet: Fleet, device: str) -> Renewed:
             return "at its start" if board == EMULATED else "to be flashed"
         renewal = Renewal(fleet, authority, device)
         shown = (
-            _renew_emulated(fleet, device, renewal) if board == EMULATED else _renew(fleet, device, renewal)
+            _renew_emulated(fleet, device, renewal, tell)
+            if board == EMULATED
+            else _renew(fleet, device, renewal, tell)
         )
         renewal.install()
         renewal.finish()
     return "in use" if shown else "at its start"
 
 
-def _renew_emulated(fleet: Fleet, device: str, renewal: Renewal) -> bool:
+def _renew_emulated(fleet: Fleet, device: str, renewal: Renewal, tell: Callable[[str], None]) -> bool:
     """Renew where the fleet's directory is the device's own disk. Returns whether the device runs."""
     renewal.install()
     try:
@@ -74,17 +78,20 @@ def _renew_emulated(fleet: Fleet, device: str, renewal: Renewal) -> bool:
         states = {one.name: one.state for one in client.devices()}
         if states.get(device, "absent") == "absent":
             return False
+        tell(_WAITS)
         _wait_until_shown(client, device, renewal.serial)
     return True
 
 
-def _renew(fleet: Fleet, device: str, renewal: Renewal) -> bool:
+def _renew(fleet: Fleet, device: str, renewal: Renewal, tell: Callable[[str], None]) -> bool:
+    tell("its certificate is sent")
     with DaemonClient(fleet.directory) as client:
         with (
             client.dial(device, SSH_ADMIN_PORT) as sock,
             ssh.connected(fleet, device, sock, ADMIN) as transport,
         ):
             _deliver(transport, device, renewal.identity)
+        tell(_WAITS)
         _wait_until_shown(client, device, renewal.serial)
     return True
 

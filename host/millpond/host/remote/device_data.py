@@ -16,6 +16,7 @@ from millpond.host.api.daemon import JobInfo, PreparedWorker
 from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.fleet import mounts
 from millpond.host.records.failures import HIDDEN
+from millpond.host.terminal.job_clock import JobClock
 from millpond.train.job.spec import FederatedSpec, Job
 
 
@@ -61,14 +62,20 @@ def looking_at(job: Job, device: str, folder: str) -> Job:
     )
 
 
-def prepare(fleet: Path, job: Job, code: Mapping[str, Path], waits: Callable[[str], None]) -> PreparedWorker:
-    """Run a job of ``looking_at``. ``waits`` gets what the job waits for. Raises LocalError with the reason
-    for which a worker would refuse the folder.
+def prepare(
+    fleet: Path,
+    job: Job,
+    code: Mapping[str, Path],
+    waits: Callable[[str], None],
+    tell: Callable[[str], None] = lambda _: None,
+) -> PreparedWorker:
+    """Run a job of ``looking_at``. ``waits`` gets what the job waits for, ``tell`` how far it is. Raises
+    LocalError with the reason for which a worker would refuse the folder.
     """
     with DaemonClient(fleet) as client:
         number = client.submit(job, code)
         try:
-            info = _wait(client, number, waits)
+            info = _wait(client, number, waits, tell)
         except BaseException:  # Ctrl-C: nobody is there for its answer
             with contextlib.suppress(MillpondError), DaemonClient(fleet) as other:
                 other.stop(number)
@@ -81,11 +88,15 @@ def prepare(fleet: Path, job: Job, code: Mapping[str, Path], waits: Callable[[st
     return found.workers[job.devices[0]]
 
 
-def _wait(client: DaemonClient, number: int, waits: Callable[[str], None]) -> JobInfo:
+def _wait(
+    client: DaemonClient, number: int, waits: Callable[[str], None], tell: Callable[[str], None]
+) -> JobInfo:
     """Return how the job ended."""
-    reason, info = "", client.job_info(number)
+    reason, info, clock = "", client.job_info(number), JobClock()
     for progress in client.watch(number):
         info = progress.info
         if info.reason != reason and (reason := info.reason):
             waits(f"job {number} is queued: {reason}")
+        if text := clock.told(info, (), 0.0):
+            tell(text)
     return info

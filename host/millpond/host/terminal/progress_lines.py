@@ -7,18 +7,19 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
-from millpond.base.text import duration
+from millpond.base.text import counted, duration
 from millpond.host.terminal.printing import size
 
 PERIOD_SECONDS = 10.0
 """Time between two lines."""
-QUIET_SECONDS = 1.0
+QUIET_SECONDS = 2.0
 """Time after which a terminal shows what ``waiting`` is for."""
+T = TypeVar("T")
 
 
 class ProgressView(Protocol):
@@ -187,3 +188,22 @@ def waiting(name: str, text: str, *, shows: bool = True) -> Iterator[Callable[[s
         finally:
             timer.cancel()
             timer.join()
+
+
+def each_told(
+    name: str,
+    items: Collection[T],
+    noun: str,
+    *,
+    shows: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[T]:
+    """Yield ``items``, and show as ``waiting`` does how many of them are done, and how long the others will
+    take: as long each as those before. ``noun`` is the word for one of them, ``clock`` a steady one (s).
+    """
+    total, began = counted(len(items), noun), clock()
+    with waiting(name, f"0 of {total}", shows=shows) as tell:
+        for done, item in enumerate(items, 1):
+            yield item
+            left = (clock() - began) / done * (len(items) - done)
+            tell(f"{done} of {total}, about {duration(left)} left")

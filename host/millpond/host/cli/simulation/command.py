@@ -14,7 +14,7 @@ from millpond.base.schema import dump
 from millpond.host.cli.options import FormatOption, new_app
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
-from millpond.host.terminal.progress_lines import waiting
+from millpond.host.terminal.progress_lines import each_told, waiting
 
 app = new_app()
 
@@ -51,8 +51,8 @@ def simulate(
         printing.show(output, _document(points), lambda: roofline.show(points))
         return
     found = fleet.read(file)
-    with waiting(file.name, "simulated", shows=shows):
-        results = fleet.run(found, fleet.cohort_of(found, file.name))
+    cohort = fleet.cohort_of(found, file.name)
+    results = fleet.run(found, cohort, each_told(file.name, fleet.POLICIES, "run", shows=shows))
     printing.show(output, _document(results), lambda: fleet.show(results))
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from millpond.train.balance.simulation import BatchPolicy, SimulatedLoads, simul
 from millpond.train.balance.stannis import Stannis
 
 MOST_WORKERS = 100_000
+POLICIES = ("untuned", "stannis", "millpond")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,7 @@ def cohort_of(simulation: Simulation, where: str) -> Cohort:
     return cohort
 
 
-def run(
-    simulation: Simulation, cohort: Cohort, names: Sequence[str] = ("untuned", "stannis", "millpond")
-) -> list[PolicyResult]:
+def run(simulation: Simulation, cohort: Cohort, names: Iterable[str] = POLICIES) -> list[PolicyResult]:
     """Simulate the same loads under each of the named policies."""
     policies: dict[str, Callable[[], BatchPolicy]] = {
         "untuned": lambda: Untuned(cohort),

@@ -25,6 +25,7 @@ from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.monitor import log_follow
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import waiting
 
 app = new_app()
 
@@ -91,6 +92,9 @@ def _show_job_log(
     if job_number(job) is None and not job_log.is_of_launch(job):
         raise LocalError(f"'{job}' is no job's number, such as in: millpond logs --device {device} 3")
     found = job_log.read(fleet, device, job, lines, follow=follow, authority=authority)
+    if not follow:
+        with waiting(device, "sends the job's log", shows=output is Format.TEXT):
+            found = iter(list(found))
     if output is Format.TEXT:
         for line in found:
             print(line, flush=True)

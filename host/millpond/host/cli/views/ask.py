@@ -11,8 +11,10 @@ from millpond.base.errors import LocalError
 from millpond.host.api.questions import COUNT_SECONDS, MOST_COUNT_SECONDS
 from millpond.host.cli.options import DEFAULT_FLEET, DevicesOption, FleetOption, FormatOption, new_app
 from millpond.host.client.daemon_client import DaemonClient
+from millpond.host.records.questions import AnsweredQuestion
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import waiting
 from millpond.train.questions.question import (
     MOST_BINS,
     MOST_LABELS,
@@ -90,20 +92,24 @@ def ask(
     device_kind: Kind = "histogram" if kind == "quantiles" else kind
     names, (low, high) = tuple(filter(None, classes.split(","))), bounds or (0.0, 1.0)
     question = DataQuestion(device_kind, column, low, high, bins, names, labels=labels, positive=positive)
-    with DaemonClient(fleet_directory) as client:
+    with (
+        DaemonClient(fleet_directory) as client,
+        waiting("ask", "devices answer", shows=output is Format.TEXT) as tell,
+    ):
         asked = AskedDevices(client, tuple(folders), devices, secure, job, best, epsilon, delta, deadline)
         if kind == "quantiles":
-            found = asked.ask_quantiles(question, _shares(shares), rounds)
+            found = asked.ask_quantiles(question, _shares(shares), rounds, tell)
         else:
             found = asked.ask(question)
 
-    def table() -> object:
-        from millpond.host.terminal import answer_table  # loads rich
-
-        return answer_table.show(found)
-
-    printing.show(output, found, table)
+    printing.show(output, found, lambda: _table(found))
     return _INCOMPLETE if found.left_out else 0
+
+
+def _table(found: AnsweredQuestion) -> object:
+    from millpond.host.terminal import answer_table  # loads rich
+
+    return answer_table.show(found)
 
 
 def _shares(text: str) -> list[float]:

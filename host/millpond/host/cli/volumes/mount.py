@@ -18,6 +18,7 @@ from millpond.host.cli.volumes.mounting import LARGEST_ID
 from millpond.host.fleet import directory
 from millpond.host.terminal import printing
 from millpond.host.terminal.printing import Format
+from millpond.host.terminal.progress_lines import waiting
 
 app = new_app()
 
@@ -97,7 +98,8 @@ def mount(
         timeout=asked.timeout if timeout is None else timeout,
     )
     fleet = Path(asked.fleet) if asked.fleet else fleet_directory
-    was_dead = mounting.mount(fleet, device, mountpoint, asked)
+    with waiting(device, "its volume is mounted", shows=output is Format.TEXT) as tell:
+        was_dead = mounting.mount(fleet, device, mountpoint, asked, tell)
     public = str(mountpoint / PUBLIC)
     document = {"device": device, "mountpoint": str(mountpoint), "public": public, "renewed": was_dead}
     again = " again: the process of the mount there had ended" if was_dead else ""

@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.base.text import escaped
+from millpond.base.text import duration, escaped
 from millpond.host.cli.exits import LOCAL
 from millpond.linux.file_lock import name_held
 
@@ -87,9 +88,15 @@ def _seconds(values: dict[str, str], name: str) -> float | None:
     return seconds
 
 
-def mount(fleet: Path, device: str, mountpoint: Path, options: MountOptions) -> bool:
-    """Mount a volume. Returns whether it replaces a mount whose process had ended. Raises LocalError, also
-    while another command mounts at the same place, and RemoteError.
+def mount(
+    fleet: Path,
+    device: str,
+    mountpoint: Path,
+    options: MountOptions,
+    tell: Callable[[str], None] = lambda _: None,
+) -> bool:
+    """Mount a volume, and ``tell`` why it is tried again. Returns whether it replaces a mount whose process
+    had ended. Raises LocalError, also while another command mounts at the same place, and RemoteError.
     """
     from millpond.fs.fuse import mounts
 
@@ -99,10 +106,10 @@ def mount(fleet: Path, device: str, mountpoint: Path, options: MountOptions) -> 
     with name_held(f"mount {place}") as is_held:
         if not is_held:
             raise LocalError(f"{place}: another command is mounting a volume there")
-        return _mount(fleet, device, place, options)
+        return _mount(fleet, device, place, options, tell)
 
 
-def _mount(fleet: Path, device: str, place: Path, options: MountOptions) -> bool:
+def _mount(fleet: Path, device: str, place: Path, options: MountOptions, tell: Callable[[str], None]) -> bool:
     from millpond.fs.fuse import mounts
     from millpond.host.fleet import mounts as volume_mounts
 
@@ -125,6 +132,7 @@ def _mount(fleet: Path, device: str, place: Path, options: MountOptions) -> bool
                 with contextlib.suppress(OSError):
                     place.rmdir()
             raise error
+        tell(f"{error}: tried again for {duration(end - time.monotonic())} at most")
         time.sleep(_AGAIN_SECONDS)
     return was_dead
 

@@ -40,13 +40,18 @@ def trackers_of(spec: TrackSpec) -> list[Tracker]:
 
 class Tracking:
     """Trackers that follow a job of a fleet from its first round on; ``warn`` gets a line for one that has
-    failed.
+    failed, ``tell`` one for each round that one has taken.
     """
 
     def __init__(
-        self, fleet: Path, number: int, trackers: Sequence[Tracker], warn: Callable[[str], None]
+        self,
+        fleet: Path,
+        number: int,
+        trackers: Sequence[Tracker],
+        warn: Callable[[str], None],
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._fleet, self._number, self._warn = fleet, number, warn
+        self._fleet, self._number, self._warn, self._tell_round = fleet, number, warn, tell
         self.failed = False
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name=_name(each), daemon=True)
@@ -75,6 +80,7 @@ class Tracking:
                     if update.round:
                         number = update.round.round
                         tracker.track(update)
+                        self._tell_round(f"{_name(tracker)} has round {number} of {update.job.rounds}")
                     else:
                         self._end(client, tracker, update)
         except Exception as error:  # noqa: BLE001 - a tracker is code of others

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from millpond.base.errors import ProtocolError
@@ -32,12 +32,14 @@ class AuditLogCopy:
         return LogHead(self.head.number, self.head.digest)
 
 
-def read(client: DaemonClient, device: str, nonce: str = "") -> AuditLogCopy:
-    """Read the log of a device, its head signed if there is a ``nonce``. Raises RemoteError, also where its
-    entries are no chain up to its head.
+def read(
+    client: DaemonClient, device: str, nonce: str = "", tell: Callable[[str], None] = lambda _: None
+) -> AuditLogCopy:
+    """Read the log of a device, its head signed if there is a ``nonce``, and ``tell`` how far that is. Raises
+    RemoteError, also where its entries are no chain up to its head.
     """
     head = client.audit_head(device, nonce)
-    return follow(device, head, nonce, _asked(client, device, head))
+    return follow(device, head, nonce, _asked(client, device, head, tell))
 
 
 def follow(device: str, head: AuditHead, nonce: str, lines: Iterable[str]) -> AuditLogCopy:
@@ -66,7 +68,7 @@ def follow(device: str, head: AuditHead, nonce: str, lines: Iterable[str]) -> Au
     return AuditLogCopy(device, head, nonce, tuple(kept), tuple(entries), digests)
 
 
-def _asked(client: DaemonClient, device: str, head: AuditHead) -> Iterator[str]:
+def _asked(client: DaemonClient, device: str, head: AuditHead, tell: Callable[[str], None]) -> Iterator[str]:
     """Yield the lines of a log up to its ``head``. Raises RemoteError."""
     number = head.oldest
     while number <= head.number:
@@ -75,6 +77,7 @@ def _asked(client: DaemonClient, device: str, head: AuditHead) -> Iterator[str]:
             raise ProtocolError(f"{device}: its audit log ends before entry {head.number}")
         yield from lines[: head.number - number + 1]
         number += len(lines)
+        tell(f"sends its audit log: {number - head.oldest} of {head.number - head.oldest + 1} entries")
 
 
 def _taken(reader: ChainReader, line: str, device: str) -> Entry:
