@@ -59,6 +59,7 @@ class Feed:
             self._changed.notify_all()
         for watch in watches:
             watch.close()
+            watch.join()
         self._thread.join()
 
     @property
@@ -169,11 +170,14 @@ class _JobWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Follow the job no longer."""
+        """Follow the job no longer. The thread ends by itself: it may be amid a thousand rounds."""
         with self._closing:
             self._closed = True
             if self._client:
                 self._client.close()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
         self._thread.join()
 
     def _run(self) -> None:

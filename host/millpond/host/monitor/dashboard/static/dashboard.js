@@ -98,4 +98,5 @@ window.addEventListener("pageshow", (event) => event.persisted && connect());
 window.addEventListener("resize", () => {
   for (const [id, { plot }] of plots) plot.setSize({ width: document.getElementById(id).clientWidth, height: 240 });
 });
-if (!document.hidden) connect();
+// What the page has come with is painted first: the timer begins with a frame, and ends behind it.
+if (!document.hidden) requestAnimationFrame(() => setTimeout(connect));
