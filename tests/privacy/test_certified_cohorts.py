@@ -15,7 +15,7 @@ from millpond.aggregate.masking.keys import LastingKey
 from millpond.aggregate.masking.messages import NO_CERTIFICATE, KeyCertificate, Offered, OpenCohort
 from millpond.base.errors import Refused
 from millpond.host.fleet.authority import Authority
-from millpond.wire.tls import Identity
+from millpond.wire.tls import HOST, Identity
 
 from ..identities import authority, issued
 from .test_masked_rounds import NAMES, PREPARED, device, exchange_of
@@ -62,6 +62,17 @@ def test_a_device_that_the_authority_has_not_certified_is_refused(
             replace(opening, members=members, certificates=certificates)
         )
     assert caught.value.code == "policy"
+
+
+def test_a_host_is_no_member_by_its_own_certificate(opening: OpenCohort, tmp_path: Path) -> None:
+    """It would be one of the least devices of a sum, and know its own update."""
+    issued(HOST, tmp_path / HOST)
+    shown = KeyCertificates(Identity.in_directory(tmp_path / HOST)).own(HOST, MADE_UP)
+    members, certificates = opening.members | {HOST: MADE_UP}, opening.certificates | {HOST: shown}
+    with pytest.raises(Refused, match="the host is no device of a cohort"):
+        device("csd0", tmp_path, PREPARED).answer(
+            replace(opening, members=members, certificates=certificates)
+        )
 
 
 def test_a_renewed_certificate_is_as_good_also_while_its_key_is_put_in_place(

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from millpond.agent.policy.rules import refused
 from millpond.aggregate.masking import keys
 from millpond.aggregate.masking.messages import KeyCertificate, OpenCohort
-from millpond.wire.tls import Identity, Stamp
+from millpond.wire.tls import HOST, Identity, Stamp
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,8 @@ class KeyCertificates:
                 self._known.add((name, public, shown))
 
     def _check_one(self, name: str, public: bytes, shown: KeyCertificate) -> None:
+        if name == HOST:  # which has a certificate of the fleet, too
+            raise refused("cohort", "the host is no device of a cohort")
         try:
             authority = x509.load_pem_x509_certificate(self._identity.authority.read_bytes())
             found = x509.load_der_x509_certificate(shown.certificate)
