@@ -175,5 +175,7 @@ def test_noise_is_for_known_code_alone() -> None:
 
 def test_a_question_is_about_groups_of_samples() -> None:
     check_counted(Policy(), (PRIVATE, PUBLIC), {PRIVATE.path: 8, PUBLIC.path: 1})
-    with pytest.raises(Refused, match=r"policy.least_samples: .* has 7 samples; an answer covers 8 or more"):
+    with pytest.raises(
+        Refused, match=r"policy.least_samples: .* too few samples; an answer covers 8 or more"
+    ):
         check_counted(Policy(), (PRIVATE,), {PRIVATE.path: 7})

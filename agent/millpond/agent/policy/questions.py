@@ -65,7 +65,7 @@ def _check_model(policy: Policy, request: AskDevice) -> None:
 def check_counted(policy: Policy, folders: Sequence[Folder], samples: Mapping[str, int]) -> None:
     """Raise Refused for a question about a private folder of too few ``samples``."""
     for folder in folders:
-        found, least = samples[folder.path], policy.least_samples
-        if not folder.public and found < least:
-            text = f"'{folder.path}' has {found} samples; an answer covers {least} or more"
+        least = policy.least_samples
+        if not folder.public and samples[folder.path] < least:  # how many is the device's own answer
+            text = f"'{folder.path}' has too few samples; an answer covers {least} or more"
             raise refused("least_samples", text)
