@@ -152,9 +152,11 @@ def test_figures_that_can_not_be_are_none(joules: float | None) -> None:
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_no_figure_of_a_device_is_without_an_end(odd: float) -> None:
     """A browser reads no JSON that has NaN in it, and the commands' JSON refuses it."""
-    given = Load(odd, 1, 2, odd, (), drive=DriveHealth("nvme", odd), time=odd)
+    given = Load(
+        odd, 1, 2, odd, (), drive=DriveHealth("nvme", odd), time=odd, budgets=(("private/x", odd), ("y", 0.5))
+    )
     found = DevicePower(None, emulated=False).take(given, "boot", 1.0)
-    assert found == Load(0.0, 1, 2, None, (), drive=DriveHealth("nvme"))
+    assert found == Load(0.0, 1, 2, None, (), drive=DriveHealth("nvme"), budgets=(("y", 0.5),))
 
 
 def test_power_is_of_late_and_of_one_count() -> None:

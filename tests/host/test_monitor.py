@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 from millpond.host.api.daemon import DeviceInfo, Devices, JobInfo
 from millpond.host.api.progress import JobProgress
 from millpond.host.fleet.lifecycle import DeviceState
-from millpond.host.monitor import fleet_history
+from millpond.host.monitor import fleet_history, job_view
 from millpond.host.monitor.dashboard.charts import of_job
 from millpond.host.monitor.feed import Feed
 from millpond.host.monitor.fleet_history import FleetHistory
@@ -162,6 +163,37 @@ def test_a_course_of_many_rounds_keeps_the_figures_by_worker_of_few() -> None:
     assert (at_once.rounds, at_once.stride, at_once.links) == (found.rounds, 16, whole.links)
     charts = of_job(found)
     assert charts["chart_shares"].across == "round (one of 16)" and charts["chart_scores"].across == "round"
+
+
+def test_a_course_of_a_million_rounds_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: a page, and the live view, kept all rounds of a job, and went through them at each update."""
+    monkeypatch.setattr(job_view, "MOST_ROUNDS", 200)
+    found = JobCourse(JOB)
+    lost = JobEvent(1.0, "lost", "csd0", "no answer")
+    for first in range(1, 5001, 100):
+        new = (
+            a_round(number, joules={"csd0": 1.0}, events=(lost,) if number == 7 else ())
+            for number in range(first, first + 100)
+        )
+        found = found.after(JobProgress(JOB, tuple(new)))
+        assert len(found.rounds) <= 2 * 200
+    each, whole = a_round(1), [each.round for each in found.rounds[-job_view.WHOLE :]]
+    assert whole == list(range(5000 - job_view.WHOLE + 1, 5001))
+    assert len(found.detailed) <= job_view.MOST_DETAILED + 1
+    assert all(part.workers for part in found.detailed)
+    total = found.outcome
+    to, back = map(sum, zip(*each.tunnel.values(), strict=True))
+    assert total.seconds == pytest.approx(5000 * each.seconds) and total.joules == pytest.approx(5000)
+    assert (total.to_devices, total.from_devices) == (5000 * to, 5000 * back)
+    assert found.links == {name: (5000 * a, 5000 * b) for name, (a, b) in each.tunnel.items()}
+    assert [event for _, event in found.events] == [lost]
+    assert found.curve(Axis.JOULES)[-1] == (5000.0, pytest.approx(0.3 * 5000))
+
+
+def test_a_figure_that_is_not_finite_has_no_point() -> None:
+    """Before: the browser could not read the message with it, and the page stood still."""
+    found = course(a_round(1), a_round(2, metrics={"loss": math.inf, "accuracy": math.nan}))
+    assert [len(points) for points in found.metrics().values()] == [1] * len(a_round(1).metrics)
 
 
 def test_a_course_has_the_parts_of_workers() -> None:

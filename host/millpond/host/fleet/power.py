@@ -62,6 +62,7 @@ class DevicePower:
             temperature=_finite(load.temperature),
             drive=replace(load.drive, wear=_finite(load.drive.wear)),
             time=_finite(load.time) or 0.0,
+            budgets=tuple((folder, spent) for folder, spent in load.budgets if math.isfinite(spent)),
         )
         foreign = self._emulated and load.energy != "declared"
         if foreign or load.energy == "unknown":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
+from math import isfinite
 from sys import intern
 from typing import Final, TypeVar
 
@@ -21,6 +22,10 @@ WHOLE: Final = 64
 """The last rounds of a job that have all figures by worker."""
 MOST_DETAILED: Final = 120
 """The most rounds at even distances that have figures by worker; a chart of many workers shows no more."""
+MOST_ROUNDS: Final = 10_000
+"""The rounds of a job to which twice as many are brought down: rounds that follow each other become one."""
+MOST_EVENTS: Final = 64
+"""Events of such rounds that are kept, the last ones."""
 ALL: Final = ""
 """The name of all workers together, where the figures of each are left out."""
 Points = tuple[tuple[float, float], ...]
@@ -57,7 +62,8 @@ class JobCourse:
     ``line_count`` in all. What takes most of the memory is left out: the costs of data of rounds before the
     last RECENT, and the figures by worker of rounds before the last WHOLE but those whose number is divisible
     by ``stride``. Of such rounds ``tunnel`` and ``joules`` have the sums, by ALL, and ``before`` the bytes by
-    device.
+    device. Of a job with more than MOST_ROUNDS, one round may stand for several: it has the figures of the
+    last of them, and the sums of their seconds, bytes, joules and samples.
     """
 
     info: JobInfo
@@ -77,6 +83,8 @@ class JobCourse:
             rounds = (*rounds, *map(_with_shared_names, new))
             stripped = [replace(each, data={}, energy={}) for each in rounds[old:-RECENT]]
             rounds = (*rounds[:old], *stripped, *rounds[-RECENT:])
+            if len(rounds) > 2 * MOST_ROUNDS:
+                rounds = _joined(rounds)
         lines = (*self.lines, *progress.lines)[-KEPT_LINES:]
         count = self.line_count + len(progress.lines)
         return JobCourse(progress.info, rounds, lines, count, self.stride, self.before)._thinned(len(new))
@@ -84,7 +92,7 @@ class JobCourse:
     def _thinned(self, new: int) -> JobCourse:
         """Return the course with as few figures by worker as it keeps, after so many ``new`` rounds."""
         stride = self.stride
-        while len(self.rounds) > MOST_DETAILED * stride:
+        while self.rounds and self.rounds[-1].round > MOST_DETAILED * stride:
             stride *= 2
         end = max(0, len(self.rounds) - WHOLE)
         first = max(0, end - new) if stride == self.stride else 0
@@ -191,7 +199,7 @@ class JobCourse:
         found: dict[K, list[tuple[float, float]]] = {}
         for place, each in zip(along(self.rounds, axis), self.rounds, strict=True):
             for key, value in values(each):
-                if value is not None:
+                if value is not None and isfinite(value):  # texts of JSON have no other
                     found.setdefault(key, []).append((place, value))
         return {key: tuple(points) for key, points in found.items()}
 
@@ -204,6 +212,41 @@ def _with_shared_names(found: Round) -> Round:
         tunnel=_shared(found.tunnel),
         joules=_shared(found.joules),
         by_worker={intern(worker): _shared(figures) for worker, figures in found.by_worker.items()},
+    )
+
+
+def _joined(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
+    """Return rounds of which those but the last WHOLE stand for so many each that few are left. The numbers
+    that stay are divisible by a power of two, as are those of rounds with figures by worker.
+    """
+    old, step = rounds[:-WHOLE], 1
+    while len(old) > MOST_ROUNDS:
+        step *= 2
+        kept, waiting = list[Round](), list[Round]()
+        for each in old:
+            waiting.append(each)
+            if each.round % step == 0:
+                kept.append(_sum(waiting))
+                waiting = []
+        old = (*kept, *waiting)
+    return (*old, *rounds[-WHOLE:])
+
+
+def _sum(rounds: Sequence[Round]) -> Round:
+    """Return the last of some rounds with the sums of all."""
+    if len(rounds) == 1:
+        return rounds[0]
+    joules: dict[str, float] = {}
+    for each in rounds:
+        for worker, used in each.joules.items():
+            joules[worker] = joules.get(worker, 0.0) + used
+    return replace(
+        rounds[-1],
+        seconds=sum(each.seconds for each in rounds),
+        samples=sum(each.samples for each in rounds),
+        tunnel=_bytes_by_device(rounds, {}),
+        joules=joules,
+        events=tuple(event for each in rounds for event in each.events)[-MOST_EVENTS:],
     )
 
 

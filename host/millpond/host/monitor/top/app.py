@@ -92,7 +92,7 @@ class TopApp(App[None]):
 
     def _look(self) -> None:
         before, now = self._shown, self._feed.snapshot
-        if now.version == before.version:
+        if now.version == before.version or not self.screen_stack[0].query("#summary"):  # it ends
             return
         self._shown = now
         screen = self.screen
