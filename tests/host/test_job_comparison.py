@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from millpond.host.client.daemon_client import DaemonClient
 from millpond.host.monitor import job_plot
 from millpond.host.records.comparison import differences, results
 from millpond.host.records.jobs import Round
@@ -90,6 +91,22 @@ def test_the_command_compares_for_a_person_and_for_a_program(rig: Rig) -> None:
         assert [(job["id"], job["best"]) for job in found["jobs"]] == [(2, None), (1, 0.25)]
     rig.submit("--set", "train.batch=16", "--set", "name=one")
     assert compared(rig, "compare", "1", "3").splitlines()[-1] == "their definitions are the same"
+
+
+def test_what_a_job_s_author_has_written_controls_no_terminal(rig: Rig) -> None:
+    """Before: 'jobs compare' printed keys and values of job files as they came, and followers the log."""
+    evil = '{"\\u001b[2J" = "\\u001b]0;mine\\u0007\\u202e"}'
+    rig.submit("--set", f"model.arguments={evil}")
+    rig.submit()
+    text = compared(rig, "compare", "1", "2")
+    assert "model.arguments. [2J" in text and " ]0;mine" in text
+    assert all(line.isprintable() for line in text.splitlines())
+    rig.begun[1].log.error("no factory '%s'", "\x1b[2J")
+    rig.finish(1, "no factory '\x1b[2J'")
+    with DaemonClient(rig.directory) as client:
+        (progress,) = client.watch(1)
+    assert progress.info.error.startswith("no factory ' [2J'")
+    assert "no factory ' [2J'" in progress.lines
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from millpond.base.errors import LocalError
+from millpond.base.text import printable
 
 IS_LAST: Final = "is_last"
 """The attribute of a record that tells a job's end, which commands that follow the job get anyway."""
@@ -38,7 +39,8 @@ class JobLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Append a record to the lines and the file; a full disk costs the file a line and no more."""
         if not getattr(record, IS_LAST, False):
-            self._lines.append(record.getMessage())
+            text = record.getMessage()  # it may quote what a job's author has written
+            self._lines.append(printable(text, len(text), kept="\n\t"))
             self._count += 1
         with contextlib.suppress(OSError, ValueError):
             self._file.write(self.format(record) + "\n")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, Refused
+from millpond.base.text import printable
 from millpond.host.api.connection import ENDED
 from millpond.host.api.daemon import (
     LARGEST_NUMBER,
@@ -423,7 +424,7 @@ class JobService:
         return replace(
             self._without_rounds(row),
             round=last,
-            metric=standing.metric,
+            metric=printable(standing.metric),
             score=standing.score,
             best=standing.best,
             best_round=standing.best_round,
@@ -459,7 +460,7 @@ class JobService:
             id=row.id,
             name=row.job.name,
             state=str(row.state),
-            error=row.error,
+            error=printable(row.error, len(row.error), kept="\n\t"),  # it may quote the job
             model=row.model,
             round=0,
             rounds=row.job.total,

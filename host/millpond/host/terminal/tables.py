@@ -16,6 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from millpond.base.text import printable
 from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo
 from millpond.host.api.progress import JobProgress
 from millpond.host.records.comparison import JobComparison
@@ -222,12 +223,12 @@ def comparison(found: JobComparison) -> tuple[Table, Table]:
         "key", *(f"job {job.id}" for job in found.jobs), box=None, pad_edge=False, header_style="bold"
     )
     for key, values in found.differences.items():
-        keys.add_row(key, *("-" if value is None else _toml(value) for value in values))
+        keys.add_row(_toml(key), *("-" if value is None else _toml(value) for value in values))
     return outcome, keys
 
 
 def _toml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return printable(value, len(value)) if isinstance(value, str) else json.dumps(value)
 
 
 def curves(found: Curves) -> Table:
