@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,8 +18,17 @@ import pytest
 
 from millpond.aggregate.exact import scale_of
 from millpond.aggregate.masking import fixed_point, keys
-from millpond.aggregate.masking.member import CohortMember
-from millpond.aggregate.masking.messages import NO_CERTIFICATE, Agree, OpenCohort, TakeOffers
+from millpond.aggregate.masking.member import CohortMember, dealing, dealt_of
+from millpond.aggregate.masking.messages import (
+    NO_CERTIFICATE,
+    Agree,
+    Offered,
+    OffersTaken,
+    OpenCohort,
+    ShowShares,
+    TakeOffers,
+    TakeShares,
+)
 from millpond.aggregate.masking.roster import CohortRoster
 from millpond.aggregate.masking.stream import MaskedVector, mask_stream
 from millpond.aggregate.messages import NodeReady, SetPeers, StartNode
@@ -53,8 +62,15 @@ class Device:
         self.asked = request
 
     def answer(self, _reply: type, _deadline: object) -> Any:
-        steps = {OpenCohort: self.member.open, TakeOffers: self.member.take, Agree: self.member.agree}
-        return cast(Any, steps.get(type(self.asked), self.member.unmask))(self.asked)
+        member = self.member
+        steps = {
+            OpenCohort: member.open,
+            TakeOffers: member.take,
+            ShowShares: member.show,
+            TakeShares: member.take_shown,
+            Agree: member.agree,
+        }
+        return cast(Any, steps.get(type(self.asked), member.unmask))(self.asked)
 
     def fetch(self, _stop: int, _deadline: object) -> None:
         scale, terms = self.member.rounding
@@ -191,3 +207,49 @@ def test_a_sum_with_noise_may_be_beyond_the_clip_by_the_noise() -> None:
     for junk in (3 * spoil.view(np.int64)).view(np.uint64), np.frombuffer(os.urandom(SIZE * 8), np.uint64):
         with pytest.raises(WrongMasks):
             mean_of(64, junk, noise)
+
+
+class Liar(Device):
+    """A device whose ``lie`` changes its messages; it signs them."""
+
+    lie: str = ""
+
+    def answer(self, reply: type, deadline: object) -> Any:
+        found, key = super().answer(reply, deadline), self.member._key
+        if isinstance(found, Offered) and self.lie == "shares":
+            found = replace(found, digests=dict.fromkeys(found.digests, (bytes(32), bytes(32))))
+            session = self.asked.session
+            signatures = {
+                name: key.sign(dealing(session, self.name, name, dealt_of(found, name)))
+                for name in found.sealed
+            }
+            found = self.member._exchange.made = replace(found, signatures=signatures)  # type: ignore[union-attr]
+        if isinstance(found, OffersTaken) and isinstance(self.asked, TakeOffers) and self.lie == "complaint":
+            self.member._exchange.shares.clear()  # type: ignore[union-attr]
+            session = self.member._exchange.session  # type: ignore[union-attr]
+            found = OffersTaken(
+                {
+                    name: key.sign(keys.digest("complaint", dealing(session, name, self.name, dealt)))
+                    for name, dealt in self.asked.offers.items()
+                }
+            )
+        return found
+
+
+@pytest.mark.parametrize("lie", ["shares", "complaint"])
+def test_a_device_that_lies_about_shares_is_out_alone_or_nobody_is(lie: str) -> None:
+    devices: dict[str, Device] = {name: Device(name, 64) for name in ("csd0", "csd2", "csd3")}
+    devices["csd1"] = liar = Liar("csd1", 64)
+    liar.lie = lie
+    workers = cast(Mapping[str, DeviceWorker], devices)
+    mean = np.empty(SIZE, np.float32)
+    reduction = MaskedReduction(mean, CLIP)
+    scale = scale_of(CLIP * SAMPLES, 4, fixed_point.bits_of_sum(64))
+    lost, why = reduction.begin(workers, scale, 64)
+    if lie == "shares":
+        assert lost.keys() == {"csd1"} and lost["csd1"][1] and why == "shares of masks are wrong"
+        return
+    assert (lost, why) == ({}, "")
+    assert not reduction.read(workers, 1)
+    assert not reduction.finish(workers, 4 * SAMPLES)[0]
+    np.testing.assert_allclose(mean, CLIP / np.sqrt(SIZE), rtol=1e-4)

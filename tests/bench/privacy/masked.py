@@ -26,7 +26,7 @@ CASES = {
     "masked_over_plain_ring": ('"auto"', "ring"),
 }
 """The figures, with their ``sum_bits`` and the topology in which devices add masked updates, "" for none."""
-FIGURES = (*CASES, "masked_bits_equal", "setup_36_s", "dropouts")
+FIGURES = (*CASES, "masked_bits_equal", "setup_36_s", "dropouts", *masked_exchanges.COSTS)
 EMULATION = "8 devices are process trees of one machine, and share its processors with the host"
 _ROUNDS, _QUICK_ROUNDS = 24, 8
 _FIRST = 3
