@@ -243,6 +243,10 @@ def test_an_update_is_scaled_down_to_its_norm_and_a_wrong_norm_is_refused(answer
     mean, (loss,) = mean_of([answers[0], lies], clip)
     assert loss.for_good and "its norm is not as announced" in loss.reason
     assert np.allclose(mean, 1e-6 / 5, rtol=1e-4)
+    small.values[:] = 1e-23  # whose squares are 0 in a worker's float32
+    told = answer(small)
+    tiny = WorkerAnswer(told.dispatcher, told.task, replace(told.update, norm=0.0), 0.1)
+    assert mean_of([tiny], clip)[1] == []
 
 
 @pytest.mark.parametrize("seconds", [0.04, 0.4], ids=["trickle", "stall"])

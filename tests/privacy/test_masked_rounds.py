@@ -15,7 +15,7 @@ import pytest
 
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.node.masked_update import MaskedUpdates
-from millpond.agent.node.update_noise import UpdateNoise
+from millpond.agent.node.update_noise import NoisyUpdates, UpdateNoise
 from millpond.agent.policy.settings import Policy
 from millpond.aggregate.masking.exchange import CohortFailed, MaskedExchange
 from millpond.aggregate.masking.messages import Agreed, Offered, OffersTaken, Shares, Unmask
@@ -205,6 +205,22 @@ def test_a_unit_is_refused_or_not_whatever_the_values_are(values: Values, tmp_pa
         one.begin(ASKED, memoryview(STATE.tobytes()))
         with contextlib.nullcontext() if fits else pytest.raises(Refused, match="too large in this unit"):
             one.write(update, ASKED, values.tobytes(), out)
+
+
+@pytest.mark.parametrize(("noise", "masks"), [(True, False), (False, True), (True, True)])
+def test_no_refusal_tells_that_values_are_small(noise: bool, masks: bool, tmp_path: Path) -> None:
+    """A worker's float32 has no squares of such values: their norm is 0 by its word."""
+    prepared = others(lambda work: replace(work, total=4, privacy=PrivacySpec(1.0) if noise else None))
+    update = Update(1, 8, 8.0, 1e-23, 0.0, 0.1, 0.0, 0, {"loss": (1.0, 8.0)})
+    values = (np.float32(1e-23) * STATE).tobytes()
+    if masks:
+        one = begun(tmp_path, prepared, 2.0**20)
+        one.begin(ASKED, memoryview(STATE.tobytes()))
+        assert one.write(update, ASKED, values, memoryview(bytearray(one.bytes))).samples == 8
+    else:
+        config = AgentConfig("csd0", LinkConfig("10.77.0.2/30", "socket"))
+        plain = NoisyUpdates(config, prepared.work, SIZE)
+        assert plain.write(update, ASKED, values, memoryview(bytearray(4 * SIZE))).samples == 8
 
 
 @pytest.mark.parametrize("figure", [np.nan, np.inf, 1e30])

@@ -69,7 +69,7 @@ class Addend:
     """
 
     __slots__ = (
-        "_heard", "_spent", "_squares", "apart", "even",
+        "_heard", "_longest", "_spent", "_squares", "apart", "even",
         "factor", "largest", "norm", "scale", "shift", "source", "weight",
     )  # fmt: skip
 
@@ -87,6 +87,7 @@ class Addend:
         self.apart: Totals | None = None
         self.even = False
         self.factor = most / norm if norm > most else 1.0
+        self._longest = max(norm, most) * (1 + NORM_ERROR)
         self._heard = self._spent = 0.0
         self._squares: dict[int, float] | None = {} if most < math.inf else None
 
@@ -118,8 +119,10 @@ class Addend:
 
     @property
     def norm_is_wrong(self) -> bool:
-        """Whether the values have a larger norm than announced, where that matters."""
-        return math.sqrt(sum((self._squares or {}).values())) > self.norm * (1 + NORM_ERROR)
+        """Whether the values have a larger norm than announced, where that matters: not below ``most``, as a
+        worker's float32 has no squares of values below 1e-22.
+        """
+        return math.sqrt(sum((self._squares or {}).values())) > self._longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,9 @@ class MaskedUpdates:
         except OutOfBounds:
             text = f"its update or its loss is beyond what a sum of {terms} devices can have"
             raise Refused("", "model", text) from None
-        if update.weight != update.samples or math.sqrt(squares) > update.norm * (1 + NORM_ERROR):
+        # Below the clip a norm may be less: float32 has no squares of values below 1e-22.
+        longest = max(update.norm, most) * (1 + NORM_ERROR)
+        if update.weight != update.samples or math.sqrt(squares) > longest:
             raise ProtocolError("the worker sent an update that is not what its head says")
         head = replace(update, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 0.0)})
         return self._noise.head(head) if self._noise else head

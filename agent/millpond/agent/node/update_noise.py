@@ -88,7 +88,7 @@ class NoisyUpdates:
         factor = min(1.0, most / update.norm if update.norm else 1.0) / divisor
         scale = scale_of(most / divisor + self._noise.reach * self._clip, 1, BITS)
         own, found = np.frombuffer(bytes(values), np.float32), np.frombuffer(out, np.float32)
-        if math.sqrt(kernels().squares(own)) > update.norm * (1 + NORM_ERROR):
+        if math.sqrt(kernels().squares(own)) > max(update.norm, most) * (1 + NORM_ERROR):
             raise ProtocolError("the worker sent an update that is not what its head says")
         try:
             self._write(Quantiser(64, scale, factor, update.largest, 1), scale, own, found)
