@@ -68,6 +68,12 @@ def test_a_job_with_noise_or_masks_has_no_public_folders_beside_private_ones(bou
         check_job(Policy(), "csd0", replace(JOB, work=bounded, folders=(folder,)))
 
 
+def test_noise_needs_a_clip_that_float32_can_keep() -> None:
+    """The norm of smaller values is 0 in float32: their groups would not be clipped."""
+    told = refusal(Policy(), work=replace(NOISY, clip=1e-13), folders=(PRIVATE,)).text
+    assert "noise needs a clip" in told
+
+
 def test_a_masked_update_is_of_all_samples_of_the_worker() -> None:
     """Else a host asks the other devices for as few as it may, and the sum is nearly the one update."""
     two = (PRIVATE, replace(PRIVATE, path="private/more"))

@@ -28,6 +28,10 @@ _MOST_SYNTHETIC = 1 << 16
 """The most made-up samples of a request; the host profiles no larger batches."""
 _STATES = 2048
 """The number of last states, and samples of states, whose answers are counted."""
+_LEAST_CLIP = 1e-12
+"""The least clip of updates with noise. A worker computes norms in float32, which has no squares of values
+below 1e-22: by a smaller clip, and a learning rate, a host would have groups whose norm is 0 unclipped.
+"""
 _BLOCKS, _BLOCK = 64, 4096
 """Blocks of a sample of a state, and their bytes."""
 
@@ -139,7 +143,7 @@ def _check_budget(budget: Budget, work: WorkSpec) -> None:
 
 def _check_noise(work: WorkSpec, privacy: PrivacySpec) -> None:
     """Raise Refused for a job whose noise does not cover its updates, whatever its host has checked."""
-    if not (work.clip and work.total) or work.repeat.name:
+    if not (work.clip >= _LEAST_CLIP and work.total) or work.repeat.name:
         raise Refused("", "model", "privacy: noise needs a clip and rounds, and no rule repeats mini-epochs")
     if privacy.unit == "group" and (work.mini_epoch or work.local_layers or work.local.personal):
         text = 'unit = "group" trains on each group alone: no mini_epoch, federated.local and personal models'
