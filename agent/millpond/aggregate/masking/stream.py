@@ -42,7 +42,7 @@ class MaskStream(Protocol):
     """Masks that are added to the parts of one vector, one part after the other."""
 
     def add(self, part: Words) -> None:
-        """Add the masks to the next part: at most 128 KiB and, but for the last, whole blocks of AES."""
+        """Add the masks to the next part: at most PART_BYTES and, but for the last, whole blocks of AES."""
 
 
 class OpensslStream:

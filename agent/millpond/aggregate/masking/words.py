@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from millpond.base.errors import ProtocolError
 
 FIGURE_BYTES: Final = 16
-PART_BYTES: Final = 1 << 17
-"""The bytes of a part, which stays in a processor's cache."""
+PART_BYTES: Final = 1 << 18
+"""The bytes of a part, which stays in the cache of a core."""
 
 
 def words_of(bits: int) -> type[np.uint32] | type[np.uint64]:
