@@ -35,7 +35,7 @@ def cpu_percent(run: Run, watched: Watched, viewer: Viewer) -> tuple[list[float]
     """Return what a viewer adds to the daemon's CPU, and its own, in percent of a core, for each repeat: the
     seconds with it alternate with as many without it.
     """
-    seconds = 3.0 if run.quick else 15.0
+    seconds = 3.0 if run.quick else 8.0  # five times with and without a viewer, for each of three
     added, own = list[float](), list[float]()
     for _ in range(run.repeats):
         usual = _spent(watched.daemon, seconds)
