@@ -158,6 +158,14 @@ def test_pages_have_no_script_and_no_style_of_their_own(served: Served) -> None:
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:|https?://", text), path
 
 
+def test_curves_hold_up_no_first_paint(served: Served) -> None:
+    """Before: a browser painted nothing until it had the style of the curves."""
+    text = served.ask(f"/jobs/{served.rig.submit()}").text
+    head, content = text.split("</head>")
+    assert "dashboard.css" in head and "uPlot.min.css" not in head
+    assert content.index("</main>") < content.index("uPlot.min.css")
+
+
 def test_whatever_anyone_says_is_escaped(served: Served) -> None:
     job = served.rig.submit("--set", f"model.arguments.note={json.dumps(HOSTILE)}")
     served.rig.set_device("csd0", state=DeviceState.FAULTY, reason=HOSTILE)

@@ -11,12 +11,14 @@ function say(text) {
   if (place.textContent !== text) place.textContent = text;
 }
 
-// What has the focus keeps it, by its id; a log that is read at its end stays there.
+// What has the focus keeps it, and what is unfolded stays so, by their ids; a log that is read at its end stays there.
 function replace(place, html) {
   const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
   const scroller = place.closest(".log");
   const atEnd = scroller && scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - 4;
+  const unfolded = [...place.querySelectorAll("details[open] > summary[id]")].map((each) => each.id);
   place.innerHTML = html;
+  for (const id of unfolded) document.getElementById(id)?.parentElement.setAttribute("open", "");
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   if (atEnd) scroller.scrollTop = scroller.scrollHeight;
 }
