@@ -107,7 +107,7 @@ class Flower:
         note.write_text(number)
         try:
             argv = self.argv("flwr", "log", number, "millpond", "--stream")
-            subprocess.run(argv, env=self.variables, check=False)
+            subprocess.run(argv, env=self.variables, check=False, preexec_fn=killed_with_parent())
         finally:
             status = self._stop(number)
         return int(status != "finished:completed")
