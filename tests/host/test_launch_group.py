@@ -208,6 +208,33 @@ def test_a_device_that_a_launch_loses_is_named_once() -> None:
     assert ended.error == "csd0 (rank 0): No route to host"
 
 
+class Slow:
+    """A device whose agent takes the launch, and loads torch for as long as the connection lasts."""
+
+    def __init__(self) -> None:
+        self.ends: list[Channel] = []
+
+    def control(self, _deadline: Deadline) -> Channel:
+        self.ends = [Channel(end, "an agent") for end in socket.socketpair()]
+        return self.ends[0]
+
+
+@pytest.mark.timeout(20)
+def test_a_failure_does_not_wait_for_files_of_workers_that_have_not_begun() -> None:
+    workers = [
+        LaunchWorker(name, Launch("a.py", (), {"a.py": b""}, rank, 2, "", 0, most_saved=1), "lo")
+        for rank, name in enumerate(("csd0", "csd1"))
+    ]
+    near, far = (Channel(end, "a command") for end in socket.socketpair())
+    slow, place = Slow(), HostPlace(cast(Zygote, None), {}, cast(LaunchInputs, None))
+    with near, far:
+        devices = {"csd0": cast(Device, Gone()), "csd1": cast(Device, slow)}
+        ended = LaunchRun(workers, devices, place, near).run()
+    for end in slow.ends:
+        end.close()
+    assert ended.error == "csd0 (rank 0): No route to host; the others were ended"
+
+
 def test_a_host_that_has_lost_workers_alone_says_so_and_is_ended() -> None:
     elastic = ElasticAgents(2, 4)
     worker = LaunchWorker("csd0", Launch("a.py", (), {"a.py": b""}, 1, 4, "", 0, elastic=elastic), "lo")

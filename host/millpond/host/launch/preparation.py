@@ -46,6 +46,12 @@ class LaunchPreparation:
         with self._lock:
             self._left.pop(worker, None)
 
+    @property
+    def waiting(self) -> int:
+        """The number of workers that have not begun."""
+        with self._lock:
+            return len(self._left)
+
     def news(self) -> LaunchPrepares | None:
         """Return the next word to the user, None where there is none now."""
         with self._lock:

@@ -120,7 +120,7 @@ class LaunchRun:
 
     def _follow(self) -> None:
         """Follow the workers until all are done. After the first failure the others are ended, at once if
-        nothing that they have saved is wanted.
+        nothing that they have saved is wanted, or if none of them has begun.
         """
         quiet_since = time.monotonic()
         while self._running or self._waits_for_lost():
@@ -133,7 +133,8 @@ class LaunchRun:
                 quiet_since = time.monotonic()
             if self._elastic or not (self._error or self._ending):
                 continue
-            if not self._wants_files or time.monotonic() - quiet_since > COLLECT_SECONDS:
+            is_quiet = time.monotonic() - quiet_since > COLLECT_SECONDS
+            if not self._wants_files or is_quiet or self._running <= self._preparing.waiting:
                 break
             self._over.stopping = True
             self._group.end(LOOK_SECONDS)  # not longer: that thread may wait for room in the queue
