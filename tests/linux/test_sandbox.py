@@ -127,6 +127,15 @@ def test_shared_memory_is_there_and_is_bounded_together_with_other_files(uid: in
     assert done.stdout == "[1, 2]\n[True, True]\n[True, True]\n", done.stderr
 
 
+def test_a_folder_named_millpond_shows_nothing_of_what_is_beside_it(tmp_path: Path) -> None:
+    """Before: Python began beside a clone took it for code, and sandboxes showed all of that directory."""
+    (tmp_path / "millpond" / "docs").mkdir(parents=True)
+    code = "from millpond.linux.confinement.sandbox import python_binds; print(*python_binds(), sep='\\n')"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, check=True, cwd=tmp_path)
+    assert str(Path(sys.prefix)) in done.stdout and str(tmp_path) not in done.stdout
+
+
 @needs_root
 def test_read_only_and_writable(tmp_path: Path) -> None:
     for name in ("fixed", "free"):

@@ -386,6 +386,8 @@ def python_binds() -> tuple[Bind, ...]:
     """Return read-only binds, in place, of this interpreter, its virtual environment and
     millpond's own code.
     """
-    found = {Path(sys.base_prefix), Path(sys.prefix), *(Path(entry).parent for entry in millpond.__path__)}
+    portions = [Path(entry) for entry in millpond.__path__]  # also a folder of that name where Python began
+    code = {portion.parent for portion in portions if any(portion.glob("*/__init__.py"))}
+    found = {Path(sys.base_prefix), Path(sys.prefix), *code}
     outermost = [path for path in found if not any(parent in found for parent in path.parents)]
     return tuple(Bind(path, path) for path in sorted(outermost) if not path.is_relative_to("/usr"))
