@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two emulated machines that are joined by a network, and launches over both."""
+"""Two emulated machines that are joined by a network, and launches over both; an SSH server on one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.forking import CLI, Command, Result, server
 
+from .processes import descendants
 from .support import Emulation, create
 
 PEERS = "10.77.0.0/16"
@@ -57,11 +58,11 @@ def joined(base: Path, devices: Sequence[Sequence[str]]) -> Iterator[JoinedHosts
             fleets.append(fleet)
         for fleet in fleets:
             fleet.wait_ready(180.0)
-        _join(fleets)
-        yield JoinedHosts((fleets[0], fleets[1]), _shell(base))
+        join(fleets)
+        yield JoinedHosts((fleets[0], fleets[1]), shell(base))
 
 
-def _join(fleets: Sequence[Emulation]) -> None:
+def join(fleets: Sequence[Emulation]) -> None:
     """Make a wire between the networks of both machines, which goes away with them."""
     first, second = (str(fleet.daemon().pid) for fleet in fleets)
     inside = ["nsenter", "-t", first, "-n", "ip"]
@@ -76,7 +77,8 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def _shell(base: Path) -> Path:
+def shell(base: Path) -> Path:
+    """Write the remote shell of hosts whose machines are in folders of ``base``."""
     program, python = base / "rsh", shlex.quote(sys.executable)
     lines = [
         "#!/bin/sh",
@@ -87,3 +89,58 @@ def _shell(base: Path) -> Path:
     program.write_text("\n".join(lines) + "\n")
     program.chmod(0o700)
     return program
+
+
+SSHD = """\
+ListenAddress {address}
+HostKey {base}/host_key
+AuthorizedKeysFile {base}/key.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PidFile none
+SetEnv PATH={base}/bin:/usr/bin:/bin MILLPOND_FLEET={base}/b/fleet
+"""
+SSH = """\
+Host b
+    HostName {address}
+    IdentityFile {base}/key
+    IdentitiesOnly yes
+    UserKnownHostsFile {base}/known_hosts
+    StrictHostKeyChecking yes
+    BatchMode yes
+"""
+ON_B = 'mount -t tmpfs run /run && mkdir /run/sshd && exec /usr/sbin/sshd -D -e -f "$0"'
+
+
+@contextmanager
+def ssh_server(hosts: JoinedHosts) -> Iterator[Path]:
+    """Run OpenSSH's server on the second host, in its network. Yields the client's configuration, by which
+    the first host's 'ssh b' finds it.
+    """
+    base = hosts.rsh.parent
+    for name in ("host_key", "key"):
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{base}/{name}")
+    (base / "known_hosts").write_text(f"{ADDRESSES[1]} {(base / 'host_key.pub').read_text()}")
+    for name, text in (("sshd_config", SSHD), ("ssh_config", SSH)):
+        (base / name).write_text(text.format(base=base, address=ADDRESSES[1]))
+    program = base / "bin" / "millpond"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m millpond.host.main "$@"\n')
+    program.chmod(0o700)
+    argv = ["unshare", "-m", "sh", "-c", ON_B, f"{base}/sshd_config"]
+    inside = ["nsenter", "-t", str(hosts.fleets[1].daemon().pid), "-n", *argv]
+    with subprocess.Popen(inside, stderr=subprocess.PIPE, text=True) as sshd:
+        try:
+            assert sshd.stderr
+            for line in sshd.stderr:
+                if line.startswith("Server listening"):
+                    break
+            else:
+                raise AssertionError("sshd does not listen")
+            yield base / "ssh_config"
+        finally:
+            for each in descendants(sshd.pid):
+                each.kill()

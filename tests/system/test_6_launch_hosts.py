@@ -13,7 +13,11 @@ import pytest
 
 from millpond.wire.control_messages import CONTROL_PORT
 
-from .joined import JoinedHosts, joined
+from ..waiting import eventually
+from .joined import ADDRESSES, JoinedHosts, joined, ssh_server
+from .launching import scripts
+from .processes import descendants
+from .support import MILLPOND
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -78,6 +82,43 @@ dist.destroy_process_group()
 """
 
 
+WORKERS, SAMPLES, EPOCHS = ("host.a", "csd0.a", "host.b", "csd0.b"), 960, 3
+GROUPED = f"""\
+import hashlib, os, time
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+import millpond.train
+
+torch.set_num_threads(1)
+torch.manual_seed(1)
+numbers = torch.arange({SAMPLES})
+data = TensorDataset(torch.randn({SAMPLES}, 8), numbers % 4, numbers)
+model, taken = nn.Linear(8, 4), []
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+seconds = 0.01 if os.environ["MILLPOND_WORKER"] == "csd0.b" else 0.001
+with millpond.train.group(model) as group:
+    for _ in range({EPOCHS}):
+        for images, labels, samples in group.loader(data, batch=48):
+            time.sleep(seconds * len(labels))
+            optimizer.zero_grad()
+            step = group.step(cross_entropy(model(images), labels, reduction="sum"))
+            optimizer.step()
+            taken += samples.tolist() if step.batches[group.rank] else []
+weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+print("trained", len(taken), sum(taken), hashlib.sha256(weights).hexdigest())
+"""
+WAITING = """\
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+print("rank", dist.get_rank(), "of", dist.get_world_size(), flush=True)
+time.sleep(600)
+"""
+
+
 def has_wireguard() -> bool:
     return Path("/sys/module/wireguard").exists()
 
@@ -121,6 +162,45 @@ def test_ranks_of_two_hosts_meet_and_reach_nothing_else(hosts: JoinedHosts) -> N
     assert len({line.split()[-1] for line in told.values()}) == 1
     assert "[csd0.b] reaches True True False False False" in result.out
     assert network(hosts) == before
+
+
+def test_a_balanced_group_has_a_device_of_the_other_host_as_one_more_worker(hosts: JoinedHosts) -> None:
+    devices = ("--devices", "csd0.a,csd0.b")
+    result = hosts.launch(*devices, "--", write(hosts, "grouped.py", GROUPED))
+    told = re.findall(r"^\[(\S+)\] trained (\d+) (\d+) (\w+)$", result.out, re.MULTILINE)
+    assert result.code == 0 and {worker for worker, *_ in told} == set(WORKERS), result
+    assert sum(int(count) for _, count, *_ in told) == EPOCHS * SAMPLES
+    assert sum(int(total) for *_, total, _ in told) == EPOCHS * sum(range(SAMPLES))
+    assert len({weights for *_, weights in told}) == 1
+    counts = {worker: int(count) for worker, count, *_ in told}
+    assert 2 * counts["csd0.b"] < min(counts[worker] for worker in WORKERS[:3]), counts
+
+
+def test_another_host_is_reached_by_ssh(hosts: JoinedHosts) -> None:
+    """From the first host, in whose network the command runs; the connection's end is the launch's."""
+    inside = ["nsenter", "-t", str(hosts.fleets[0].daemon().pid), "-n", *MILLPOND, "launch"]
+    where = [
+        f"localhost={ADDRESSES[0]},b={ADDRESSES[1]}",
+        "--plain-hosts",
+        "--devices",
+        "csd0.localhost,csd0.b",
+    ]
+    script = write(hosts, "waits.py", WAITING)
+    with ssh_server(hosts) as config:
+        argv = [*inside, "--fleet", str(hosts.fleets[0].directory), "--hosts", *where]
+        argv += ["--rsh", f"ssh -F {config}", "--", str(script)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout and process.stderr
+            told = sorted(process.stdout.readline().strip() for _ in range(4))
+            (shell,) = (each for each in descendants(process.pid) if each.name() == "ssh")
+            shell.kill()
+            errors = process.communicate(timeout=60)[1]
+    workers = ("host.localhost", "csd0.localhost", "host.b", "csd0.b")
+    assert told == sorted(f"[{worker}] rank {rank} of 4" for rank, worker in enumerate(workers)), errors
+    lost = "millpond: b: the connection to its daemon has ended: exit code -9 of the remote shell"
+    assert (process.returncode, errors.splitlines()[-1]) == (1, lost), errors
+    for fleet in hosts.fleets:
+        eventually(lambda f=fleet: not scripts(f), "the end of all scripts", 30)  # type: ignore[misc]
 
 
 @pytest.mark.skipif(has_wireguard(), reason="this kernel has WireGuard")
