@@ -6,8 +6,8 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ import millpond.flower
 from bench.experiment import Run
 from bench.hosts.federated_fleets import (
     EMULATION,
+    ENVIRONMENT,
     EVERY,
+    SEED,
+    Federation,
     accuracy,
     check,
     federation,
@@ -32,56 +35,72 @@ CAUSES = {
     "flower_ours_s": "millpond's client, socket, scoring and checkpoint, beside the fleet's rounds",
     "flower_back_s": "until the ServerApp has the last reply",
 }
+_OURS = "flower_ours_s"
 FIGURES = ("flower_accuracy", "flower_accuracy_difference", "flower_round_over_fleet_round", *CAUSES)
-FIGURES += ("flower_own_lines",)
+FIGURES += ("flower_start_s", "flower_own_lines")
 ROUNDS = 20
 
 
 def measure(run: Run) -> list[Row]:
-    """Rows of FIGURES: accuracies after as many local rounds; of an outer round, the time of each cause."""
+    """Rows of FIGURES: by seed the accuracies after as many local rounds; of an outer round, the time of each
+    cause. The first round of a job is apart, as its workers start in it.
+    """
     check()
-    theirs, alone = list[float](), list[float]()
-    causes: dict[str, list[float]] = {name: [] for name in (*CAUSES, "over")}
-    for _ in range(1 if run.quick else min(run.repeats, 3)):
-        alone.append(_one_fleet(run))
-        with federation(run) as hosts:
-            fleets = [word for each in hosts.fleets for word in ("--fleet", str(each.directory))]
-            words = (*fleets, "--rounds", str(ROUNDS // EVERY), "--flower", ".flower")
-            began = time.monotonic()
-            subprocess.run([*MILLPOND, "federate", "run", str(hosts.flower.app), *words], check=True)
-            run.say(f"the federation has ended after {time.monotonic() - began:.0f} s")
-            lines = noted(hosts.flower)
+    seeds = range(SEED, SEED + (1 if run.quick else run.repeats))
+    alone, theirs = _one_fleet(run, seeds), list[float]()
+    rounds = list[dict[str, float]]()
+    with federation(run, seeds) as hosts:
+        for seed in seeds:
+            lines = _federated(run, hosts, seed)
             theirs.append(accuracy(lines))
-            for line in (each for each in lines if "replies" in each):
-                for name, value in _causes(line).items():
-                    causes[name].append(value)
+            rounds += [_causes(line) | {"round": line["round"]} for line in lines if "replies" in line]
+    points = [100 * (own - other) for own, other in zip(alone, theirs, strict=True)]
+
+    def row(figure: str, what: str, values: list[float], unit: str, peer: str | None = None) -> Row:
+        return summary(figure, what, values, unit, peer=peer, emulation=EMULATION)
+
+    def of(name: str, first: bool = False) -> list[float]:
+        return [each[name] for each in rounds if (each["round"] == 1) is first]
+
     peer = "one fleet of six devices"
-    less = [100 * (own - other) for own, other in zip(alone, theirs, strict=True)]
-    rows = [
-        summary("flower_accuracy", f"accuracy after {ROUNDS} local rounds", theirs, "", peer=peer),
-        summary("flower_accuracy_difference", "accuracy of one fleet, less this", less, "points", peer=peer),
-        summary(
-            "flower_round_over_fleet_round", f"an outer round over its {EVERY} rounds", causes["over"], "x"
-        ),
-        *(summary(name, f"of an outer round, {what}", causes[name], "s") for name, what in CAUSES.items()),
-    ]
     size = sum(len(path.read_text().splitlines()) for path in Path(millpond.flower.__path__[0]).glob("*.py"))
-    what = "lines of millpond.flower, with comments and docstrings"
-    return [replace(row, emulation=EMULATION) for row in rows] + [
-        summary("flower_own_lines", what, [float(size)], "lines")
+    about = f"{ROUNDS} local rounds, by seeds of data and job"
+    return [
+        row("flower_accuracy", f"accuracy after {about}", theirs, "", peer),
+        row("flower_accuracy_difference", f"one fleet's accuracy less this, {about}", points, "points", peer),
+        row("flower_round_over_fleet_round", f"an outer round over its {EVERY} rounds", of("over"), "x"),
+        *(row(name, f"of an outer round, {what}", of(name), "s") for name, what in CAUSES.items()),
+        row(
+            "flower_start_s", "of the first outer round, millpond's part: workers start", of(_OURS, True), "s"
+        ),
+        summary("flower_own_lines", "lines of millpond.flower, with comments", [float(size)], "lines"),
     ]
 
 
-def _one_fleet(run: Run) -> float:
-    """Return the accuracy of a fleet that has all six shares."""
+def _federated(run: Run, hosts: Federation, seed: int) -> list[dict[str, Any]]:
+    """Run the federation of a seed; return what its ServerApp has noted."""
+    fleets = [word for each in hosts.fleets for word in ("--fleet", str(each.directory))]
+    flower, began = hosts.flowers[seed], time.monotonic()
+    words = (*fleets, "--rounds", str(ROUNDS // EVERY), "--flower", str(ENVIRONMENT))
+    subprocess.run([*MILLPOND, "federate", "run", str(flower.app), *words], check=True)
+    lines = noted(flower)
+    run.say(f"seed {seed}: accuracy {accuracy(lines):.4f} after {time.monotonic() - began:.0f} s by Flower")
+    return lines
+
+
+def _one_fleet(run: Run, seeds: Sequence[int]) -> list[float]:
+    """Return by seed the accuracy of a fleet that has all six shares."""
+    found = []
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-hosts-"))) / "one"
-        fleet = fleet_of(stack, base, range(6))
-        info, _ = fleet.wait_for_end(fleet.submit(job_file(base, ROUNDS)))
-        if info.state != "done" or info.score is None:
-            raise RuntimeError(f"the job is {info.state}: {info.error}")
-        run.say(f"one fleet of six: accuracy {info.score:.4f}")
-        return info.score
+        fleet = fleet_of(stack, base, range(6), seeds)
+        for seed in seeds:
+            info, _ = fleet.wait_for_end(fleet.submit(job_file(base, ROUNDS, seed)))
+            if info.state != "done" or info.score is None:
+                raise RuntimeError(f"the job is {info.state}: {info.error}")
+            run.say(f"seed {seed}: accuracy {info.score:.4f} of one fleet of six")
+            found.append(info.score)
+    return found
 
 
 def _causes(line: dict[str, Any]) -> dict[str, float]:
