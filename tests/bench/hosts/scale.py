@@ -29,7 +29,7 @@ _IDLE_SECONDS, _QUICK_IDLE_SECONDS = 20.0, 3.0
 _READY_SECONDS = 15.0
 """Per device, after which the fleet is given up."""
 _STOP_SECONDS = 120.0
-_MIB, _MIB_PER_DEVICE = 1 << 20, 75
+_MIB, _MIB_PER_DEVICE = 1 << 20, 80
 """The memory that a device of an emulated fleet takes, its board included."""
 _ABOUT = (
     "devices are process trees of one machine, in namespaces, with agents that have loaded no torch; their "
