@@ -32,7 +32,7 @@ from millpond.train.job.signed_code import NAMESPACE, digest
 app, roster = (
     new_app(),
     new_app(
-        help="Sign which devices mask updates for each other (policy.cohort), and send that to devices.",
+        help="Sign which devices mask for each other, and tell them.",
         no_args_is_help=True,
     ),
 )
