@@ -98,7 +98,10 @@ echo "$1 $2" >>"$0.calls"
 case $1 in
     run) echo '{"run-id": "7"}' ;;
     list) echo '{"runs": [{"status": "running"}]}' ;;
-    log) kill -TERM $PPID && exec sleep 600 ;;
+    log)
+        until [ "$(cut -d ' ' -f 3 /proc/$PPID/stat)" = S ]; do :; done  # it waits for this one
+        kill -TERM $PPID && exec sleep 600
+        ;;
 esac
 """
 
