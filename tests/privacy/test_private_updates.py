@@ -16,7 +16,7 @@ from millpond.agent.policy.budget_ledger import BudgetLedger
 from millpond.agent.policy.settings import Budget, Policy
 from millpond.base.errors import Refused
 from millpond.linux.zygote.client import Zygote
-from millpond.privacy.accounting import epsilon_of
+from millpond.privacy.accounting import epsilon_of, rho_of
 from millpond.privacy.spec import PrivacySpec
 from millpond.train.protocol import DataTiming, Folder, Update, Work
 
@@ -55,7 +55,8 @@ def test_a_job_spends_its_epsilon_and_no_more(volume: Volume, zygote: Zygote) ->
             for number in range(ROUNDS):
                 update = host.ask(ALL, state=number, epoch=number)
                 assert update.metrics == {"loss": (0.0, 0.0)} and update.weight == 1
-                assert epsilon_of(made.ledger.spent(DIGITS), DELTA) <= EPSILON * (number + 1)
+                planned = rho_of(EPSILON, DELTA) * (number + 1) / ROUNDS
+                assert planned <= made.ledger.spent(DIGITS) <= planned * (1 + 1e-9)
             with pytest.raises(Refused, match="the job has spent its epsilon"):
                 host.ask(ALL, state=9, epoch=9)
         spent = epsilon_of(made.ledger.spent(DIGITS), DELTA)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from safetensors.numpy import load_file
 from millpond.base.errors import MillpondError
 from millpond.host.api.outer import OuterAnswer
 from millpond.host.client.outer_client import OuterClient
+from millpond.privacy.accounting import rho_of
 from millpond.train.job import file
+from millpond.train.job.signed_code import digest
 
 from ..waiting import eventually
 from .conftest import _switched_on
@@ -172,6 +175,33 @@ def test_a_budget_is_kept_over_jobs_and_restarts_and_then_the_folder_is_silent(c
     assert all(load and dict(load.budgets)["private/digits"] > 0.5 for load in loads)
     log = (cohort.directory / "host.log").read_text()
     assert "privacy: 2 rounds are (4, 1e-05)-private for each device" in log
+
+
+def spent(fleet: Emulation) -> list[float]:
+    """Return what each device has spent of its folder, as its ledger says."""
+    ledgers = ([*fleet.fleet.device_directory(name).rglob("privacy-budget.json")] for name in NAMES)
+    return [sum(json.loads(one.read_text())["spent"]["private/digits"] for one in found) for found in ledgers]
+
+
+def test_groups_are_the_unit_of_noise_in_listed_code_alone(cohort: Emulation) -> None:
+    """The worker clips each group, which the agent cannot see: a budget for groups is for code it knows."""
+    paths = [job(cohort, f"groups-{secure}", secure) for secure in ("cohort", "")]
+    for path in paths:
+        path.write_text(f'{path.read_text()}\n[privacy]\nepsilon = 4.0\nunit = "group"\n')
+    read, files = file.read(paths[0])
+    listed = digest(read.work, file.describe(files, "job"))
+    budget = 'budget = { epsilon = 50, unit = "group" }'
+    set_policy(cohort, f'{budget}\ncode = "listed"\nlisted = ["{listed}"]\n')
+    for path in paths:
+        before = spent(cohort)
+        with cohort.pace() as pace:
+            pace.hurry()
+            ended, rounds = cohort.wait_for_end(cohort.submit(path))
+        assert ended.state == "done", f"{ended.error}\n{cohort.logs()}"
+        assert [set(round_.workers) for round_ in rounds] == [set(NAMES)] * 2
+        for old, new in zip(before, spent(cohort), strict=True):
+            assert new - old == pytest.approx(rho_of(4.0, 1e-5), rel=1e-6)
+    assert "(4, 1e-05)-private for each group" in (cohort.directory / "host.log").read_text()
 
 
 def test_pinned_devices_take_part_in_masked_jobs_of_their_cohort_alone(cohort: Emulation) -> None:

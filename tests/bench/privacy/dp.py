@@ -1,28 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch, a process): what differential privacy costs in accuracy, beside Opacus; its accounting; its
+"""Edge (torch, processes): what differential privacy costs in accuracy, beside Opacus; its accounting; its
 noise.
 
 The devices are those of the attacks: local training, clipping, rounding, noise and masks are the product's
-own, in one process. Opacus trains the same model centrally on the same samples, without and with batches
-that it draws: drawing hides samples, too, which no device can count on, as the host chooses.
+own, in one process. Opacus trains centrally on the same units of the same samples with the same model: with
+all units in each step, as our devices do, and with batches that it draws. Drawing hides units, too, which no
+device can count on, as the host chooses.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
+import torch
 
 from bench.experiment import Experiment, Findings, Run, Unmeasured
 from bench.installed import installed
+from bench.privacy.dp_settings import CENTRAL, PEERS, SETTINGS, Setting, model
 from bench.privacy.federation import accuracy, whole
 from bench.privacy.target import Model, TargetDevice, digits, rounds_work, sum_of
 from bench.rows import Row, summary
@@ -30,79 +36,138 @@ from millpond.agent.policy.settings import Policy
 from millpond.privacy.accounting import epsilon_of
 from millpond.privacy.discrete_gaussian import discrete_gaussian
 from millpond.privacy.spec import PrivacySpec
-from millpond.train.zoo.models import digits_cnn
 
-EPSILONS, DELTA = (8.0, 3.0, 1.0), 1e-5
+EPSILONS, DELTA, SEEDS = (8.0, 3.0, 1.0), 1e-5, 3
 TEST, VALUES = 360, 2_029_642
 _PEER, _OPACUS = Path(__file__).with_name("opacus_peer.py"), "opacus==1.6.0"
 _EMULATION = "devices in one process"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A job over ``devices``: rounds, the largest difference of a unit, and the rate of local steps."""
-
-    name: str
-    what: str
-    unit: Literal["device", "group"]
-    devices: int
-    group: int
-    rounds: int
-    clip: float
-    rate: float
-    passes: int = 1
-    batch: int = 0
-
-
-SETTINGS = (
-    Setting("sample6", "6 devices, each sample a group", "group", 6, 1, 10, 1.0, 1.0),
-    Setting("group6", "6 devices, groups of 8", "group", 6, 8, 10, 1.0, 1.0),
-    Setting("group20", "20 devices, groups of 8", "group", 20, 8, 10, 1.0, 1.0),
-    Setting("device6", "6 devices, each a unit", "device", 6, 8, 5, 0.5, 0.1, 3, 16),
-    Setting("device20", "20 devices, each a unit", "device", 20, 8, 5, 0.5, 0.1, 3, 16),
-)
+Accuracies = dict[tuple[str, float], list[float]]
+"""By the name of a setting and epsilon, those of all seeds in percent."""
 
 
 def measure(run: Run) -> Findings:
-    """Rows ``dp_SETTING_EPSILON``, ``dp_opacus_MODE_EPSILON``, ``dp_accounting`` and ``dp_noise``; the short
-    form has no peer, and the fastest setting alone.
+    """Rows ``dp_SETTING_EPSILON``, ``dp_opacus_MODE_EPSILON``, ``dp_below_opacus_SETTING_EPSILON``,
+    ``dp_accounting`` and ``dp_noise``; the short form has no peer, and the fastest setting alone.
     """
-    settings = (replace(SETTINGS[3], rounds=1, passes=1),) if run.quick else SETTINGS
-    rows = [_accounting(), _noise(run)]
-    for setting in settings:
-        for epsilon in EPSILONS[:1] if run.quick else EPSILONS:
-            run.say(f"{setting.what}, epsilon {epsilon:g}")
-            found = [_accuracy(setting, epsilon, seed) for seed in range(run.repeats)]
-            told = (
-                f"accuracy of the demo's task: {setting.what}, epsilon {epsilon:g}, {setting.rounds} rounds"
-            )
-            rows.append(summary(f"dp_{setting.name}_{epsilon:g}", told, found, "%", emulation=_EMULATION))
-    return Findings((*rows, *_opacus(run)))
+    if run.quick:
+        (fastest,) = (setting for setting in SETTINGS if setting.name == "device6")
+        short = replace(fastest, training=replace(fastest.training, rounds=1, steps=1))
+        found = {(short.name, 8.0): [_accuracy(short, 8.0, 0)]}
+        return Findings((_accounting(), _noise(run), *_own([short], found), *_not_central("the short form")))
+    run.say(f"{len(SETTINGS)} settings, {len(EPSILONS)} epsilons, {SEEDS} seeds")
+    ours = _accuracies()
+    rows = [_accounting(), _noise(run), *_own(SETTINGS, ours)]
+    try:
+        run.say(f"{len(CENTRAL)} settings by Opacus")
+        theirs = _centrally(installed("opacus", "torch==2.13.0", _OPACUS, figures=()))
+    except Unmeasured as error:
+        return Findings((*rows, *_not_central(str(error))))
+    return Findings((*rows, *_central(theirs), *_below(ours, theirs)))
 
 
 EXPERIMENT = Experiment("dp", "Differential privacy: accuracy, accounting and noise", measure)
 
 
+def _accuracies() -> Accuracies:
+    """Return the accuracies of all settings, seeds side by side on all processors."""
+    cases = list(product(SETTINGS, EPSILONS, range(SEEDS)))
+    found: Accuracies = {}
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), fresh, torch.set_num_threads, (1,)) as pool:
+        values = pool.map(_accuracy, *zip(*cases, strict=True))
+        for (setting, epsilon, _), value in zip(cases, values, strict=True):
+            found.setdefault((setting.name, epsilon), []).append(value)
+    return found
+
+
 def _accuracy(setting: Setting, epsilon: float, seed: int) -> float:
     """Return the accuracy in percent on digits that no device has, after all rounds."""
-    data, model = digits(seed), Model(digits_cnn, seed)
+    data, own = digits(seed), setting.training.at(epsilon)
+    net = Model(partial(model, own.model), seed)
     train, test = data.part(slice(0, -TEST)), data.part(slice(-TEST, None))
-    work = rounds_work(setting.passes, setting.batch, secure=True, rate=setting.rate, clip=setting.clip)
-    work = replace(work, privacy=PrivacySpec(epsilon, DELTA, setting.unit), total=setting.rounds, seed=seed)
+    work = rounds_work(own.steps, 0, secure=True, rate=own.rate, clip=own.clip)
+    work = replace(work, privacy=PrivacySpec(epsilon, DELTA, setting.unit), total=own.rounds, seed=seed)
     policy = Policy(least_samples=setting.group, answers_per_state=0)
     with tempfile.TemporaryDirectory() as folder:
         parts = np.array_split(np.arange(len(train)), setting.devices)
         devices = [
-            TargetDevice(f"csd{rank:02}", train.part(part), model, work, Path(folder), policy)
+            TargetDevice(f"csd{rank:02}", train.part(part), net, work, Path(folder), policy)
             for rank, part in enumerate(parts)
         ]
-        count = len(devices) if setting.unit == "device" else len(train) / setting.group
-        state = model.first.copy()
-        for number in range(setting.rounds):
+        units = len(devices) if setting.unit == "device" else len(train) / setting.group
+        state, velocity = net.first.copy(), np.zeros(len(net.first))
+        for number in range(own.rounds):
             requests = {device.name: whole(device, number) for device in devices}
             total = sum_of(devices, requests, dict.fromkeys(requests, state))
-            state = (state - total / count).astype(np.float32)
-    return accuracy(model, state, test)
+            velocity = own.momentum * velocity + total / units  # as FedAvgM
+            state = (state - velocity).astype(np.float32)
+    return accuracy(net, state, test)
+
+
+def _own(settings: Sequence[Setting], found: Mapping[tuple[str, float], list[float]]) -> list[Row]:
+    return [
+        summary(
+            f"dp_{one.name}_{epsilon:g}",
+            one.training.told(one.what, epsilon),
+            values,
+            "%",
+            emulation=_EMULATION,
+        )
+        for one in settings
+        for epsilon in EPSILONS
+        if (values := found.get((one.name, epsilon)))
+    ]
+
+
+def _centrally(python: str) -> Accuracies:
+    """Return the accuracies of all central settings."""
+    cases = list(product(CENTRAL, EPSILONS, range(SEEDS)))
+    asked = [
+        asdict(replace(one, training=one.training.at(epsilon))) | {"epsilon": epsilon, "seed": seed}
+        for one, epsilon, seed in cases
+    ]
+    data = [digits(seed) for seed in range(SEEDS)]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "digits.npz")
+        images = np.stack([each.images for each in data]).astype(np.float32)
+        np.savez(file, images=images, labels=np.stack([each.labels for each in data]))
+        command = [python, str(_PEER), str(file), str(TEST), str(DELTA)]
+        done = subprocess.run(command, input=json.dumps(asked), check=True, capture_output=True, text=True)
+    found: Accuracies = {}
+    for (one, epsilon, _), value in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        found.setdefault((one.name, epsilon), []).append(value)
+    return found
+
+
+def _central(found: Accuracies) -> list[Row]:
+    return [
+        summary(
+            f"dp_opacus_{one.name}_{epsilon:g}",
+            one.training.told(one.what, epsilon),
+            values,
+            "%",
+            peer=_OPACUS,
+        )
+        for one in CENTRAL
+        for epsilon in EPSILONS
+        if (values := found[one.name, epsilon])
+    ]
+
+
+def _below(ours: Accuracies, theirs: Accuracies) -> list[Row]:
+    """Return by how much ours is below Opacus on the same units, seed by seed."""
+    rows = []
+    for (name, peer), epsilon in product(PEERS, EPSILONS):
+        pairs = zip(ours[name, epsilon], theirs[peer, epsilon], strict=True)
+        told = f"'{name}' below Opacus' '{peer}' at epsilon {epsilon:g}, in points"
+        values = [other - mine for mine, other in pairs]
+        rows.append(summary(f"dp_below_opacus_{name}_{epsilon:g}", told, values, "points", peer=_OPACUS))
+    return rows
+
+
+def _not_central(why: str) -> list[Row]:
+    names = [f"dp_opacus_{one.name}_{epsilon:g}" for one in CENTRAL for epsilon in EPSILONS]
+    return [Row(name, f"not measured: {why}", None, None, None, "%", _OPACUS, 0, None) for name in names]
 
 
 def _accounting() -> Row:
@@ -127,33 +192,3 @@ def _noise(run: Run) -> Row:
         discrete_gaussian(1 << 24, VALUES, os.urandom)
         found.append(time.process_time() - began)
     return summary("dp_noise", f"CPU seconds for the noise of {VALUES:,} values", found, "s")
-
-
-def _opacus(run: Run) -> Iterator[Row]:
-    """Yield the accuracy of central training, or rows that say why there is none."""
-    modes = ("full", "drawn")
-    names = [f"dp_opacus_{mode}_{epsilon:g}" for mode in modes for epsilon in EPSILONS]
-    try:
-        if run.quick:
-            raise Unmeasured("not measured: the short form installs nothing", *names)
-        python = installed("opacus", "torch==2.13.0", _OPACUS, figures=names)
-    except Unmeasured as error:
-        for name in names:
-            yield Row(name, str(error), None, None, None, "%", _OPACUS, 0, None)
-        return
-    for mode in modes:
-        for epsilon in EPSILONS:
-            run.say(f"Opacus, batches {mode}, epsilon {epsilon:g}")
-            found = [_central(python, mode, epsilon, seed) for seed in range(run.repeats)]
-            told = f"accuracy of central training on single samples, epsilon {epsilon:g}, batches {mode}"
-            yield summary(f"dp_opacus_{mode}_{epsilon:g}", told, found, "%", peer=_OPACUS)
-
-
-def _central(python: str, mode: str, epsilon: float, seed: int) -> float:
-    data = digits(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "digits.npz")
-        np.savez(file, images=data.images.astype(np.float32), labels=data.labels)
-        command = [python, str(_PEER), str(file), str(TEST), mode, str(epsilon), str(DELTA), str(seed)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["accuracy"])

@@ -1,53 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: trains the demo's model by Opacus. ``opacus_peer.py DIGITS TEST MODE EPSILON DELTA SEED`` prints its
-accuracy as JSON. MODE "full": all samples in each of 20 steps; "drawn": batches of 64 on average in 20
-epochs.
+"""Entry: trains models by Opacus. ``opacus_peer.py DIGITS TEST DELTA`` reads settings as JSON, each a
+``Central`` with an epsilon and a seed, and prints their accuracies in percent as JSON.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from opacus import PrivacyEngine
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from millpond.train.zoo.models import digits_cnn
-
-_EPOCHS, _BATCH, _RATES = 20, 64, {"full": 1.0, "drawn": 0.25}
+from bench.privacy.dp_settings import PIXELS, model_of_units
 
 
 def main() -> None:
     """Train and tell."""
-    file, test, mode, epsilon, delta, seed = sys.argv[1:]
+    file, test, delta = sys.argv[1:]
     warnings.simplefilter("ignore")
-    torch.manual_seed(int(seed))
     data = np.load(file)
-    images, labels = torch.from_numpy(data["images"]).view(-1, 1, 8, 8), torch.from_numpy(data["labels"])
-    train = TensorDataset(images[: -int(test)], labels[: -int(test)])
-    model = digits_cnn()
-    loader = DataLoader(train, batch_size=len(train) if mode == "full" else _BATCH)
+    found = []
+    for one in json.load(sys.stdin):
+        images = torch.from_numpy(data["images"][one["seed"]])
+        labels = torch.from_numpy(data["labels"][one["seed"]])
+        found.append(_accuracy(one, images, labels, int(test), float(delta)))
+    print(json.dumps(found))
+
+
+def _accuracy(
+    one: dict[str, Any], images: torch.Tensor, labels: torch.Tensor, test: int, delta: float
+) -> float:
+    torch.manual_seed(one["seed"])
+    size, own = one["samples"], one["training"]
+    units = (len(labels) - test) // size
+    train = TensorDataset(
+        images[: units * size].view(units, size, PIXELS), labels[: units * size].view(units, size)
+    )
+    model = model_of_units(own["model"])
+    loader = DataLoader(train, batch_size=one["batch"] or units)
     model, optimizer, loader = PrivacyEngine().make_private_with_epsilon(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=_RATES[mode]),
+        optimizer=torch.optim.SGD(model.parameters(), lr=own["rate"], momentum=own["momentum"]),
         data_loader=loader,
-        target_epsilon=float(epsilon),
-        target_delta=float(delta),
-        epochs=_EPOCHS,
-        max_grad_norm=1.0,
-        poisson_sampling=mode == "drawn",
+        target_epsilon=one["epsilon"],
+        target_delta=delta,
+        epochs=math.ceil(own["rounds"] / len(loader)),
+        max_grad_norm=own["clip"] / own["rate"],  # of a gradient: the clip is that of a step
+        poisson_sampling=bool(one["batch"]),
     )
-    for _ in range(_EPOCHS):
-        for batch, wanted in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(batch), wanted).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+    for batch, wanted in _batches(loader, own["rounds"]):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(batch).flatten(0, -2), wanted.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
     with torch.no_grad():
-        right = model.eval()(images[-int(test) :]).argmax(1) == labels[-int(test) :]
-    print(json.dumps({"accuracy": 100 * right.float().mean().item()}))
+        right = model.eval()(images[-test:, None]).flatten(0, -2).argmax(1) == labels[-test:]
+    return float(100 * right.float().mean())
+
+
+def _batches(loader: DataLoader[Any], count: int) -> Iterator[Any]:
+    """Yield so many batches, of as many epochs as it takes."""
+    while count > 0:
+        for batch in loader:
+            if count > 0:
+                yield batch
+            count -= 1
 
 
 if __name__ == "__main__":

@@ -47,16 +47,21 @@ class UpdateNoise:
         """Return by what a sum over so many samples is divided, so that no unit adds more than the clip."""
         return samples if self._spec.unit == "device" else self._group
 
-    def share(self, scale: float, shares: int) -> Callable[[int], Integers]:
-        """Return what draws the noise of parts of an update that is rounded to multiples of ``1 / scale``, if
-        ``shares`` devices add as much. Raises Refused for noise that nobody can draw.
+    def sigma(self, scale: float, shares: int) -> int:
+        """Return the standard deviation of a device's noise in an update that is rounded to multiples of
+        ``1 / scale``, if ``shares`` devices add as much, in these units. Raises Refused for noise that nobody
+        can draw.
         """
         # Rounding moves each value of a sum, and of its neighbour, by half a unit.
         sensitivity = self._clip * scale * (1 + NORM_ERROR) + math.sqrt(self._size)
         try:
-            sigma = sigma_of_sum(self._rho, sensitivity, shares, self._size)
+            return sigma_of_sum(self._rho, sensitivity, shares, self._size)
         except (ValueError, OverflowError) as error:
             raise Refused("", "model", f"privacy: {error}") from None
+
+    def share(self, scale: float, shares: int) -> Callable[[int], Integers]:
+        """Return what draws the noise of parts of such an update. Raises Refused, as ``sigma``."""
+        sigma = self.sigma(scale, shares)
         return lambda count: discrete_gaussian(sigma, count, os.urandom)
 
     def counted(self, update: Update, request: Work, values: Buffer) -> tuple[Update, Buffer]:
