@@ -46,6 +46,7 @@ def test_a_job_that_says_that_it_masks_and_would_tell_more_is_refused(changes: d
     assert error.text == "secure: a job with masks or noise has rounds, means, and no scores of devices"
 
 
+PINS = (f"csd1 {86 * 'A'}==",)
 NOISY = replace(JOB.work, privacy=PrivacySpec(1.0), passes=1, clip=1.0, total=4)
 GROUPS = replace(NOISY, privacy=PrivacySpec(1.0, unit="group"))
 
@@ -90,9 +91,7 @@ def test_a_masked_update_is_of_all_samples_of_the_worker() -> None:
             asked.check(work(*ranges), state(0))
 
 
-@pytest.mark.parametrize(
-    "policy", [Policy(budget=Budget(8.0)), Policy(cohort=(f"csd1 {86 * 'A'}==",))], ids=str
-)
+@pytest.mark.parametrize("policy", [Policy(budget=Budget(8.0), cohort=PINS), Policy(cohort=PINS)], ids=str)
 @pytest.mark.parametrize("changes", [{"local_layers": ("head*",)}, {"local": LocalRule(alpha=0.5)}], ids=str)
 def test_with_a_budget_or_a_cohort_jobs_keep_no_state(policy: Policy, changes: dict[str, Any]) -> None:
     own = replace(NOISY, secure="cohort", **changes)
@@ -108,6 +107,15 @@ def test_with_a_budget_or_a_cohort_jobs_keep_no_state(policy: Policy, changes: d
 def test_groups_with_noise_are_trained_alone(changes: dict[str, Any]) -> None:
     error = refusal(Policy(), work=replace(GROUPS, **changes), folders=(PRIVATE,))
     assert 'unit = "group" trains on each group alone' in error.text
+
+
+def test_a_budget_pays_for_shares_of_noise_among_pinned_devices_alone() -> None:
+    """A host that makes up the others would get the noise of one share for the price of all."""
+    budget, masked = Policy(budget=Budget(8.0)), replace(NOISY, secure="cohort")
+    told = "policy.budget: devices share the noise of a masked sum: pin them"
+    assert refusal(budget, work=masked, folders=(PRIVATE,)).text.startswith(told)
+    check_job(budget, "csd0", replace(JOB, work=NOISY, folders=(PRIVATE,)))
+    check_job(replace(budget, cohort=PINS), "csd0", replace(JOB, work=masked, folders=(PRIVATE,)))
 
 
 @pytest.mark.parametrize(("unit", "work"), [("device", GROUPS), ("group", NOISY)], ids=["device", "group"])
@@ -150,8 +158,8 @@ def test_the_device_decides_which_questions_it_answers(policy: Policy, masked: b
 
 
 def test_folders_with_a_budget_answer_questions_with_noise_alone() -> None:
-    def check(unit: Literal["device", "group"], rho: float) -> None:
-        policy = Policy(budget=Budget(1.0, unit=unit))
+    def check(unit: Literal["device", "group"], rho: float, cohort: tuple[str, ...] = PINS) -> None:
+        policy = Policy(budget=Budget(1.0, unit=unit), cohort=cohort)
         check_question(policy, "csd0", AskDevice("a", DataQuestion("count"), (PRIVATE,), rho=rho))
 
     check("group", 0.1)
@@ -161,6 +169,8 @@ def test_folders_with_a_budget_answer_questions_with_noise_alone() -> None:
         Refused, match=r"policy.budget: it is for the device, and noise of questions protects"
     ):
         check("device", 0.1)
+    with pytest.raises(Refused, match=r"policy.budget: devices share the noise of a masked sum"):
+        check("group", 0.1, ())
 
 
 def test_noise_is_for_known_code_alone() -> None:

@@ -148,6 +148,12 @@ def set_policy(fleet: Emulation, text: str) -> None:
     fleet.wait_ready()
 
 
+def pins(fleet: Emulation) -> str:
+    """Return the items of ``policy.cohort`` for all devices."""
+    folders = [fleet.fleet.device_directory(name) for name in NAMES]
+    return ", ".join(f'"{next(folder.rglob("cohort.pub")).read_text().strip()}"' for folder in folders)
+
+
 def private(fleet: Emulation, name: str, secure: str, epsilon: float) -> Path:
     """Return a job of two rounds with noise."""
     path = job(fleet, name, secure)
@@ -156,19 +162,21 @@ def private(fleet: Emulation, name: str, secure: str, epsilon: float) -> Path:
 
 
 def test_a_budget_is_kept_over_jobs_and_restarts_and_then_the_folder_is_silent(cohort: Emulation) -> None:
-    set_policy(cohort, "budget = { epsilon = 8 }\n")
+    budget = "budget = { epsilon = 8 }\n"
+    set_policy(cohort, budget)
     with cohort.pace() as pace:
         pace.hurry()
         plain, _ = cohort.wait_for_end(cohort.submit(job(cohort, "no-privacy", "cohort")))
         assert "policy.budget: private folders have a privacy budget" in plain.error
-        for name, secure in (("noisy", "cohort"), ("noisy-star", "")):
+        shared, _ = cohort.wait_for_end(cohort.submit(private(cohort, "unpinned", "cohort", 4.0)))
+        assert "policy.budget: devices share the noise of a masked sum" in shared.error
+        for name, secure in (("noisy-star", ""), ("noisy", "cohort")):
+            if secure:
+                set_policy(cohort, f"{budget}cohort = [{pins(cohort)}]\n")
             ended, rounds = cohort.wait_for_end(cohort.submit(private(cohort, name, secure, 4.0)))
             assert ended.state == "done", f"{ended.error}\n{cohort.logs()}"
             assert [set(round_.workers) for round_ in rounds] == [set(NAMES)] * 2
             assert "training_loss" not in rounds[0].metrics
-        for name in NAMES:
-            cohort.pid_one(name).kill()
-        cohort.wait_ready()
         silent, _ = cohort.wait_for_end(cohort.submit(private(cohort, "silent", "cohort", 8.0)))
     assert "of its privacy budget left, less than this costs" in silent.error
     loads = [info.load for info in cohort.devices().values()]
@@ -206,10 +214,7 @@ def test_groups_are_the_unit_of_noise_in_listed_code_alone(cohort: Emulation) ->
 
 def test_pinned_devices_take_part_in_masked_jobs_of_their_cohort_alone(cohort: Emulation) -> None:
     cohort.wait_ready()
-    folders = {name: cohort.fleet.device_directory(name) for name in NAMES}
-    lines = [next(folder.rglob("cohort.pub")).read_text().strip() for folder in folders.values()]
-    pins = "".join(f'"{line}", ' for line in lines)
-    set_policy(cohort, f"cohort = [{pins}]\nleast_devices = 4\n")
+    set_policy(cohort, f"cohort = [{pins(cohort)}]\nleast_devices = 4\n")
     with cohort.pace() as pace:
         pace.hurry()
         plain, _ = cohort.wait_for_end(cohort.submit(job(cohort, "unmasked", "", 1)))

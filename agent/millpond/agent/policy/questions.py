@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from millpond.agent.policy.rules import check_code, check_folder, refused
+from millpond.agent.policy.rules import check_code, check_folder, check_shared_noise, refused
 from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
 from millpond.train.protocol import Folder
@@ -45,6 +45,7 @@ def _check_budget(policy: Policy, request: AskDevice) -> None:
     if policy.budget and policy.budget.unit == "device":
         told = 'it is for the device, and noise of questions protects groups of samples (unit = "group")'
         raise refused("budget", told)
+    check_shared_noise(policy, request.masked)
 
 
 def _check_model(policy: Policy, request: AskDevice) -> None:

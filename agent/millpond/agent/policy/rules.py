@@ -115,6 +115,7 @@ def check_masks(policy: Policy, request: PrepareWorker) -> None:
         raise refused("cohort", "private folders are for jobs with federated.secure alone")
     if policy.budget and is_private:
         _check_budget(policy.budget, work)
+        check_shared_noise(policy, bool(work.secure))
     if policy.keeps_nothing and (work.local_layers or work.local.alpha):
         rule = "budget" if policy.budget else "cohort"
         raise refused(rule, "jobs keep no state here: no federated.local, and no personal models")
@@ -131,6 +132,15 @@ def check_masks(policy: Policy, request: PrepareWorker) -> None:
         raise Refused("", "data", f"{key}: a worker with private folders gets no public ones")
     if work.privacy:
         _check_noise(work, work.privacy)
+
+
+def check_shared_noise(policy: Policy, masked: bool) -> None:
+    """Raise Refused if devices that the policy does not name would share the noise that the budget pays for:
+    a host that makes them up gets a share for the price of all.
+    """
+    if masked and policy.budget and not policy.cohort:
+        told = "devices share the noise of a masked sum: pin them by policy.cohort, or leave the masks out"
+        raise refused("budget", told)
 
 
 def _check_budget(budget: Budget, work: WorkSpec) -> None:
