@@ -193,14 +193,14 @@ def spent(fleet: Emulation) -> list[float]:
 
 def test_groups_are_the_unit_of_noise_in_listed_code_alone(cohort: Emulation) -> None:
     """The worker clips each group, which the agent cannot see: a budget for groups is for code it knows."""
-    paths = [job(cohort, f"groups-{secure}", secure) for secure in ("cohort", "")]
+    paths = [job(cohort, f"groups-{secure}", secure) for secure in ("", "cohort")]
     for path in paths:
         path.write_text(f'{path.read_text()}\n[privacy]\nepsilon = 4.0\nunit = "group"\n')
     read, files = file.read(paths[0])
     listed = digest(read.work, file.describe(files, "job"))
-    budget = 'budget = { epsilon = 50, unit = "group" }'
-    set_policy(cohort, f'{budget}\ncode = "listed"\nlisted = ["{listed}"]\n')
-    for path in paths:
+    policy = f'budget = {{ epsilon = 50, unit = "group" }}\ncode = "listed"\nlisted = ["{listed}"]\n'
+    for path, pinned in zip(paths, ("", f"cohort = [{pins(cohort)}]\n"), strict=True):
+        set_policy(cohort, policy + pinned)
         before = spent(cohort)
         with cohort.pace() as pace:
             pace.hurry()
