@@ -70,6 +70,18 @@ class Identity:
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         return context
 
+    def paired_key(self) -> Path:
+        """Return the file of the key that belongs to the certificate: the next one while a renewal is put in
+        place. Raises LocalError without one.
+        """
+        for key in (self.key, self.next_key):
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, key)
+            except (OSError, ssl.SSLError):
+                continue
+            return key
+        raise LocalError(f"{self.key} is not the key of the certificate")
+
     def stamps(self) -> tuple[Stamp, ...]:
         """Return what changes when one of the files is written or replaced."""
         return tuple(map(stamp, (self.authority, self.certificate, self.key, self.next_key, self.revoked)))

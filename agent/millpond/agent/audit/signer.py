@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import ssl
-from pathlib import Path
 
 from millpond.base.errors import LocalError
 from millpond.linux import ssh_signatures
@@ -33,19 +32,9 @@ class DeviceSigner:
         for _ in range(_TRIES):  # a renewal may put the next key in place meanwhile
             stamps, certificate = self._identity.stamps(), self.certificate()
             try:
-                signature = ssh_signatures.sign_by_pem(self._key(), namespace, text)
+                signature = ssh_signatures.sign_by_pem(self._identity.paired_key(), namespace, text)
             except OSError as error:
                 raise LocalError(f"nothing can be signed: {error}") from None
             if stamps == self._identity.stamps():
                 return signature, certificate
         raise LocalError("the device's certificate changes all the time")
-
-    def _key(self) -> Path:
-        """Return the file of the key that belongs to the certificate, see ``Identity``."""
-        for key in (self._identity.key, self._identity.next_key):
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._identity.certificate, key)
-            except (OSError, ssl.SSLError):
-                continue
-            return key
-        raise LocalError(f"{self._identity.key} is not the key of the certificate")

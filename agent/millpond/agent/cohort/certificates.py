@@ -7,7 +7,6 @@ a host without the authority's key cannot make devices up.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 from cryptography import x509
@@ -18,16 +17,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from millpond.agent.policy.rules import refused
 from millpond.aggregate.masking import keys
 from millpond.aggregate.masking.messages import KeyCertificate, OpenCohort
+from millpond.base.errors import LocalError
 from millpond.wire.tls import HOST, Identity, Stamp
 
 log = logging.getLogger(__name__)
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
-_ENCODING, _FORM = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+_ENCODING = serialization.Encoding.DER
 
 
 class KeyCertificates:
-    """What the device with an ``identity`` certifies, and what it takes of others."""
+    """Certifies the key of the device with an ``identity``, and checks the certificates of others' keys."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -40,26 +40,18 @@ class KeyCertificates:
         """
         try:
             certificate = x509.load_pem_x509_certificate(self._identity.certificate.read_bytes())
-            signature = self._key(certificate).sign(_text(name, public), _ALGORITHM)
-        except (OSError, ValueError) as error:
+            signature = self._key().sign(_text(name, public), _ALGORITHM)
+        except (LocalError, OSError, ValueError) as error:
             log.warning("the key of %s in cohorts cannot be certified: %s", name, error)
             return KeyCertificate()
         return KeyCertificate(certificate.public_bytes(_ENCODING), signature)
 
-    def _key(self, certificate: x509.Certificate) -> ec.EllipticCurvePrivateKey:
-        """Return the key of a certificate, which a renewal may be about to put in place. Raises OSError,
-        ValueError.
-        """
-        wanted = certificate.public_key().public_bytes(_ENCODING, _FORM)
-        for file in (self._identity.key, self._identity.next_key):
-            with contextlib.suppress(FileNotFoundError):
-                found = serialization.load_pem_private_key(file.read_bytes(), None)
-                if (
-                    isinstance(found, ec.EllipticCurvePrivateKey)
-                    and found.public_key().public_bytes(_ENCODING, _FORM) == wanted
-                ):
-                    return found
-        raise ValueError(f"{self._identity.key.name} is not the key of its certificate")
+    def _key(self) -> ec.EllipticCurvePrivateKey:
+        """Return the key of the certificate. Raises LocalError, OSError, ValueError."""
+        found = serialization.load_pem_private_key(self._identity.paired_key().read_bytes(), None)
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{self._identity.key.name} is no key of an elliptic curve")
+        return found
 
     def check(self, request: OpenCohort) -> None:
         """Raise Refused for members whose keys are certified by no device of this name in the fleet."""
