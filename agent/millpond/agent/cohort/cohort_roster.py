@@ -80,20 +80,22 @@ def described(policy: Policy, state: Path) -> CohortInForce:
     """Return what the host shows of the device's cohort."""
     if not policy.by_owners:
         return CohortInForce(len(policy.cohort))
-    try:
-        kept = _kept(state)
-    except (OSError, Refused):
-        kept = None
+    kept = _shown(state)
     return CohortInForce(len(kept.devices), kept.number) if kept else CohortInForce(0, 0)
 
 
 def noted(state: Path) -> dict[str, str | int]:
     """Return what the audit log says of the roster that is kept: its number and the digest of its text."""
-    try:
-        kept = _kept(state)
-    except (OSError, Refused):
-        kept = None
+    kept = _shown(state)
     return {"number": kept.number, "sha256": hashlib.sha256(kept.text.encode()).hexdigest()} if kept else {}
+
+
+def _shown(state: Path) -> SignedRoster | None:
+    """Return the roster that is kept, None without one that can be read."""
+    try:
+        return _kept(state)
+    except (OSError, Refused):
+        return None
 
 
 def _kept(state: Path) -> SignedRoster | None:
