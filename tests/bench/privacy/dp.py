@@ -16,7 +16,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +28,7 @@ import torch
 
 from bench.experiment import Experiment, Findings, Run, Unmeasured
 from bench.installed import installed
-from bench.privacy.dp_settings import CENTRAL, PEERS, SETTINGS, Setting, model
+from bench.privacy.dp_settings import CENTRAL, PEERS, SETTINGS, Central, Setting, model
 from bench.privacy.federation import accuracy, whole
 from bench.privacy.target import Model, TargetDevice, digits, rounds_work, sum_of
 from bench.rows import Row, summary
@@ -104,19 +104,18 @@ def _accuracy(setting: Setting, epsilon: float, seed: int) -> float:
     return accuracy(net, state, test)
 
 
-def _own(settings: Sequence[Setting], found: Mapping[tuple[str, float], list[float]]) -> list[Row]:
+def _rows(settings: Sequence[Setting | Central], found: Accuracies, prefix: str, **told: str) -> list[Row]:
+    """Return a row for each setting and epsilon of which there are accuracies."""
     return [
-        summary(
-            f"dp_{one.name}_{epsilon:g}",
-            one.training.told(one.what, epsilon),
-            values,
-            "%",
-            emulation=_EMULATION,
-        )
+        summary(f"{prefix}{one.name}_{epsilon:g}", one.training.told(one.what, epsilon), values, "%", **told)
         for one in settings
         for epsilon in EPSILONS
         if (values := found.get((one.name, epsilon)))
     ]
+
+
+def _own(settings: Sequence[Setting], found: Accuracies) -> list[Row]:
+    return _rows(settings, found, "dp_", emulation=_EMULATION)
 
 
 def _centrally(python: str) -> Accuracies:
@@ -140,18 +139,7 @@ def _centrally(python: str) -> Accuracies:
 
 
 def _central(found: Accuracies) -> list[Row]:
-    return [
-        summary(
-            f"dp_opacus_{one.name}_{epsilon:g}",
-            one.training.told(one.what, epsilon),
-            values,
-            "%",
-            peer=_OPACUS,
-        )
-        for one in CENTRAL
-        for epsilon in EPSILONS
-        if (values := found[one.name, epsilon])
-    ]
+    return _rows(CENTRAL, found, "dp_opacus_", peer=_OPACUS)
 
 
 def _below(ours: Accuracies, theirs: Accuracies) -> list[Row]:
